@@ -1,0 +1,25 @@
+"""Keep the export libraries' progress and remarks off the user's terminal."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+_LOGGERS = ("torch.onnx", "onnx_ir", "onnxscript", "transformers")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Errors still come through: as exceptions, and in the log."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

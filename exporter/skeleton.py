@@ -1,0 +1,93 @@
+"""The checkpoint's own transformers model without its weights, and with markers in it.
+
+All the tensors are fake (shape and dtype, no memory). Three pieces of every model are replaced
+while it is traced: attention by a marker that `graphs/` fills in, and RoPE and RMSNorm by the
+standard ONNX operators, which no exporter emits by itself.
+"""
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.onnx import ops as onnx_ops
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+
+from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+
+ATTENTION_IMPLEMENTATION = "snapexport_marker"
+
+
+def _attention_marker(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, **__: Any
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: [B,H,C,D] and [B,Hkv,C,D] in, [B,C,H,D] out.
+
+    Queries and keys arrive after RoPE, which is how the cache keeps keys.
+    """
+    batch, heads, chunk, _ = query.shape
+    out = onnx_ops.symbolic(
+        f"{TRACE_DOMAIN}::{ATTENTION}",
+        (query, key, value),
+        {"layer": module.layer_idx, "scale": float(scaling)},
+        dtype=query.dtype,
+        shape=(batch, chunk, heads, value.shape[-1]),
+        version=1,
+    )
+    return out, None
+
+
+# Registered for attention alone: without a mask function of that name, transformers builds no mask.
+AttentionInterface.register(ATTENTION_IMPLEMENTATION, _attention_marker)
+
+
+def _rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
+    return onnx_ops.symbolic(
+        "::RMSNormalization",
+        (hidden_states, self.weight),
+        {"axis": -1, "epsilon": self.variance_epsilon, "stash_type": 1},
+        dtype=hidden_states.dtype,
+        shape=hidden_states.shape,
+    )
+
+
+def _apply_rotary_pos_emb(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    # transformers repeats the frequencies for both halves of a head; the operator wants them once.
+    half = cos.shape[-1] // 2
+    cos, sin = cos[..., :half], sin[..., :half]
+    return (
+        onnx_ops.rotary_embedding(query, cos, sin),
+        onnx_ops.rotary_embedding(key, cos, sin),
+    )
+
+
+@contextmanager
+def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any, FakeTensorMode]]:
+    """The marked model and the mode in which its inputs have to be made. Undone at the end."""
+    config._attn_implementation = ATTENTION_IMPLEMENTATION
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    model.eval()
+    # The frequencies are computed, not loaded: they have to be real to become constants.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    _mark_norms(model)
+    modeling = sys.modules[type(model).__module__]
+    original = modeling.apply_rotary_pos_emb  # type: ignore[attr-defined]
+    modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb  # type: ignore[attr-defined]
+    try:
+        yield model, fake
+    finally:
+        modeling.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+
+
+def _mark_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = types.MethodType(_rms_norm, module)

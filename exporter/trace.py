@@ -1,0 +1,98 @@
+"""Trace a skeleton into ONNX: one graph for a chunk of a prompt, one for a decode step.
+
+What comes out is opset 24 with an attention marker per layer, no cache, and initializers that are
+named like the checkpoint's tensors but have no data yet.
+"""
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from snapexport.contract import names
+from snapexport.exporter.quiet import quiet
+from snapexport.exporter.skeleton import skeleton
+
+OPSET = 24
+_MODEL_PREFIX = "model."
+
+
+class _Prefill(nn.Module):
+    """One chunk of one prompt: logits of its last valid token.
+
+    input_ids [1,C], past_length [1], chunk_length [1] -> logits float32 [1,V].
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Tensor:
+        position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
+        hidden = _hidden_states(self.model, input_ids, position_ids)
+        last = hidden.index_select(1, chunk_length - 1)
+        return self.model.lm_head(last)[:, 0].float()
+
+
+class _Decode(nn.Module):
+    """One token for each of B sequences: input_ids, position_ids [B,1] -> logits float32 [B,V]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        return self.model.lm_head(_hidden_states(self.model, input_ids, position_ids))[:, 0].float()
+
+
+def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    output = model.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+    return output.last_hidden_state
+
+
+def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:
+    """A chunk of `chunk` tokens of one prompt."""
+    shapes = {names.INPUT_IDS: (1, chunk), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
+    return _trace(config, dtype, _Prefill, shapes)
+
+
+def trace_decode(config: PretrainedConfig, dtype: torch.dtype, batch: int) -> ir.Model:
+    """One token for each of `batch` slots."""
+    shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
+    return _trace(config, dtype, _Decode, shapes)
+
+
+def _trace(
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    step: type[nn.Module],
+    shapes: dict[str, tuple[int, ...]],
+) -> ir.Model:
+    with skeleton(config, dtype) as (model, fake), torch.no_grad(), fake:
+        inputs = tuple(torch.empty(shape, dtype=torch.int64) for shape in shapes.values())
+        program = _export(step(model).eval(), inputs, list(shapes))
+    return _with_checkpoint_names(program.model)
+
+
+def _export(step: nn.Module, inputs: tuple[Tensor, ...], input_names: list[str]) -> Any:
+    with quiet():
+        return torch.onnx.export(
+            step,
+            inputs,
+            dynamo=True,
+            optimize=False,  # the optimizer wants data, and there is none
+            verbose=False,
+            opset_version=OPSET,
+            input_names=input_names,
+            output_names=[names.LOGITS],
+        )
+
+
+def _with_checkpoint_names(model: ir.Model) -> ir.Model:
+    """Drop the wrapper's own `model.` before each initializer's name."""
+    for value in list(model.graph.initializers.values()):
+        assert value.name is not None
+        value.name = value.name.removeprefix(_MODEL_PREFIX)
+    return model

@@ -1,0 +1,39 @@
+"""compress.onnx: the hand-over from a full-length prefill cache to the compressed one.
+
+Not traced: it has no weights, only the shapes of the prefill graph that it follows.
+"""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.contract import names
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.graphs.compression import PromptStates, compress_layer
+from snapexport.graphs.passes.base import markers
+from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.passes.cache import cache_like
+
+
+def compress_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
+    """The hand-over of every layer of a traced (not yet rewritten) prefill graph."""
+    prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
+    graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
+    for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
+        states = _inputs(layer, marker, geometry, prompt_length)
+        graph.inputs.extend([states.key, states.value, states.query_window])
+        compress_layer(graph, geometry, layer, float(marker.attrs["scale"]), states)
+    return graph
+
+
+def _inputs(
+    layer: int, marker: gs.Node, geometry: CacheGeometry, prompt_length: gs.Tensor
+) -> PromptStates:
+    query, key, value = marker.inputs
+    batch, heads, _, head_dim = query.shape
+    window_shape = (batch, heads, geometry.L_obs, head_dim)
+    return PromptStates(
+        query_window=gs.Variable(names.query_window(layer), query.dtype, window_shape),
+        key=cache_like(key, names.past_key(layer), geometry.L_max),
+        value=cache_like(value, names.past_value(layer), geometry.L_max),
+        prompt_length=prompt_length,
+    )

@@ -1,0 +1,66 @@
+"""The hand-over of one layer: vote, select, gather. Shared by both prefill layouts.
+
+Chunked prefill has it in a graph of its own, compress.onnx; single-shot prefill inside the layer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.contract import names
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.graphs.passes.base import call, fresh
+from snapexport.graphs.passes.cache import cache_like
+
+
+@dataclass(frozen=True)
+class PromptStates:
+    """What the hand-over of a layer reads: query_window [1,H,W,D], key and value [1,Hkv,T,D]."""
+
+    query_window: gs.Tensor
+    key: gs.Tensor
+    value: gs.Tensor
+    prompt_length: gs.Tensor
+
+
+def compress_layer(
+    graph: gs.Graph, geometry: CacheGeometry, layer: int, scale: float, states: PromptStates
+) -> None:
+    """Append the layer's hand-over and its outputs: present.{l}.* and topk_positions.{l}."""
+    place = geometry.layers[layer]
+    present = [
+        cache_like(states.key, names.present_key(layer), place.slots),
+        cache_like(states.value, names.present_value(layer), place.slots),
+    ]
+    positions = _select(graph, geometry, layer, scale, states)
+    inputs = [states.key, states.value, states.prompt_length, positions]
+    call(graph, "SnapStreamGather", inputs, present, **_window(place))
+    graph.outputs.extend(present)
+    if place.K:
+        graph.outputs.append(positions)
+
+
+def _select(
+    graph: gs.Graph, geometry: CacheGeometry, layer: int, scale: float, states: PromptStates
+) -> gs.Tensor:
+    place = geometry.layers[layer]
+    shape = (*states.key.shape[:2], place.K)
+    if place.K == 0:
+        return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
+    positions = gs.Variable(names.topk_positions(layer), np.int64, shape)
+    call(
+        graph,
+        "SnapKVSelect",
+        [states.query_window, states.key, states.prompt_length],
+        [positions],
+        K=[place.K],
+        pool_kernel=[1, geometry.pool_kernel],
+        scale=scale,
+        **_window(place),
+    )
+    return positions
+
+
+def _window(place: LayerGeometry) -> dict[str, int]:
+    return {"L_sink": place.L_sink, "L_recent": place.L_recent}

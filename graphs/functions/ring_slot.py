@@ -1,0 +1,38 @@
+"""RingSlot: where a decoded token is written, and how many slots it then attends to.
+
+position_ids int64 [B,1], prompt_length int64 [B] -> slot, valid_length int64 [B].
+Attributes: L_sink, L_recent, K (int).
+
+The slot is SnapStream's Listing 5; its Eq. 4 adds L_sr where the listing adds L_sink, and would
+write into the top-k slots. Valid slots are a contiguous prefix: kept > 0 only where the ring is full.
+"""
+
+TEXT = """
+<domain: "snapexport", opset_import: ["": 24]>
+RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_length)
+{
+  s = Constant <value_int: int = @L_sink> ()
+  R = Constant <value_int: int = @L_recent> ()
+  k = Constant <value_int: int = @K> ()
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  last_axis = Constant <value_ints = [1]> ()
+  p = Squeeze (position_ids, last_axis)
+
+  # slot = p if p < s else s + (p - s) mod R
+  past_sinks = Sub (p, s)
+  turn = Mod (past_sinks, R)
+  ring_slot = Add (s, turn)
+  is_sink = Less (p, s)
+  slot = Where (is_sink, p, ring_slot)
+
+  # valid = min(p + 1, s + R) + min(max(0, L - s - R), K)
+  window = Add (s, R)
+  seen = Add (p, one)
+  in_window = Min (seen, window)
+  beyond = Sub (prompt_length, window)
+  candidates = Max (beyond, zero)
+  kept = Min (candidates, k)
+  valid_length = Add (in_window, kept)
+}
+"""

@@ -1,0 +1,24 @@
+"""Operators that stand for a decision not yet taken. None of them is left in a finished graph.
+
+trace::Attention -- a policy pass says where keys and values are kept -->
+cache::CacheAttention | cache::PromptAttention -- a target pass says with which operators --> ONNX.
+
+All have the attributes `layer` and `scale`, take query [B,H,C,D], key and value [B,Hkv,C,D] (keys
+after RoPE), and give the attention's output as [B,C,H,D].
+"""
+
+TRACE_DOMAIN = "snapexport.trace"
+CACHE_DOMAIN = "snapexport.cache"
+
+ATTENTION = "Attention"
+"""trace: (query, key, value). Causal attention to the past and to the chunk itself."""
+
+CACHE_ATTENTION = "CacheAttention"
+"""cache: (query, key, value, past_key, past_value [B,Hkv,S,D], slot, valid_length int64 [B])
+-> (output, present_key, present_value).
+
+Writes the C new rows at `slot`, then row i attends to the first valid_length - C + 1 + i slots.
+`appends` = 1 says that slot + C = valid_length always: the rows are written at the end."""
+
+PROMPT_ATTENTION = "PromptAttention"
+"""cache: (query, key, value). Causal attention inside one chunk that holds the whole prompt."""

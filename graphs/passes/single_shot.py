@@ -1,0 +1,63 @@
+"""Single-shot prefill: the whole padded prompt at once, compressed layer by layer as it goes.
+
+The paper's own layout: no full-length cache is an input or output, one layer's is alive at a time.
+"""
+
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from snapexport.contract import names
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.graphs.compression import PromptStates, compress_layer
+from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
+from snapexport.graphs.passes.cache import cache_like
+from snapexport.graphs.passes.query_windows import query_window
+
+
+@dataclass(frozen=True)
+class SingleShot:
+    """Turns a chunk's trace into that of a whole prompt: there is no past, and it starts at 0."""
+
+    geometry: CacheGeometry
+
+    def apply(self, graph: gs.Graph) -> None:
+        prompt_length = self._rename_lengths(graph)
+        for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
+            scale = float(marker.attrs["scale"])
+            (query, key, value), outputs = cut(graph, marker)
+            node(
+                graph,
+                PROMPT_ATTENTION,
+                [query, key, value],
+                outputs,
+                domain=CACHE_DOMAIN,
+                layer=layer,
+                scale=scale,
+            )
+            if self.geometry.compresses:
+                window = query_window(graph, layer, query, prompt_length, self.geometry.L_obs)
+                states = PromptStates(window, key, value, prompt_length)
+                compress_layer(graph, self.geometry, layer, scale, states)
+            else:
+                self._output_full(graph, layer, key, value)
+
+    def _rename_lengths(self, graph: gs.Graph) -> gs.Variable:
+        """past_length is 0 from now on, and chunk_length is the prompt's."""
+        past_length = graph_input(graph, names.PAST_LENGTH)
+        zero = int64s(graph, 0)
+        for reader in list(past_length.outputs):
+            reader.inputs = [zero if tensor is past_length else tensor for tensor in reader.inputs]
+        graph.inputs.remove(past_length)
+        prompt_length = graph_input(graph, names.CHUNK_LENGTH)
+        prompt_length.name = names.PROMPT_LENGTH
+        return prompt_length
+
+    def _output_full(self, graph: gs.Graph, layer: int, key: gs.Tensor, value: gs.Tensor) -> None:
+        presents = (names.present_key(layer), names.present_value(layer))
+        for states, name in zip((key, value), presents, strict=True):
+            present = cache_like(states, name, self.geometry.L_max)
+            node(graph, "Identity", [states], [present])
+            graph.outputs.append(present)
+

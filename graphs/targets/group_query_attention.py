@@ -1,0 +1,74 @@
+"""Appending cache markers to ONNX Runtime's GroupQueryAttention.
+
+It writes in place, never forms the [C, T] scores, and its cost follows the valid length rather
+than the capacity. It can only append: a ring's write stays with TensorScatter.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
+from snapexport.graphs.passes.base import cut, fresh, int64s, node
+
+_INT32 = 6  # onnx.TensorProto.INT32
+_MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class GroupQueryAttention:
+    """Prefill chunks, whole prompts, and the full cache's decode."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        lengths: dict[str, list[gs.Tensor]] = {}
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
+            if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
+                valid = marker.inputs[6]
+                if valid.name not in lengths:
+                    lengths[valid.name] = _lengths(graph, valid)
+                self._rewrite(graph, marker, lengths[valid.name])
+            elif marker.op == PROMPT_ATTENTION:
+                self._rewrite(graph, marker, _whole_prompt(graph, marker.inputs[0].shape[2]))
+
+    def _rewrite(self, graph: gs.Graph, marker: gs.Node, lengths: list[gs.Tensor]) -> None:
+        scale = marker.attrs["scale"]
+        (query, key, value, *cache), (out, *present) = cut(graph, marker)
+        batch, heads, chunk, _ = query.shape
+        past = cache[:2] or [gs.Variable.empty(), gs.Variable.empty()]
+        attended = gs.Variable(fresh(graph, "attended"))
+        node(
+            graph,
+            "GroupQueryAttention",
+            [_packed(graph, states) for states in (query, key, value)] + past + lengths,
+            [attended, *present],
+            domain=_MICROSOFT,
+            num_heads=heads,
+            kv_num_heads=key.shape[1],
+            scale=scale,
+        )
+        shape = int64s(graph, batch, chunk, heads, value.shape[3])
+        node(graph, "Reshape", [attended, shape], [out])
+
+
+def _packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
+    """[B,H,C,D] -> [B,C,H*D]."""
+    batch, heads, chunk, head_dim = states.shape
+    rows = node(graph, "Transpose", [states], perm=[0, 2, 1, 3])
+    shape = int64s(graph, batch, chunk, heads * head_dim)
+    return node(graph, "Reshape", [*rows, shape])[0]
+
+
+def _lengths(graph: gs.Graph, valid: gs.Tensor) -> list[gs.Tensor]:
+    """valid_length [B] -> what the operator calls seqlens_k (int32 [B]) and total_sequence_length."""
+    last = node(graph, "Sub", [valid, int64s(graph, 1)])
+    seqlens_k = node(graph, "Cast", last, to=_INT32)
+    longest = node(graph, "ReduceMax", [valid], keepdims=0)
+    return seqlens_k + node(graph, "Cast", longest, to=_INT32)
+
+
+def _whole_prompt(graph: gs.Graph, length: int) -> list[gs.Tensor]:
+    return [
+        gs.Constant(fresh(graph, "seqlens_k"), np.array([length - 1], np.int32)),
+        gs.Constant(fresh(graph, "total_sequence_length"), np.array(length, np.int32)),
+    ]

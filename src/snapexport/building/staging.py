@@ -1,0 +1,104 @@
+"""A directory that appears whole or not at all.
+
+Work goes on in a hidden directory beside the target, which is renamed at the end and removed on
+any failure. What a killed process has left is removed by the next one: a living one holds a lock.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import MANIFEST
+
+
+@contextmanager
+def staged(target: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield an empty directory that takes `target`'s place when the block ends without error."""
+    target = target.absolute()
+    _require_free(target, overwrite)
+    created = _create_parents(target)
+    _remove_abandoned(target)
+    partial = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    lock = _locked(partial)
+    try:
+        yield partial
+        partial.chmod(0o777 & ~_umask())
+        _swap(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        for parent in created:
+            _remove_if_empty(parent)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.partial-"
+
+
+def _require_free(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise UserError(f"{target} exists already", "choose another --out, or pass --overwrite")
+    if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).is_file()):
+        raise UserError(f"{target} is not a build: it is not overwritten", "choose another --out")
+
+
+def _create_parents(target: Path) -> list[Path]:
+    """Make the target's parents; those that were missing, innermost first."""
+    missing = [parent for parent in target.parents if not parent.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{target.parent} is not a directory", "choose another --out") from None
+    return missing
+
+
+def _remove_if_empty(directory: Path) -> None:
+    try:
+        directory.rmdir()
+    except OSError:
+        pass  # somebody else put something there
+
+
+def _remove_abandoned(target: Path) -> None:
+    for partial in target.parent.glob(_prefix(target) + "*"):
+        try:
+            os.close(_locked(partial))
+        except OSError:
+            continue  # its process lives
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _locked(directory: Path) -> int:
+    """An open descriptor that holds the directory's lock. Raises OSError where another has it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _swap(partial: Path, target: Path) -> None:
+    if not target.exists():
+        partial.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    target.rename(old / target.name)
+    partial.rename(target)
+    shutil.rmtree(old)

@@ -1,0 +1,144 @@
+"""The shape of the compressed cache, and the arithmetic of its slots.
+
+Positions are 0-based. Of the S = L_sink + L_recent + K slots of a layer, [0, L_sink) hold the first
+positions (StreamingLLM's attention sinks), [L_sink, L_sink + L_recent) a ring of the newest ones,
+and the rest the prompt positions that SnapKV's vote kept, ascending. The valid slots are always a
+contiguous prefix, so that no mask has to be carried.
+
+The full cache is the geometry in which everything is a sink: L_sink = L_max, L_recent = K = 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from snapexport.contract.errors import UserError
+
+Policy = Literal["snapstream", "streaming", "full"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+PerLayer = int | tuple[int, ...]
+"""One value for all the layers, or one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """The slots of one layer: every KV head has the same number."""
+
+    L_sink: int
+    L_recent: int
+    K: int
+
+    @property
+    def slots(self) -> int:
+        """S, the slots per KV head."""
+        return self.L_sink + self.L_recent + self.K
+
+    def candidates(self, prompt_length: int) -> int:
+        """Prompt positions that neither the sinks nor the ring hold after prefill."""
+        return max(0, prompt_length - self.L_sink - self.L_recent)
+
+    def kept(self, prompt_length: int) -> int:
+        """How many candidates the vote keeps."""
+        return min(self.candidates(prompt_length), self.K)
+
+    def slot(self, position: int) -> int:
+        """Where the key and value of `position` are written during decode."""
+        if position < self.L_sink or self.L_recent == 0:
+            return position
+        return self.L_sink + (position - self.L_sink) % self.L_recent
+
+    def valid(self, position: int, prompt_length: int) -> int:
+        """Length of the prefix of slots that the token at `position` attends to."""
+        return min(position + 1, self.L_sink + self.L_recent) + self.kept(prompt_length)
+
+    def source_positions(self, prompt_length: int) -> list[int]:
+        """The position in each sink and ring slot right after prefill, -1 where there is none."""
+        newest = prompt_length - 1
+        sinks = [p if p <= newest else -1 for p in range(self.L_sink)]
+        ring = [newest - (newest - p) % self.L_recent for p in self._ring()]
+        return sinks + [p if p >= self.L_sink else -1 for p in ring]
+
+    def _ring(self) -> range:
+        return range(self.L_sink, self.L_sink + self.L_recent)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGeometry:
+    """Every symbol of the cache, for all layers. Built by `full` and `snapstream`, or by hand.
+
+    L_max: longest prompt, tokens. L_obs: the last prompt tokens, whose queries vote (SnapKV).
+    pool_kernel: width of the average pool over the votes (odd).
+    """
+
+    policy: Policy
+    L_max: int
+    num_layers: int
+    L_sink: PerLayer
+    L_recent: PerLayer
+    K: PerLayer
+    L_obs: int = 32
+    pool_kernel: int = 7
+
+    def __post_init__(self) -> None:
+        _require_at_least("--L-max", self.L_max, 1)
+        for flag, value in self._per_layer().items():
+            _require_layers(flag, value, self.num_layers)
+        if self.policy != "full":
+            self._validate_window()
+
+    def _per_layer(self) -> dict[str, PerLayer]:
+        return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K}
+
+    def _validate_window(self) -> None:
+        _require_at_least("--L-obs", self.L_obs, 1)
+        _require_at_least("--pool-kernel", self.pool_kernel, 1)
+        if self.pool_kernel % 2 == 0:
+            raise UserError(
+                f"--pool-kernel {self.pool_kernel} is even: its window would have no middle",
+                f"use --pool-kernel {self.pool_kernel + 1}",
+            )
+        recent = min(layer.L_recent for layer in self.layers)
+        if self.L_obs > recent:
+            raise UserError(
+                f"--L-obs {self.L_obs} is larger than --L-recent {recent}: "
+                "the observation window must lie inside the ring",
+                f"use --L-obs {max(1, recent)} or less, or --L-recent {self.L_obs} or more",
+            )
+
+    @property
+    def layers(self) -> tuple[LayerGeometry, ...]:
+        columns = (self._column(value) for value in self._per_layer().values())
+        return tuple(LayerGeometry(*row) for row in zip(*columns, strict=True))
+
+    def _column(self, value: PerLayer) -> tuple[int, ...]:
+        return (value,) * self.num_layers if isinstance(value, int) else value
+
+    @property
+    def compresses(self) -> bool:
+        """Whether there is a hand-over from a full-length prefill cache to a smaller one."""
+        return self.policy != "full"
+
+    @classmethod
+    def full(cls, L_max: int, num_layers: int) -> "CacheGeometry":
+        return cls("full", L_max, num_layers, L_sink=L_max, L_recent=0, K=0)
+
+    def as_full(self) -> "CacheGeometry":
+        """The uncompressed cache of the same model: the baseline."""
+        return CacheGeometry.full(self.L_max, self.num_layers)
+
+
+def _require_at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f"{flag} {value} is below {least}", f"use {flag} {least} or more")
+
+
+def _require_layers(flag: str, value: PerLayer, num_layers: int) -> None:
+    values: Sequence[int] = (value,) if isinstance(value, int) else value
+    if not isinstance(value, int) and len(values) != num_layers:
+        raise UserError(
+            f"{flag} has {len(values)} values, the model has {num_layers} layers",
+            "give one value, or one for each layer",
+        )
+    for one in values:
+        _require_at_least(flag, one, 0)

@@ -1,0 +1,154 @@
+"""manifest.json: the contract between a build and whatever runs it.
+
+Strict on purpose: an unknown key could mean a graph that this version would run wrongly. The
+digest beside it (`manifest.json.sha256`, in the format of `sha256sum --check`) shows an edited
+manifest.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+DIGEST = "manifest.json.sha256"
+
+DType = Literal["fp32", "fp16", "bf16"]
+Target = Literal["onnxruntime", "portable"]
+DTYPES: tuple[DType, ...] = get_args(DType)
+TARGETS: tuple[Target, ...] = get_args(Target)
+GraphName = Literal["prefill", "compress", "decode", "baseline/prefill", "baseline/decode"]
+
+REBUILD = "build it again with `snapexport build`"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelFacts(_Strict):
+    """What a runtime has to know of the checkpoint, under the names of its config.json."""
+
+    architecture: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_id: list[int]
+
+
+class TensorSpec(_Strict):
+    """One graph input or output: `dtype` as NumPy spells it ("bfloat16" for bf16)."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class GraphEntry(_Strict):
+    file: str
+    sha256: str
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+
+
+class WeightFile(_Strict):
+    """One .safetensors file. `sha256` is of the whole file, where it was known or cheap to get."""
+
+    file: str
+    size: int
+    header_sha256: str
+    sha256: str | None
+
+
+class Manifest(_Strict):
+    format_version: int
+    model: ModelFacts
+    geometry: CacheGeometry
+    batch: int
+    prefill_chunk: int
+    dtype: DType
+    target: Target
+    graphs: dict[GraphName, GraphEntry]
+    weights: list[WeightFile]
+    versions: dict[str, str]
+
+    @property
+    def single_shot(self) -> bool:
+        """Whether prefill takes the whole padded prompt at once and compresses inside the graph."""
+        return self.prefill_chunk == self.geometry.L_max
+
+    def write(self, directory: Path) -> None:
+        text = self.model_dump_json(indent=2) + "\n"
+        (directory / MANIFEST).write_text(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (directory / DIGEST).write_text(f"{digest}  {MANIFEST}\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> "Manifest":
+        """Read and check the manifest itself; the files that it names are `Build.open`'s."""
+        raw = _read_bytes(directory)
+        fields = _parse_object(directory / MANIFEST, raw)
+        _check_format_version(fields)
+        try:
+            manifest = cls.model_validate_json(raw)
+        except ValidationError as error:
+            raise UserError(f"{directory / MANIFEST} is not valid: {_first(error)}", REBUILD) from None
+        _check_digest(directory, raw)
+        return manifest
+
+
+def _read_bytes(directory: Path) -> bytes:
+    try:
+        return (directory / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{directory} is not a build directory: it has no {MANIFEST}",
+            "make one with `snapexport build --model DIR --L-max N --out DIR`",
+        ) from None
+
+
+def _parse_object(path: Path, raw: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(raw)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", REBUILD) from None
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} does not hold a JSON object", REBUILD)
+    return fields
+
+
+def _check_format_version(fields: dict[str, object]) -> None:
+    version = fields.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(
+            f"the build's format_version is {version}; this snapexport reads {FORMAT_VERSION}",
+            "upgrade snapexport, or " + REBUILD,
+        )
+    if version != FORMAT_VERSION:
+        raise UserError(f"the build's format_version {version!r} is not {FORMAT_VERSION}", REBUILD)
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"])) or "the top level"
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown key '{where}'"
+    return f"{where}: {problem['msg'].lower()}"
+
+
+def _check_digest(directory: Path, raw: bytes) -> None:
+    try:
+        recorded = (directory / DIGEST).read_text().split()[0]
+    except (FileNotFoundError, IndexError):
+        raise UserError(f"{directory / DIGEST} is missing or empty", REBUILD) from None
+    if hashlib.sha256(raw).hexdigest() != recorded:
+        raise UserError(f"{directory / MANIFEST} was changed after the build", REBUILD)

@@ -1,0 +1,40 @@
+"""Names of the graphs' inputs and outputs (after Hugging Face's), and of our operator domain."""
+
+DOMAIN = "snapexport"
+"""Domain of the model-local functions, and of the plugins of the same names."""
+
+INPUT_IDS = "input_ids"
+POSITION_IDS = "position_ids"
+PAST_LENGTH = "past_length"
+CHUNK_LENGTH = "chunk_length"
+PROMPT_LENGTH = "prompt_length"
+LOGITS = "logits"
+
+
+def past_key(layer: int) -> str:
+    return f"past_key_values.{layer}.key"
+
+
+def past_value(layer: int) -> str:
+    return f"past_key_values.{layer}.value"
+
+
+def present_key(layer: int) -> str:
+    return f"present.{layer}.key"
+
+
+def present_value(layer: int) -> str:
+    return f"present.{layer}.value"
+
+
+def query_window(layer: int) -> str:
+    return f"query_window.{layer}"
+
+
+def topk_positions(layer: int) -> str:
+    return f"topk_positions.{layer}"
+
+
+def past_of(present: str) -> str:
+    """The cache input that may share its buffer with the cache output `present`."""
+    return present.replace("present.", "past_key_values.", 1)
