@@ -34,7 +34,7 @@ from snapexport.exporter import architectures, hub, link, trace, weights
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.graphs import surgery
 
-COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 BASELINE = "baseline"
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 _TORCH: dict[DType, torch.dtype] = {
@@ -72,7 +72,7 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
         traces, placed = trace_model(plan, directory, progress)
         progress.stage("surgery")
         graphs = write_graphs(plan, traces, directory)
-        _copy_tokenizer(plan.checkpoint, directory)
+        _copy_configs(plan.checkpoint, directory)
         progress.stage("hashing the weights")
         manifest_of(plan, graphs, weights.describe(placed, directory)).write(directory)
     return Build.open(options.out)
@@ -176,7 +176,7 @@ def _generation_config(checkpoint: Checkpoint) -> dict[str, object]:
     return content if isinstance(content, dict) else {}
 
 
-def _copy_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
+def _copy_configs(checkpoint: Checkpoint, directory: Path) -> None:
     for name in COPIED:
         source = checkpoint.directory / name
         if source.is_file():

@@ -1,0 +1,94 @@
+"""The comparison itself: sequences through all runners, and every pair's distance."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polygraphy.comparator import AccuracyResult, Comparator, RunResults, SimpleCompareFunc
+
+from snapexport.accuracy.measures import Distance
+from snapexport.accuracy.sequence import DECODE_LOGITS, INPUT_IDS, PROMPT_LENGTH, Feed, SequenceRunner
+from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import DType
+
+TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 5e-1}
+"""Largest absolute error of logits where nothing was dropped, by the dtype of the graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One output of one sequence, a runner against a reference.
+
+    lossless: nothing was dropped that the output depends on, so that both have to be equal.
+    passed: Polygraphy's verdict at the tolerance.
+    """
+
+    prompt_length: int
+    output: str
+    reference: str
+    runner: str
+    lossless: bool
+    passed: bool
+    distance: Distance
+
+    @property
+    def broken(self) -> bool:
+        """Whether outputs differ that have to be equal."""
+        return self.lossless and not self.passed
+
+
+def run_all(runners: Sequence[SequenceRunner], feeds: Sequence[Feed]) -> RunResults:
+    """Polygraphy's own loop: one runner after the other, each over all sequences."""
+    return Comparator.run(list(runners), data_loader=list(feeds), streaming=False)
+
+
+def differences(
+    build: Build, runners: Sequence[SequenceRunner], feeds: Sequence[Feed], results: RunResults
+) -> list[Difference]:
+    """Every runner against every earlier one, sequence by sequence, output by output."""
+    pairs = [(one, other) for other in range(len(runners)) for one in range(other)]
+    compare = SimpleCompareFunc(
+        atol=TOLERANCE[build.manifest.dtype], rtol=0, check_error_stat="max"
+    )
+    (accuracy,) = Comparator.compare_accuracy(results, comparisons=pairs, compare_func=compare)
+    return [
+        difference
+        for one, other in pairs
+        for difference in _pair(build, runners[one], runners[other], feeds, results, accuracy)
+    ]
+
+
+def _pair(
+    build: Build,
+    reference: SequenceRunner,
+    runner: SequenceRunner,
+    feeds: Sequence[Feed],
+    results: RunResults,
+    accuracy: AccuracyResult,
+) -> list[Difference]:
+    rows = zip(feeds, results[reference.name], results[runner.name], strict=True)
+    return [
+        Difference(
+            prompt_length=_prompt_length(feed),
+            output=output,
+            reference=reference.name,
+            runner=runner.name,
+            lossless=runner.lossless or _drops_nothing(build.manifest.geometry, feed, output),
+            passed=bool(verdict),
+            distance=Distance.between(expected[output], actual[output]),
+        )
+        for (feed, expected, actual), verdicts in zip(
+            rows, accuracy[reference.name, runner.name], strict=True
+        )
+        for output, verdict in verdicts.items()
+    ]
+
+
+def _prompt_length(feed: Feed) -> int:
+    return int(feed[PROMPT_LENGTH][0])
+
+
+def _drops_nothing(geometry: CacheGeometry, feed: Feed, output: str) -> bool:
+    """Prefill attends to everything; decode does while sinks and ring hold every position."""
+    window = min(layer.L_sink + layer.L_recent for layer in geometry.layers)
+    return output != DECODE_LOGITS or feed[INPUT_IDS].shape[1] <= window

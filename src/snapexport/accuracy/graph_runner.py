@@ -1,0 +1,125 @@
+"""A build's graphs over a whole sequence, each run by Polygraphy's OnnxrtRunner, by the contract.
+
+Slow on purpose: every cache travels through the feeds, so that nothing of the runtime is trusted.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+
+from snapexport.accuracy.sequence import Array, Feed, SequenceRunner
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import GraphEntry, GraphName
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of one graph: what went in, and the logits that came out, if it has any."""
+
+    graph: GraphName
+    feed: Feed
+    logits: Array | None
+
+
+class GraphRunner(SequenceRunner):
+    """prefill, compress and decode of a build; `baseline` takes the full-cache graphs."""
+
+    def __init__(self, build: Build, baseline: bool = False) -> None:
+        policy = build.manifest.geometry.policy
+        super().__init__(name="full cache" if baseline else policy)
+        self.build = build
+        self.lossless = baseline or policy == "full"
+        self._prefill: GraphName = "baseline/prefill" if baseline else "prefill"
+        self._decode: GraphName = "baseline/decode" if baseline else "decode"
+        self._compresses = "compress" in build.manifest.graphs and not baseline
+        self._sessions = ExitStack()
+
+    def activate_impl(self) -> None:
+        """Load the graphs."""
+        wanted = [self._prefill, self._decode, *(["compress"] if self._compresses else [])]
+        self._runners = {name: self._sessions.enter_context(self._runner(name)) for name in wanted}
+
+    def deactivate_impl(self) -> None:
+        """Drop the sessions."""
+        self._sessions.close()
+
+    def logits(self, token_ids: Array, prompt_length: int) -> Array:
+        """The graphs' logits [1 + N, V], with the continuation forced."""
+        calls = list(self.calls(token_ids, prompt_length))
+        first_decode = next(i for i, call in enumerate(calls) if call.graph == self._decode)
+        prefill = [call.logits for call in calls[:first_decode] if call.logits is not None]
+        decode = [call.logits for call in calls[first_decode:] if call.logits is not None]
+        return np.stack([rows[0] for rows in (prefill[-1], *decode)]).astype(np.float32)
+
+    def calls(self, token_ids: Array, prompt_length: int) -> Iterator[Call]:
+        """Every run of every graph that the sequence [L + N] takes, in order."""
+        out: Feed = {}
+        prompt = token_ids[:prompt_length]
+        for scalars in self._prefill_scalars(prompt):
+            feed = scalars | self._past(self._prefill, out)
+            out = self._runners[self._prefill].infer(feed)
+            yield Call(self._prefill, feed, out[names.LOGITS])
+        if self._compresses:
+            length = {names.PROMPT_LENGTH: np.array([prompt_length])}
+            feed = length | self._past("compress", out) | self._windows(out)
+            out = self._runners["compress"].infer(feed)
+            yield Call("compress", feed, None)
+        for position in range(prompt_length, len(token_ids)):
+            scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
+            feed = scalars | self._past(self._decode, out)
+            out = self._runners[self._decode].infer(feed)
+            yield Call(self._decode, feed, out[names.LOGITS])
+
+    def _prefill_scalars(self, prompt: Array) -> list[Feed]:
+        """Inputs of each chunk apart from the caches: the last one is right-aligned."""
+        chunk = self.build.manifest.prefill_chunk
+        length = len(prompt)
+        last = max(0, length - chunk)
+        starts = [*range(0, last, chunk), last]
+        padded = np.zeros((1, max(length, chunk)), np.int64)
+        padded[0, :length] = prompt
+        if self.build.manifest.single_shot:
+            return [{names.INPUT_IDS: padded, names.PROMPT_LENGTH: np.array([length])}]
+        return [
+            {
+                names.INPUT_IDS: padded[:, start : start + chunk],
+                names.PAST_LENGTH: np.array([start]),
+                names.CHUNK_LENGTH: np.array([min(chunk, length)]),
+            }
+            for start in starts
+        ]
+
+    def _decode_scalars(self, token: int, position: int, prompt_length: int) -> Feed:
+        """The sequence is in slot 0; what the other slots compute is of no interest."""
+        batch = self.build.manifest.batch
+        feed = {
+            names.INPUT_IDS: np.full((batch, 1), token),
+            names.POSITION_IDS: np.full((batch, 1), position),
+            names.PROMPT_LENGTH: np.full(batch, prompt_length),
+        }
+        inputs = {spec.name for spec in self._entry(self._decode).inputs}
+        return {name: value for name, value in feed.items() if name in inputs}
+
+    def _past(self, graph: GraphName, out: Feed) -> Feed:
+        """Cache inputs of a graph: what the last one gave, repeated for every slot, or zeros."""
+        past = {}
+        for spec in self._entry(graph).inputs:
+            present = out.get(spec.name.replace("past_key_values.", "present."))
+            if present is not None and spec.name.startswith("past_key_values."):
+                past[spec.name] = np.broadcast_to(present[:1], spec.shape).copy()
+            elif spec.name.startswith("past_key_values."):
+                past[spec.name] = np.zeros(spec.shape, spec.dtype)
+        return past
+
+    def _windows(self, out: Feed) -> Feed:
+        return {name: value for name, value in out.items() if name.startswith("query_window.")}
+
+    def _entry(self, graph: GraphName) -> GraphEntry:
+        return self.build.manifest.graphs[graph]
+
+    def _runner(self, graph: GraphName) -> OnnxrtRunner:
+        return OnnxrtRunner(SessionFromOnnx(str(self.build.graph(graph))), name=graph)

@@ -1,0 +1,39 @@
+"""One call for the command: run everything, measure everything, write the plain commands."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnxruntime
+from polygraphy.logger import G_LOGGER
+
+from snapexport.accuracy.difference import Difference, differences, run_all
+from snapexport.accuracy.graph_runner import GraphRunner
+from snapexport.accuracy.reference import ReferenceRunner, reference_model
+from snapexport.accuracy.repeat import write_repeat
+from snapexport.accuracy.sequence import feed
+from snapexport.contract.build_directory import Build
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Polygraphy's log, and ONNX Runtime's remark on every cache that it has to copy."""
+    onnxruntime.set_default_logger_severity(3)
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        yield
+
+
+def compare_build(
+    build: Build, checkpoint: str | None, prompts: list[list[int]], steps: int, out: Path
+) -> tuple[list[Difference], Path]:
+    """Differences of all runners over all prompts, and the commands that repeat the last."""
+    with _quiet():
+        reference = ReferenceRunner(reference_model(build, checkpoint))
+        feeds = [feed(prompt, reference.continuation(prompt, steps)) for prompt in prompts]
+        graphs = [GraphRunner(build, baseline=True)] if build.has_baseline else []
+        graphs.append(GraphRunner(build))
+        runners = [reference, *graphs]
+        results = run_all(runners, feeds)
+        found = differences(build, runners, feeds, results)
+        commands = write_repeat(out, build, graphs, feeds[-1], results[reference.name][-1])
+    return found, commands

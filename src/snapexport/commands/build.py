@@ -1,0 +1,56 @@
+"""Build fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
+
+example:
+  snapexport build --model Llama-3.1-8B-Instruct --L-max 131072 --kv-budget 8192 --out llama.build
+"""
+
+import argparse
+import json
+
+from snapexport.building import BuildOptions, run as run_build
+from snapexport.commands import flags
+from snapexport.commands.console import BuildProgress
+from snapexport.commands.summary import build_summary, print_summary
+
+HELP = "checkpoint -> build directory"
+
+CHOICES = {
+    "model": "checkpoint directory, or a Hugging Face Hub id",
+    "out": "the build directory to make",
+    "L_max": "longest prompt, tokens",
+    "batch": "decode slots: requests that run side by side",
+    "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
+    "inside the graph (default: 512, or half of L_max)",
+    "dtype": "of weights, activations and cache; the CPU has no bf16",
+    "target": "portable: standard operators only",
+    "baseline": "also write the full-cache graphs of the same trace",
+    "overwrite": "replace an existing build",
+}
+CACHE = {
+    "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; full: keep all",
+    "kv_budget": "slots per layer and KV head, all parts together (default: L_max / 4)",
+    "L_sink": "first positions kept for ever (attention sinks)",
+    "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
+    "K": "prompt positions kept by the vote (default: the rest of the budget)",
+    "L_obs": "last prompt tokens whose queries vote (default: 8)",
+    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The fields of BuildOptions, and --json."""
+    flags.add_fields(parser, BuildOptions, CHOICES)
+    flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
+    parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build, and say what came of it."""
+    options = BuildOptions(**flags.values(arguments, CHOICES | CACHE))
+    with BuildProgress() as progress:
+        build = run_build(options, progress)
+    if arguments.json:
+        print(json.dumps(build_summary(build)))
+    else:
+        print_summary(build)
+    return 0

@@ -1,0 +1,44 @@
+"""What a person sees while work goes on. Nothing of it when standard error is not a terminal."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+ERR = Console(stderr=True, highlight=False)
+OUT = Console(highlight=False, soft_wrap=True)
+if not OUT.is_terminal:
+    OUT.width = 120  # a pipe has none, and 80 columns would cut the tables
+
+
+class BuildProgress:
+    """A line that names the stage of a build, and counts the bytes of weights converted."""
+
+    def __init__(self) -> None:
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        self._bars = Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal)
+        self._line = self._bars.add_task("starting", total=None)
+
+    def __enter__(self) -> "BuildProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def stage(self, text: str) -> None:
+        """Name the stage that begins."""
+        self._stage, self._bytes = text, 0
+        self._bars.update(self._line, description=text)
+
+    def converted(self, nbytes: int) -> None:
+        """Count bytes into the stage's line."""
+        self._bytes += nbytes
+        self._bars.update(
+            self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB converted"
+        )

@@ -1,0 +1,51 @@
+"""Command-line flags from the fields of an options class: its types, defaults and names."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
+    """Add a flag for every field named in `helps`: L_max becomes --L-max."""
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        if field.name in helps:
+            _add_flag(parser, field, hints[field.name], helps[field.name])
+
+
+def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
+    """What the flags of `add_fields` were given, by field."""
+    return {name: getattr(arguments, name) for name in helps}
+
+
+def _add_flag(
+    parser: argparse._ActionsContainer, field: "dataclasses.Field[Any]", hint: Any, text: str
+) -> None:
+    name = "--" + field.name.replace("_", "-")
+    required = field.default is dataclasses.MISSING
+    if not required and field.default is not None and hint is not bool:
+        text += f" (default: {field.default})"
+    settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
+    settings["default"] = None if required else field.default
+    if hint is bool:
+        parser.add_argument(name, action="store_true", **settings)
+    elif typing.get_origin(hint) is typing.Literal:
+        parser.add_argument(name, choices=typing.get_args(hint), **settings)
+    else:
+        kind = _plain(hint)
+        parser.add_argument(name, type=kind, metavar=_METAVARS[kind], **settings)
+
+
+_METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}
+
+
+def _plain(hint: Any) -> type:
+    """`int | None` is int."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
+    assert isinstance(hint, type)
+    return hint
