@@ -36,9 +36,10 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
     """transformers' config, checked for what a static graph can't express. Runs no foreign code."""
     from transformers import AutoConfig
 
-    require_verified(checkpoint)
     try:
-        config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.directory, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises whatever its validators raise
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"transformers refuses config.json: {reason}", "mend config.json") from None
@@ -60,19 +61,21 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
 def _require_full_attention(config: "PretrainedConfig") -> None:
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (window or 0) and config.model_type == "mistral":
+    if kinds != {"full_attention"} or ((window or 0) and config.model_type == "mistral"):
         raise UserError(
             f"the checkpoint uses sliding-window attention (window {window})",
             "only full attention is supported so far: take a version of the model without it",
         )
 
 
-def model_facts(config: "PretrainedConfig", generation: dict[str, Any]) -> ModelFacts:
+def model_facts(
+    architecture: str, config: "PretrainedConfig", generation: dict[str, Any]
+) -> ModelFacts:
     """What the manifest says of the model. `generation` is generation_config.json, or empty."""
     heads = config.num_attention_heads
     eos = generation.get("eos_token_id", config.eos_token_id)
     return ModelFacts(
-        architecture=config.architectures[0],
+        architecture=architecture,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=heads,
         num_key_value_heads=config.num_key_value_heads,

@@ -44,7 +44,9 @@ class Checkpoint:
                 f"no such directory: {directory}",
                 "--model takes a checkpoint directory or a Hugging Face Hub id (owner/name)",
             )
-        config = _read_json(directory / CONFIG, f"{directory} is not a checkpoint: it has no {CONFIG}")
+        config = _read_json(
+            directory / CONFIG, f"{directory} is not a checkpoint: it has no {CONFIG}"
+        )
         tensors: dict[str, TensorSpan] = {}
         for file in _weight_files(directory):
             tensors |= read_header(file)

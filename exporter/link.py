@@ -47,7 +47,7 @@ def _require_shape(name: str, value: ir.Value, span: TensorSpan) -> None:
     expected = tuple(value.shape.numpy())
     if expected != span.shape:
         raise UserError(
-            f"the tensor {name} has shape {list(span.shape)}, config.json asks for {list(expected)}",
+            f"the tensor {name} has shape {list(span.shape)}, config.json wants {list(expected)}",
             "check config.json against the checkpoint",
         )
 

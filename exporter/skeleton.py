@@ -29,16 +29,22 @@ def _attention_marker(
 
     Queries and keys arrive after RoPE, which is how the cache keeps keys.
     """
-    batch, heads, chunk, _ = query.shape
+    batch, heads, chunk, head_dim = query.shape
     out = onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{ATTENTION}",
         (query, key, value),
-        {"layer": module.layer_idx, "scale": float(scaling)},
+        {"layer": _layer_index(module), "scale": float(scaling)},
         dtype=query.dtype,
-        shape=(batch, chunk, heads, value.shape[-1]),
+        shape=(batch, chunk, heads, head_dim),
         version=1,
     )
     return out, None
+
+
+def _layer_index(module: nn.Module) -> int:
+    index: Any = module.layer_idx
+    assert isinstance(index, int)
+    return index
 
 
 # Registered for attention alone: without a mask function of that name, transformers builds no mask.
@@ -79,7 +85,7 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     _mark_norms(model)
     modeling = sys.modules[type(model).__module__]
-    original = modeling.apply_rotary_pos_emb  # type: ignore[attr-defined]
+    original = modeling.apply_rotary_pos_emb
     modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb  # type: ignore[attr-defined]
     try:
         yield model, fake

@@ -4,6 +4,7 @@ What comes out is opset 24 with an attention marker per layer, no cache, and ini
 named like the checkpoint's tensors but have no data yet.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -33,7 +34,7 @@ class _Prefill(nn.Module):
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
         hidden = _hidden_states(self.model, input_ids, position_ids)
         last = hidden.index_select(1, chunk_length - 1)
-        return self.model.lm_head(last)[:, 0].float()
+        return _logits(self.model, last)
 
 
 class _Decode(nn.Module):
@@ -44,12 +45,19 @@ class _Decode(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        return self.model.lm_head(_hidden_states(self.model, input_ids, position_ids))[:, 0].float()
+        return _logits(self.model, _hidden_states(self.model, input_ids, position_ids))
 
 
 def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tensor:
     output = model.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-    return output.last_hidden_state
+    states: Tensor = output.last_hidden_state
+    return states
+
+
+def _logits(model: Any, hidden_states: Tensor) -> Tensor:
+    """Hidden states [B,1,E] -> logits [B,V]."""
+    logits: Tensor = model.lm_head(hidden_states)
+    return logits[:, 0].float()
 
 
 def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:
@@ -68,7 +76,7 @@ def _trace(
     config: PretrainedConfig,
     dtype: torch.dtype,
     step: type[nn.Module],
-    shapes: dict[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> ir.Model:
     with skeleton(config, dtype) as (model, fake), torch.no_grad(), fake:
         inputs = tuple(torch.empty(shape, dtype=torch.int64) for shape in shapes.values())

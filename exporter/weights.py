@@ -24,7 +24,11 @@ from snapexport.exporter.checkpoint import Checkpoint, TensorSpan, read_header
 WEIGHTS = "weights"
 CONVERTED = "converted.safetensors"
 SAFETENSORS_DTYPE: dict[DType, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-_NUMPY = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_NUMPY = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 _BLOCK = 1 << 24  # elements converted at a time
 _HEADER_ALIGNMENT = 64
 _HASHED_BYTES = 1 << 30  # a larger file is only hashed if its checkpoint brings the hash

@@ -9,8 +9,8 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.graphs.compression import PromptStates, compress_layer
-from snapexport.graphs.passes.base import markers
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.passes.base import markers
 from snapexport.graphs.passes.cache import cache_like
 
 

@@ -54,7 +54,7 @@ def _finish(graph: gs.Graph, passes: Sequence[Pass], target: Target) -> onnx.Mod
         one.apply(graph)
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
     called = dict.fromkeys(node.op for node in graph.nodes if node.domain == DOMAIN)
-    model = gs.export_onnx(graph, opset_imports=_opsets(graph))
+    model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=_opsets(graph))
     model.ir_version = IR_VERSION
     model.producer_name = "snapexport"
     model.functions.extend(function(name) for name in TEXTS if name in called)

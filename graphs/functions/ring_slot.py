@@ -4,7 +4,8 @@ position_ids int64 [B,1], prompt_length int64 [B] -> slot, valid_length int64 [B
 Attributes: L_sink, L_recent, K (int).
 
 The slot is SnapStream's Listing 5; its Eq. 4 adds L_sr where the listing adds L_sink, and would
-write into the top-k slots. Valid slots are a contiguous prefix: kept > 0 only where the ring is full.
+write into the top-k slots. Valid slots are a contiguous prefix: kept > 0 only where the ring is
+full.
 """
 
 TEXT = """

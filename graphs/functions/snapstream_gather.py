@@ -20,7 +20,7 @@ SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
   none = Constant <value_int = -1> ()
   last_axis = Constant <value_ints = [-1]> ()
 
-  # Positions of the sink and ring slots: p = newest - (newest - slot) mod R, if it is past the sinks.
+  # Sink and ring slots hold p = newest - (newest - slot) mod R, if that is past the sinks.
   window = Add (s, R)
   slot = Range (zero, window, one)
   newest = Sub (prompt_length, one)

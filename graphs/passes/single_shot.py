@@ -60,4 +60,3 @@ class SingleShot:
             present = cache_like(states, name, self.geometry.L_max)
             node(graph, "Identity", [states], [present])
             graph.outputs.append(present)
-

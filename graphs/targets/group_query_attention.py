@@ -60,7 +60,7 @@ def _packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
 
 
 def _lengths(graph: gs.Graph, valid: gs.Tensor) -> list[gs.Tensor]:
-    """valid_length [B] -> what the operator calls seqlens_k (int32 [B]) and total_sequence_length."""
+    """valid_length [B] -> the operator's seqlens_k (int32 [B]) and total_sequence_length."""
     last = node(graph, "Sub", [valid, int64s(graph, 1)])
     seqlens_k = node(graph, "Cast", last, to=_INT32)
     longest = node(graph, "ReduceMax", [valid], keepdims=0)

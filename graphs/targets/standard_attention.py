@@ -30,7 +30,7 @@ class StandardAttention:
         if query.shape[2] == 1:
             _decode_attention(graph, query, inputs, out, scale)
         else:
-            # With a valid length, causal means bottom-right aligned: just the rows that were written.
+            # With a valid length, causal is bottom-right aligned: the chunk's rows come last.
             attended = node(graph, "Attention", [query, *inputs], scale=scale, is_causal=1)
             node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 

@@ -1,3 +1,23 @@
 """snapexport: static-graph export of long-context LLMs with a KV cache that does not grow."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from snapexport.runtime.llm import LLM
+    from snapexport.runtime.requests import SamplingParams
+
 __version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the runtime only when it is asked for: exporting needs none of it."""
+    if name == "LLM":
+        from snapexport.runtime.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from snapexport.runtime.requests import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'snapexport' has no attribute '{name}'")

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from polygraphy.comparator import AccuracyResult, Comparator, RunResults, SimpleCompareFunc
 
 from snapexport.accuracy.measures import Distance
-from snapexport.accuracy.sequence import DECODE_LOGITS, INPUT_IDS, PROMPT_LENGTH, Feed, SequenceRunner
+from snapexport.accuracy.sequence import (
+    DECODE_LOGITS,
+    INPUT_IDS,
+    PROMPT_LENGTH,
+    Feed,
+    SequenceRunner,
+)
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import DType

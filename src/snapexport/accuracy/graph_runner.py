@@ -40,7 +40,9 @@ class GraphRunner(SequenceRunner):
 
     def activate_impl(self) -> None:
         """Load the graphs."""
-        wanted = [self._prefill, self._decode, *(["compress"] if self._compresses else [])]
+        wanted = [self._prefill, self._decode]
+        if self._compresses:
+            wanted.append("compress")
         self._runners = {name: self._sessions.enter_context(self._runner(name)) for name in wanted}
 
     def deactivate_impl(self) -> None:

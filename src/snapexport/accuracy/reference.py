@@ -62,5 +62,3 @@ class ReferenceRunner(SequenceRunner):
             out = self.model(step, past_key_values=out.past_key_values)
             chosen.append(int(out.logits[0, -1].argmax()))
         return chosen
-
-

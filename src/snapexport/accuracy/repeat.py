@@ -6,17 +6,25 @@ transformers said of the same tokens.
 
 import shlex
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from polygraphy.comparator import IterationResult, RunResults
 
 from snapexport.accuracy.difference import TOLERANCE
 from snapexport.accuracy.graph_runner import Call, GraphRunner
-from snapexport.accuracy.sequence import DECODE_LOGITS, INPUT_IDS, PREFILL_LOGITS, PROMPT_LENGTH, Feed
+from snapexport.accuracy.sequence import (
+    DECODE_LOGITS,
+    INPUT_IDS,
+    PREFILL_LOGITS,
+    PROMPT_LENGTH,
+    Array,
+    Feed,
+)
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import DType, GraphName
 
 COMMANDS = "commands.sh"
 LOADER = "load_data.py"
@@ -38,54 +46,73 @@ def {function}():
 '''
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run of one graph that is to be repeated, and transformers' logits for it."""
+
+    call: Call
+    reference: Array
+    lossless: bool
+
+    @property
+    def name(self) -> str:
+        """The loader's function, and the stem of the case's files."""
+        return self.call.graph.replace("/", "_")
+
+
 def write_repeat(
-    directory: Path, build: Build, runners: list[GraphRunner], feed: Feed, reference: IterationResult
+    directory: Path,
+    build: Build,
+    runners: list[GraphRunner],
+    feed: Feed,
+    reference: IterationResult,
 ) -> Path:
     """Write loader, inputs, reference outputs and commands; the path of the commands."""
     directory.mkdir(parents=True, exist_ok=True)
-    loader, commands = _LOADER_HEADER, ["#!/bin/sh", 'cd "$(dirname "$0")"']
-    for runner in runners:
-        for call in _representative_calls(runner, feed):
-            function = call.graph.replace("/", "_")
-            output = DECODE_LOGITS if function.endswith("decode") else PREFILL_LOGITS
-            np.savez(directory / f"{function}.npz", **call.feed)
-            expected = directory / f"{function}.reference.json"
-            _save_reference(expected, np.asarray(reference[output])[:1], call)
-            loader += _LOADER_FUNCTION.format(function=function, graph=call.graph)
-            if output == DECODE_LOGITS and not runner.lossless:
-                commands.append("# A difference here is what the compression costs.")
-            commands.append(_command(build.graph(call.graph), function, build.manifest.dtype))
-    (directory / LOADER).write_text(loader)
-    (directory / COMMANDS).write_text("\n".join(commands) + "\n")
-    (directory / COMMANDS).chmod(0o755)
-    return directory / COMMANDS
+    cases = [case for runner in runners for case in _cases(runner, feed, reference)]
+    for case in cases:
+        inputs: dict[str, Any] = case.call.feed
+        np.savez(directory / f"{case.name}.npz", **inputs)
+        _save_reference(directory / f"{case.name}.reference.json", case)
+    functions = [_LOADER_FUNCTION.format(function=c.name, graph=c.call.graph) for c in cases]
+    (directory / LOADER).write_text("".join([_LOADER_HEADER, *functions]))
+    commands = directory / COMMANDS
+    lines = ["#!/bin/sh", 'cd "$(dirname "$0")"', *(_command(build, case) for case in cases)]
+    commands.write_text("\n".join(lines) + "\n")
+    commands.chmod(0o755)
+    return commands
 
 
-def _representative_calls(runner: GraphRunner, feed: Feed) -> list[Call]:
-    """The last prefill chunk and the first decode step."""
+def _cases(runner: GraphRunner, feed: Feed, reference: IterationResult) -> list[Case]:
+    """The last prefill chunk and the first decode step of a runner's graphs."""
     length = int(feed[PROMPT_LENGTH][0])
     with runner:
         calls = list(runner.calls(feed[INPUT_IDS][0][: length + 1], length))
-    kinds: dict[GraphName, Call] = {call.graph: call for call in calls if call.logits is not None}
-    return list(kinds.values())
+    prefill = [call for call in calls if call.graph.endswith("prefill")][-1]
+    return [
+        Case(prefill, np.asarray(reference[PREFILL_LOGITS]), lossless=True),
+        Case(calls[-1], np.asarray(reference[DECODE_LOGITS])[:1], runner.lossless),
+    ]
 
 
-def _save_reference(path: Path, logits: np.ndarray, call: Call) -> None:
+def _save_reference(path: Path, case: Case) -> None:
     """transformers' logits in Polygraphy's own format, under the graph's output name."""
-    assert call.logits is not None
+    assert case.call.logits is not None
     # The sequence runs in every slot of the batch alike.
-    rows = np.broadcast_to(logits, call.logits.shape).copy()
+    rows = np.broadcast_to(case.reference, case.call.logits.shape).copy()
     results = RunResults()
     results.append(("transformers", [IterationResult(OrderedDict([(names.LOGITS, rows)]), 0.0)]))
     results.save(str(path))
 
 
-def _command(graph: Path, function: str, dtype: DType) -> str:
-    return " ".join(
+def _command(build: Build, case: Case) -> str:
+    remark = "" if case.lossless else "# A difference here is what the compression costs.\n"
+    graph = shlex.quote(str(build.graph(case.call.graph).absolute()))
+    return remark + " ".join(
         [
-            f"polygraphy run {shlex.quote(str(graph.absolute()))} --onnxrt",
-            f"--data-loader-script {LOADER}:{function}",
-            f"--load-outputs {function}.reference.json",
-            f"--atol {TOLERANCE[dtype]} --rtol 0 --check-error-stat max",
+            f"polygraphy run {graph} --onnxrt",
+            f"--data-loader-script {LOADER}:{case.name}",
+            f"--load-outputs {case.name}.reference.json",
+            f"--atol {TOLERANCE[build.manifest.dtype]} --rtol 0 --check-error-stat max",
         ]
     )

@@ -11,7 +11,9 @@ from snapexport.contract.errors import needs_extra
 __all__ = ["BuildOptions", "Progress", "build"]
 
 
-def build(model: str | Path, out: str | Path, *, progress: Progress | None = None, **options: Any) -> Build:
+def build(
+    model: str | Path, out: str | Path, *, progress: Progress | None = None, **options: Any
+) -> Build:
     """Build `out` from a checkpoint; `options` are BuildOptions' fields. Raises UserError."""
     return run(BuildOptions(model=str(model), out=Path(out), **options), progress)
 

@@ -84,26 +84,25 @@ class BuildOptions:
 
     def _ring_and_topk(self) -> tuple[int, int]:
         """L_recent and K: as given, or sharing what the sinks leave of the budget."""
-        if self.kv_budget is None and self.L_recent is not None and self._topk() is not None:
-            return self.L_recent, self._topk() or 0
-        budget = self.kv_budget or max(self.L_max // DEFAULT_COMPRESSION, self.L_sink + 2)
+        K = 0 if self.policy == "streaming" else self.K
+        if self.kv_budget is None and self.L_recent is not None and K is not None:
+            return self.L_recent, K
+        default = max(self.L_max // DEFAULT_COMPRESSION, self.L_sink + 2)
+        budget = default if self.kv_budget is None else self.kv_budget
         free = budget - self.L_sink
-        topk = self._topk()
         if self.L_recent is not None:
-            topk = free - self.L_recent
-        elif topk is None:
-            topk = free // 2
-        recent = free - topk
-        if min(recent, topk) < 0 or recent == 0:
+            recent, topk = self.L_recent, free - self.L_recent
+        else:
+            topk = free // 2 if K is None else K
+            recent = free - topk
+        if recent < 1 or topk < 0:
+            by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
             raise UserError(
-                f"--kv-budget {budget} leaves {recent} slots for the ring and {topk} for top-k "
-                f"beside {self.L_sink} sinks",
+                f"--kv-budget {budget}{by_default} leaves {recent} slots for the ring and {topk} "
+                f"for top-k beside {self.L_sink} sinks",
                 "raise --kv-budget, or lower --L-sink, --L-recent or --K",
             )
         return recent, topk
-
-    def _topk(self) -> int | None:
-        return 0 if self.policy == "streaming" else self.K
 
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""

@@ -81,8 +81,9 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
 def plan_build(options: BuildOptions) -> Plan:
     """Read headers and configs, and refuse what can't be built."""
     checkpoint = Checkpoint.open(hub.resolve(options.model))
+    architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
-    model = architectures.model_facts(config, _generation_config(checkpoint))
+    model = architectures.model_facts(architecture, config, _generation_config(checkpoint))
     geometry = options.geometry(model)
     return Plan(options, checkpoint, config, model, geometry, options.chunk(geometry))
 

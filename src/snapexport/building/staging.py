@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
@@ -62,10 +62,8 @@ def _create_parents(target: Path) -> list[Path]:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    try:
+    with suppress(OSError):  # somebody else put something there
         directory.rmdir()
-    except OSError:
-        pass  # somebody else put something there
 
 
 def _remove_abandoned(target: Path) -> None:

@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         arguments = parser().parse_args(argv)
-        return COMMANDS[arguments.command].run(arguments)
+        status: int = COMMANDS[arguments.command].run(arguments)
+        return status
     except UserError as error:
         return _tell(error.message, error.hint)
     except BrokenPipeError:

@@ -7,7 +7,8 @@ example:
 import argparse
 import json
 
-from snapexport.building import BuildOptions, run as run_build
+from snapexport.building import BuildOptions
+from snapexport.building import run as run_build
 from snapexport.commands import flags
 from snapexport.commands.console import BuildProgress
 from snapexport.commands.summary import build_summary, print_summary

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from snapexport.building import BuildOptions, run as run_build
+from snapexport.building import BuildOptions
+from snapexport.building import run as run_build
 from snapexport.commands.console import OUT, BuildProgress
 from snapexport.commands.picture import kept_picture
 from snapexport.commands.summary import build_summary, print_summary, size

@@ -41,9 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="prompt lengths of the random sequences (default: one that fits sinks and ring, L_max)",
+        help="lengths of the random prompts (default: one that sinks and ring hold, the longest)",
     )
-    parser.add_argument("--steps", type=int, default=16, metavar="N", help="decode steps (default: 16)")
+    parser.add_argument(
+        "--steps", type=int, default=16, metavar="N", help="decode steps (default: 16)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random tokens")
     parser.add_argument(
         "--model", metavar="MODEL", help="reference checkpoint (default: the build's own weights)"
@@ -92,7 +94,7 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
     for tokens in prompts:
         if not 1 <= len(tokens) <= longest:
             raise UserError(
-                f"a prompt of {len(tokens)} tokens and {arguments.steps} steps don't fit into L_max",
+                f"{len(tokens)} prompt tokens and {arguments.steps} steps don't fit into L_max",
                 f"take prompts of 1 to {longest} tokens, or fewer --steps",
             )
     return prompts

@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_arguments(parser, required=True)
     flags.add_fields(parser.add_argument_group("sampling"), SamplingParams, SAMPLING)
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; repeatable",
     )
     parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")

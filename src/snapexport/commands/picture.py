@@ -31,9 +31,7 @@ def kept_picture(
     return [_scale(prompt_length, width), *lines[:MOST_ROWS], *more, _legend()]
 
 
-def _row(
-    name: str, place: LayerGeometry, kept: NDArray[np.int64], length: int, width: int
-) -> Text:
+def _row(name: str, place: LayerGeometry, kept: NDArray[np.int64], length: int, width: int) -> Text:
     window = [p for p in place.source_positions(length) if p >= 0]
     share = _share([*window, *kept.tolist()], length, width)
     line = Text(name)
@@ -48,7 +46,8 @@ def _share(positions: list[int], length: int, width: int) -> NDArray[np.float64]
     edges = np.linspace(0, length, width + 1)
     held, _ = np.histogram(positions, edges)
     there, _ = np.histogram(np.arange(length), edges)
-    return held / np.maximum(there, 1)
+    share: NDArray[np.float64] = held / np.maximum(there, 1)
+    return share
 
 
 def _shade(part: float) -> str:

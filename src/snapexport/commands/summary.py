@@ -10,6 +10,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
 
+
 def build_summary(build: Build) -> dict[str, Any]:
     """The build in a few numbers; bytes are of keys and values together."""
     manifest = build.manifest
@@ -61,8 +62,9 @@ def print_summary(build: Build) -> None:
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
     return (
-        f"{model.architecture}, {model.num_hidden_layers} layers, {model.num_attention_heads} heads "
-        f"over {model.num_key_value_heads} KV heads of {model.head_dim}"
+        f"{model.architecture}, {model.num_hidden_layers} layers, "
+        f"{model.num_attention_heads} heads over {model.num_key_value_heads} KV heads "
+        f"of {model.head_dim}"
     )
 
 

@@ -86,6 +86,7 @@ class CacheGeometry:
             _require_layers(flag, value, self.num_layers)
         if self.policy != "full":
             self._validate_window()
+            self._validate_topk()
 
     def _per_layer(self) -> dict[str, PerLayer]:
         return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K}
@@ -104,6 +105,14 @@ class CacheGeometry:
                 f"--L-obs {self.L_obs} is larger than --L-recent {recent}: "
                 "the observation window must lie inside the ring",
                 f"use --L-obs {max(1, recent)} or less, or --L-recent {self.L_obs} or more",
+            )
+
+    def _validate_topk(self) -> None:
+        most = max(layer.K for layer in self.layers)
+        if most > self.L_max:
+            raise UserError(
+                f"--K {most} is more than the {self.L_max} tokens of the longest prompt",
+                f"use --K {self.L_max} or less",
             )
 
     @property

@@ -54,6 +54,8 @@ class TensorSpec(_Strict):
 
 
 class GraphEntry(_Strict):
+    """One ONNX file of the build."""
+
     file: str
     sha256: str
     inputs: list[TensorSpec]
@@ -70,6 +72,8 @@ class WeightFile(_Strict):
 
 
 class Manifest(_Strict):
+    """Everything a run has to know of a build."""
+
     format_version: int
     model: ModelFacts
     geometry: CacheGeometry
@@ -101,7 +105,9 @@ class Manifest(_Strict):
         try:
             manifest = cls.model_validate_json(raw)
         except ValidationError as error:
-            raise UserError(f"{directory / MANIFEST} is not valid: {_first(error)}", REBUILD) from None
+            raise UserError(
+                f"{directory / MANIFEST} is not valid: {_first(error)}", REBUILD
+            ) from None
         _check_digest(directory, raw)
         return manifest
 

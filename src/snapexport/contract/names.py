@@ -12,26 +12,32 @@ LOGITS = "logits"
 
 
 def past_key(layer: int) -> str:
+    """Keys before the step, [B,Hkv,S,D]."""
     return f"past_key_values.{layer}.key"
 
 
 def past_value(layer: int) -> str:
+    """Values before the step, [B,Hkv,S,D]."""
     return f"past_key_values.{layer}.value"
 
 
 def present_key(layer: int) -> str:
+    """Keys after the step; may be bound to the very buffer of `past_key`."""
     return f"present.{layer}.key"
 
 
 def present_value(layer: int) -> str:
+    """Values after the step; may be bound to the very buffer of `past_value`."""
     return f"present.{layer}.value"
 
 
 def query_window(layer: int) -> str:
+    """Queries of the last W tokens, [1,H,W,D]."""
     return f"query_window.{layer}"
 
 
 def topk_positions(layer: int) -> str:
+    """What the vote kept, int64 [1,Hkv,K], ascending, -1 where unused."""
     return f"topk_positions.{layer}"
 
 

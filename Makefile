@@ -1,0 +1,43 @@
+# Everything works from a fresh clone: each target sets up .venv by itself.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# torch's CPU wheel: the default one brings gigabytes of CUDA. Elsewhere, any torch 2.13 serves.
+TORCH  ?= torch==2.13.0
+
+.PHONY: setup demo test lint types check train-vault scale clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable '.[cpu,build,dev]'
+	touch $@
+
+demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
+	$(BIN)/snapexport demo
+
+test: $(STAMP)           ## all tests, under 10 minutes on 2 cores
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+check: lint types test
+
+train-vault: $(STAMP)    ## train the bundled checkpoint again, about 40 minutes
+	$(BIN)/python tools/train_vault.py
+
+scale: $(STAMP)          ## time and memory of exporting a Llama-3.1-8B-shaped checkpoint
+	$(BIN)/python tools/measure_scale.py
+
+clean:
+	rm -rf $(VENV)

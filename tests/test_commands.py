@@ -1,0 +1,204 @@
+"""The command line: what it prints, and that bad input is told in one way and leaves nothing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snapexport.commands.app import main
+from snapexport.contract.build_directory import Build
+from tests.oracle import checkpoints
+
+
+@pytest.fixture
+def model(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "model"))
+
+
+def edit_config(model: Path, **changes: object) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no such directory": (shutil.rmtree, "no such directory"),
+    "no config": (lambda m: (m / "config.json").unlink(), "it has no config.json"),
+    "config is not JSON": (lambda m: (m / "config.json").write_text("{"), "is not JSON"),
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), "has no model.safetensors"),
+    "truncated": (lambda m: truncate(m / "model.safetensors"), "is truncated"),
+    "empty weights": (lambda m: (m / "model.safetensors").write_bytes(b""), "is truncated"),
+    "no header": (
+        lambda m: (m / "model.safetensors").write_bytes(b"\4" + bytes(7) + b"oops"),
+        "no readable safetensors header",
+    ),
+    "unknown architecture": (
+        lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]),
+        "the architecture GPT2LMHeadModel is not supported",
+    ),
+    "code of its own": (
+        lambda m: edit_config(m, architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
+        "the architecture EvilForCausalLM is not supported",
+    ),
+    "quantized": (lambda m: edit_config(m, quantization_config={}), "is quantized"),
+    "length-dependent RoPE": (
+        lambda m: edit_config(
+            m, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        ),
+        "RoPE of type 'dynamic'",
+    ),
+    "sliding window": (
+        lambda m: edit_config(
+            m, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64
+        ),
+        "sliding-window attention",
+    ),
+    "another vocabulary": (lambda m: edit_config(m, vocab_size=99), "has shape"),
+}
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Run a command that has to be refused; the message."""
+    assert main([str(word) for word in argv]) == 2
+    out, err = capsys.readouterr()
+    error, empty, hint = err.strip("\n").split("\n")
+    assert (out, empty) == ("", "")
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    return error
+
+
+@pytest.mark.parametrize("name", BAD_CHECKPOINTS)
+def test_a_bad_checkpoint_is_refused(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, name: str
+) -> None:
+    damage, message = BAD_CHECKPOINTS[name]
+    damage(model)
+    out = tmp_path / "out"
+    assert message in told(capsys, "build", "--model", model, "--L-max", 64, "--out", out)
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--L-obs", "20", "--L-recent", "16", "--K", "8"],
+            "--L-obs 20 is larger than --L-recent 16",
+        ),
+        (["--L-max", "1025"], "--L-max 1025 is above the model's position limit 1024"),
+        (["--L-max", "0"], "--L-max 0"),
+        (["--L-max", "many"], "argument --L-max: invalid int value: 'many'"),
+        (["--batch", "0"], "--batch 0"),
+        (["--prefill-chunk", "65"], "--prefill-chunk 65"),
+        (["--prefill-chunk", "4"], "--prefill-chunk 4"),
+        (["--kv-budget", "4"], "--kv-budget 4 leaves 0 slots for the ring"),
+        (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together"),
+        (["--pool-kernel", "2"], "--pool-kernel 2 is even"),
+        (["--policy", "streaming", "--K", "4"], "keeps no top-k"),
+        (["--policy", "magic"], "invalid choice: 'magic'"),
+        (["--policy", "full", "--baseline"], "--baseline"),
+        (["--L-sink", "-1", "--L-recent", "8", "--K", "4"], "--L-sink -1"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_wrong_flags_are_refused(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    flags: list[str],
+    message: str,
+) -> None:
+    required = ["--model", checkpoint, "--L-max", 64, "--out", tmp_path / "out"]
+    assert message in told(capsys, "build", *required, *flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """A build with a tokenizer: one token a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from snapexport.building import build
+
+    directory = tmp_path_factory.mktemp("spelling")
+    model = checkpoints.make("llama", directory / "model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(model / "tokenizer.json"))
+    return build(model, directory / "b", L_max=64, L_recent=12, K=8, L_obs=4, prefill_chunk=24)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt", "x" * 65], "a prompt has 65 tokens, the build takes 64"),
+        (["--prompt", ""], "a prompt is empty"),
+        (["--prompt-file", "/nonexistent"], "cannot read /nonexistent"),
+        (["--prompt", "x", "--max-tokens", "0"], "max_tokens 0"),
+        (["--prompt", "x", "--temperature", "nan"], "temperature nan"),
+        (["--prompt", "x", "--top-p", "2"], "top_p 2.0"),
+        (["--prompt", "x", "--prompt-file", "-"], "not allowed with argument"),
+        (["--prompt", "x", "--baseline"], "has no baseline graphs"),
+        ([], "one of the arguments --prompt --prompt-file is required"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build, flags: list[str], message: str
+) -> None:
+    assert message in told(capsys, "generate", spelling_build.directory, *flags)
+
+
+def test_a_prompt_that_is_no_text_is_refused(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "p").write_bytes(b"abc\xff")
+    message = told(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
+    assert "not UTF-8" in message
+
+
+def test_generate_prints_what_it_says_in_json(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build
+) -> None:
+    flags = ["generate", str(spelling_build.directory), "--prompt", "hello", "--max-tokens", "5"]
+    assert main([*flags, "--ignore-eos", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (len(report["token_ids"]), report["finish_reason"]) == (5, "length")
+    assert main([*flags, "--ignore-eos"]) == 0
+    assert capsys.readouterr().out == report["text"] + "\n"
+
+
+def test_inspect_counts_bytes_and_shows_the_kept_positions(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build
+) -> None:
+    flags = ["inspect", str(spelling_build.directory), "--prompt", "x" * 60]
+    assert main([*flags, "--json", "--verify"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    # keys and values, 2 layers, 2 KV heads, 24 or 64 slots, head size 16, 4 bytes
+    assert report["memory"]["cache_bytes_per_request"] == 2 * 2 * 2 * 24 * 16 * 4
+    assert report["memory"]["full_cache_bytes_per_request"] == 2 * 2 * 2 * 64 * 16 * 4
+    assert report["unverified_weights"] == []
+    assert report["operators"]["compress"]["snapexport::SnapKVSelect"] == 2
+    for layer in report["prompt"]["topk_positions"]:
+        for head in layer:
+            assert head == sorted(head)
+            assert set(head) <= set(range(4, 48))
+    assert main(flags) == 0
+    assert capsys.readouterr().out.count("head ") >= 4
+
+
+def test_build_prints_a_summary_for_programs(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    flags = ["--model", str(checkpoint), "--out", str(tmp_path / "b"), "--json"]
+    assert main(["build", *flags, "--L-max", "64", "--kv-budget", "16"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["slots_per_layer"] == [16, 16]
+    assert summary["memory"]["compression"] == 4.0

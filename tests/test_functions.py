@@ -1,0 +1,119 @@
+"""Each model-local function, run alone by ONNX Runtime, against its definition in plain Python."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from snapexport.contract.geometry import LayerGeometry
+from snapexport.graphs.functions import TEXTS, function
+
+Array = NDArray[Any]
+
+
+def run(name: str, feeds: dict[str, Array], attributes: dict[str, Any]) -> list[Array]:
+    """Call the function on the feeds, in their order."""
+    proto = function(name)
+    node = onnx.helper.make_node(
+        name, list(feeds), list(proto.output), domain="snapexport", **attributes
+    )
+    inputs = [
+        onnx.helper.make_tensor_value_info(
+            key, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
+        for key, value in feeds.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=output) for output in proto.output]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", inputs, outputs),
+        opset_imports=[onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("snapexport", 1)],
+        functions=[proto],
+        ir_version=12,
+    )
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_body_is_standard_operators(name: str) -> None:
+    proto = function(name)
+    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 24)]
+    assert {node.domain for node in proto.node} == {""}
+
+
+def test_ring_slot_is_the_geometry() -> None:
+    place = LayerGeometry(L_sink=3, L_recent=5, K=4)
+    positions = np.arange(40)
+    lengths = np.minimum(positions + 1, 11)
+    feeds = {"position_ids": positions[:, None], "prompt_length": lengths}
+    slot, valid = run("RingSlot", feeds, {"L_sink": 3, "L_recent": 5, "K": 4})
+    assert slot.tolist() == [place.slot(p) for p in positions]
+    assert valid.tolist() == [
+        place.valid(p, length) for p, length in zip(positions, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("valid", "first"), [(8, 5), (5, 2), (3, 0)])
+def test_query_window_is_the_last_valid_rows(valid: int, first: int) -> None:
+    query = np.random.default_rng(0).standard_normal((1, 2, 8, 4)).astype(np.float32)
+    feeds = {"query": query, "chunk_length": np.array([valid])}
+    (window,) = run("QueryWindow", feeds, {"L_obs": [3]})
+    assert np.array_equal(window, query[:, :, first : first + 3])
+
+
+def vote(query: Array, key: Array, length: int, place: LayerGeometry, kernel: int) -> list[Any]:
+    """SnapKV's vote of one KV head, written with torch: query [G,W,D], key [T,D]."""
+    if place.kept(length) == 0:
+        return [-1] * place.K
+    span = slice(place.L_sink, length - place.L_recent)
+    scores = torch.from_numpy(query @ key[span].T / np.sqrt(key.shape[1]))
+    share = scores.double().softmax(-1).sum(1, keepdim=True)
+    pooled = torch.nn.functional.avg_pool1d(share, kernel, 1, kernel // 2).mean(0)[0]
+    best = pooled.topk(place.kept(length)).indices + place.L_sink
+    return sorted(best.tolist()) + [-1] * (place.K - place.kept(length))
+
+
+@pytest.mark.parametrize("length", [5, 9, 10, 13, 40, 64])
+@pytest.mark.parametrize("kernel", [1, 5])
+def test_select_keeps_the_winners_of_the_vote(length: int, kernel: int) -> None:
+    place = LayerGeometry(L_sink=2, L_recent=7, K=6)
+    chance = np.random.default_rng(length)
+    query = 3 * chance.standard_normal((1, 4, 3, 8)).astype(np.float32)
+    key = chance.standard_normal((1, 2, 64, 8)).astype(np.float32)
+    feeds = {"query_window": query, "key": key, "prompt_length": np.array([length])}
+    attributes = {
+        "L_sink": 2, "L_recent": 7, "K": [6], "pool_kernel": [1, kernel], "scale": 8**-0.5
+    }  # fmt: skip
+    (kept,) = run("SnapKVSelect", feeds, attributes)
+    expected = [
+        vote(query[0, 2 * head : 2 * head + 2], key[0, head], length, place, kernel)
+        for head in range(2)
+    ]
+    assert kept[0].tolist() == expected
+
+
+def test_a_tie_goes_to_the_lower_position() -> None:
+    query, key = np.zeros((1, 2, 3, 4), np.float32), np.ones((1, 1, 32, 4), np.float32)
+    feeds = {"query_window": query, "key": key, "prompt_length": np.array([30])}
+    attributes = {"L_sink": 2, "L_recent": 4, "K": [3], "pool_kernel": [1, 1], "scale": 0.5}
+    (kept,) = run("SnapKVSelect", feeds, attributes)
+    assert kept[0, 0].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 9, 10, 23])
+def test_gather_puts_every_position_into_its_slot(length: int) -> None:
+    place = LayerGeometry(L_sink=2, L_recent=7, K=3)
+    key = np.random.default_rng(0).standard_normal((1, 2, 24, 4)).astype(np.float32)
+    kept = np.full((1, 2, 3), -1)
+    kept[..., : place.kept(length)] = np.arange(2, 2 + place.kept(length))
+    feeds = {"key": key, "value": -key, "prompt_length": np.array([length]), "topk": kept}
+    present_key, present_value = run("SnapStreamGather", feeds, {"L_sink": 2, "L_recent": 7})
+    sources = [*place.source_positions(length), *kept[0, 0].tolist()]
+    for slot, source in enumerate(sources):
+        expected = key[:, :, source] if source >= 0 else np.zeros((1, 2, 4))
+        assert np.array_equal(present_key[:, :, slot], expected)
+    assert np.array_equal(present_value, -present_key)

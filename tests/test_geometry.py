@@ -1,0 +1,67 @@
+"""The slots' arithmetic against a cache that is simulated position by position."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+
+layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
+
+
+def simulated(place: LayerGeometry, length: int) -> dict[int, int]:
+    """Write every position to its slot, one after the other: what is held afterwards, by slot."""
+    return {place.slot(position): position for position in range(length)}
+
+
+@given(layers, st.integers(1, 60))
+def test_prefill_leaves_what_writing_token_by_token_would(
+    place: LayerGeometry, length: int
+) -> None:
+    held = simulated(place, length)
+    window = range(place.L_sink + place.L_recent)
+    assert place.source_positions(length) == [held.get(slot, -1) for slot in window]
+
+
+@given(layers, st.integers(1, 60), st.integers(0, 40))
+def test_valid_slots_are_a_contiguous_prefix(place: LayerGeometry, length: int, more: int) -> None:
+    position = length + more
+    written = simulated(place, position + 1)
+    top = place.L_sink + place.L_recent
+    held = set(written) | set(range(top, top + place.kept(length)))
+    assert held == set(range(place.valid(position, length)))
+
+
+@given(layers, st.integers(1, 60))
+def test_every_position_is_sink_ring_or_candidate(place: LayerGeometry, length: int) -> None:
+    window = [p for p in place.source_positions(length) if p >= 0]
+    assert len(window) + place.candidates(length) == length
+
+
+def test_the_full_cache_is_the_geometry_of_sinks_alone() -> None:
+    (place,) = CacheGeometry.full(32, 1).layers
+    assert [place.slot(p) for p in range(32)] == list(range(32))
+    assert [place.valid(p, 10) for p in range(32)] == list(range(1, 33))
+    assert (place.slots, place.kept(32)) == (32, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"L_obs": 9}, "--L-obs"),
+        ({"L_obs": 0}, "--L-obs"),
+        ({"pool_kernel": 4}, "--pool-kernel"),
+        ({"L_sink": -1}, "--L-sink"),
+        ({"K": (1, 2, 3)}, "--K"),
+        ({"K": 65}, "--K"),
+        ({"L_max": 0}, "--L-max"),
+    ],
+)
+def test_a_wrong_geometry_names_the_flag(change: dict[str, int], flag: str) -> None:
+    right = {"L_max": 64, "num_layers": 2, "L_sink": 4, "L_recent": 8, "K": 4, "L_obs": 8}
+    CacheGeometry("snapstream", **right)
+    with pytest.raises(UserError) as error:
+        CacheGeometry("snapstream", **(right | change))
+    assert error.value.message.startswith(flag)
+    assert error.value.hint

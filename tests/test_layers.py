@@ -1,0 +1,70 @@
+"""Imports run one way, and what runs a build needs no training framework."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import snapexport
+
+PACKAGE = Path(snapexport.__file__).parent
+
+ALLOWED = {
+    "contract": set(),
+    "runtime": {"contract"},
+    "graphs": {"contract"},
+    "exporter": {"contract", "graphs"},
+    "plugins": set(),
+    "vault": set(),
+    "building": {"contract", "exporter", "graphs"},
+    "accuracy": {"contract", "exporter"},
+    "commands": {"contract", "runtime", "building", "accuracy", "vault"},
+}
+"""Who may import whom. Whatever a package is not allowed stays out of it."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The parts of snapexport that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or file.parent.name == "vault", f"relative import in {file}"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "snapexport" and len(parts) > 1:
+                yield parts[1]
+
+
+def test_imports_between_packages_run_one_way() -> None:
+    for package, allowed in ALLOWED.items():
+        for file in (PACKAGE / package).rglob("*.py"):
+            others = set(imported(file)) - {package, "__version__"}
+            assert others <= allowed, f"{file} imports {sorted(others - allowed)}"
+
+
+def test_no_package_is_left_out() -> None:
+    found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert found == set(ALLOWED)
+
+
+def test_running_a_build_loads_no_framework(tiny_build: object) -> None:
+    """Generate from a real build in a fresh interpreter, then look at what was imported."""
+    code = (
+        "import sys, snapexport\n"
+        f"llm = snapexport.LLM({str(tiny_build.directory)!r})\n"  # type: ignore[attr-defined]
+        "llm.generate([[1, 2, 3]], snapexport.SamplingParams(max_tokens=2))\n"
+        "print(*{'torch', 'transformers', 'onnx', 'onnx_ir', 'onnxscript'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == ""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom snapexport.commands.app import parser\nparser()\n"
+        "print(*{'torch', 'transformers', 'onnx', 'onnxruntime'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == ""

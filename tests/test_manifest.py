@@ -1,0 +1,88 @@
+"""A build that was changed, or that another version wrote, is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import MANIFEST, Manifest
+
+Fields = dict[str, Any]
+
+
+@pytest.fixture
+def copy(tiny_build: Build, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+
+
+def rewrite(directory: Path, change: Callable[[Fields], None]) -> None:
+    fields = json.loads((directory / MANIFEST).read_text())
+    change(fields)
+    (directory / MANIFEST).write_text(json.dumps(fields))
+
+
+def test_a_manifest_survives_the_disk(tiny_build: Build) -> None:
+    assert Manifest.read(tiny_build.directory) == tiny_build.manifest
+
+
+def test_its_digest_is_in_the_format_of_sha256sum(tiny_build: Build) -> None:
+    digest, name = (tiny_build.directory / f"{MANIFEST}.sha256").read_text().split()
+    assert (len(digest), name) == (64, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(surprise=1), "unknown key 'surprise'"),
+        (lambda m: m["geometry"].update(surprise=1), "unknown key 'geometry.surprise'"),
+        (lambda m: m["graphs"].update(encode=m["graphs"]["decode"]), "graphs.encode"),
+        (lambda m: m.update(format_version=2), "format_version is 2"),
+        (lambda m: m.update(format_version="1"), "format_version '1'"),
+        (lambda m: m.pop("batch"), "batch"),
+        (lambda m: m["geometry"].update(pool_kernel=9), "was changed after the build"),
+        (lambda m: m["model"].update(eos_token_id=[7]), "was changed after the build"),
+    ],
+)
+def test_a_changed_manifest_is_refused(
+    copy: Path, change: Callable[[Fields], None], message: str
+) -> None:
+    rewrite(copy, change)
+    with pytest.raises(UserError) as error:
+        Build.open(copy)
+    assert message in error.value.message
+
+
+@pytest.mark.parametrize("name", ["prefill", "compress", "decode", "baseline/decode"])
+def test_a_changed_byte_of_a_graph_is_refused(copy: Path, name: str) -> None:
+    with (copy / f"{name}.onnx").open("r+b") as file:
+        file.seek(100)
+        byte = file.read(1)
+        file.seek(100)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(UserError, match="was changed"):
+        Build.open(copy)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / MANIFEST).unlink(), "is not a build directory"),
+        (lambda d: (d / MANIFEST).write_text("{"), "is not JSON"),
+        (lambda d: (d / MANIFEST).write_text("[]"), "does not hold a JSON object"),
+        (lambda d: (d / f"{MANIFEST}.sha256").unlink(), "is missing"),
+        (lambda d: (d / "decode.onnx").unlink(), "is missing"),
+        (lambda d: (d / "weights/model.safetensors").write_bytes(b"x"), "bytes"),
+    ],
+)
+def test_missing_and_broken_files_are_refused(
+    copy: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    damage(copy)
+    with pytest.raises(UserError) as error:
+        Build.open(copy)
+    assert message in error.value.message

@@ -1,0 +1,117 @@
+"""A build directory appears whole or not at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snapexport.building.staging import staged
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import MANIFEST
+
+
+def test_what_was_written_takes_the_targets_place(tmp_path: Path) -> None:
+    with staged(tmp_path / "a" / "b", overwrite=False) as directory:
+        (directory / "file").write_text("x")
+        assert not (tmp_path / "a" / "b").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (tmp_path / "a" / "b" / "file").read_text() == "x"
+
+
+def test_a_failure_leaves_nothing_not_even_parents(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), staged(tmp_path / "a" / "b", overwrite=False):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    target = tmp_path / "b"
+    target.mkdir()
+    (target / MANIFEST).write_text("old")
+    with pytest.raises(UserError, match="exists already"), staged(target, overwrite=False):
+        pass
+    with pytest.raises(ZeroDivisionError), staged(target, overwrite=True):
+        raise ZeroDivisionError
+    assert (target / MANIFEST).read_text() == "old"
+    with staged(target, overwrite=True) as directory:
+        (directory / MANIFEST).write_text("new")
+    assert (target / MANIFEST).read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_what_is_no_build_is_never_overwritten(tmp_path: Path, make: Callable[..., None]) -> None:
+    target = tmp_path / "precious"
+    make(target)
+    if target.is_dir():
+        (target / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match="not a build"), staged(target, overwrite=True):
+        pass
+    assert target.exists()
+
+
+def start_build(checkpoint: Path, out: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """A build that is under way, and its unfinished directory."""
+    command = [sys.executable, "-m", "snapexport", "build", "--model", str(checkpoint)]
+    command += ["--L-max", "64", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if partial := list(out.parent.glob(f".{out.name}.partial-*")):
+            return process, partial[0]
+        time.sleep(0.01)
+    raise AssertionError("the build never began to write")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_build_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process, _ = start_build(checkpoint, tmp_path / "b")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_build_left_goes_with_the_next(checkpoint: Path, tmp_path: Path) -> None:
+    process, partial = start_build(checkpoint, tmp_path / "b")
+    process.kill()
+    process.communicate(timeout=60)
+    assert partial.is_dir()
+    assert not (tmp_path / "b").exists()
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert not partial.exists()
+
+
+def test_a_living_build_is_left_alone(tmp_path: Path) -> None:
+    with staged(tmp_path / "b", overwrite=False) as first:
+        with pytest.raises(ZeroDivisionError), staged(tmp_path / "b", overwrite=False):
+            raise ZeroDivisionError
+        assert first.is_dir()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: writing fails half-way."""
+    code = (
+        "import resource, sys\n"
+        "from snapexport.commands.app import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    flags = ["build", "--model", str(checkpoint), "--L-max", "64", "--out", str(tmp_path / "b")]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: File too large")
+    assert "\n\nhint: " in done.stderr
+    assert list(tmp_path.iterdir()) == []

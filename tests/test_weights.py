@@ -1,0 +1,104 @@
+"""Weights are linked where their dtype serves, converted where it does not, and never guessed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from snapexport.building import build
+from snapexport.contract.errors import UserError
+from snapexport.exporter.checkpoint import Checkpoint
+from tests.oracle import checkpoints
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def test_a_serving_dtype_is_linked_without_a_copy(checkpoint: Path, tmp_path: Path) -> None:
+    made = build(checkpoint, tmp_path / "b", L_max=32, baseline=True)
+    source = inode(checkpoint / "model.safetensors")
+    assert inode(made.directory / "weights/model.safetensors") == source
+    assert inode(made.directory / "baseline/weights/model.safetensors") == source
+
+
+def test_shards_are_linked_one_by_one(tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3", tmp_path / "m", max_shard_size="100KB")
+    made = build(model, tmp_path / "b", L_max=32)
+    shards = sorted(path.name for path in model.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert [Path(weights.file).name for weights in made.manifest.weights] == shards
+
+
+def test_another_dtype_is_converted_exactly(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
+    made = build(model, tmp_path / "b", L_max=32, dtype="fp32")
+    (weights,) = made.manifest.weights
+    converted = load_file(made.directory / weights.file)
+    original = load_file(model / "model.safetensors")
+    assert converted.keys() == original.keys()
+    assert all(torch.equal(converted[name], original[name].float()) for name in original)
+    assert made.verify_weights() == []
+
+
+def test_only_the_tensors_of_another_dtype_are_converted(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m")
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].half()
+    save_file(tensors, file)
+    made = build(model, tmp_path / "b", L_max=32, dtype="fp32")
+    assert {Path(weights.file).name for weights in made.manifest.weights} == {
+        "model.safetensors",
+        "converted.safetensors",
+    }
+    converted = load_file(made.directory / "weights/converted.safetensors")
+    assert list(converted) == ["model.norm.weight"]
+    assert inode(made.directory / "weights/model.safetensors") == inode(file)
+
+
+def test_the_hubs_own_hash_is_taken(tmp_path: Path) -> None:
+    """A snapshot of the Hub's cache is symlinks to blobs that have their hash for a name."""
+    model, blob = tmp_path / "m", tmp_path / "blobs" / ("ab" * 32)
+    checkpoints.make("llama", model)
+    blob.parent.mkdir()
+    (model / "model.safetensors").rename(blob)
+    (model / "model.safetensors").symlink_to(blob)
+    made = build(model, tmp_path / "b", L_max=32)
+    (weights,) = made.manifest.weights
+    assert weights.sha256 == "ab" * 32
+    assert not (made.directory / weights.file).is_symlink()
+
+
+def test_a_changed_weight_is_noticed_by_a_full_check(checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "m"
+    copy.mkdir()
+    for file in checkpoint.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    made = build(copy, tmp_path / "b", L_max=32)
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    with pytest.raises(UserError, match="was changed"):
+        made.verify_weights()
+
+
+def test_headers_are_read_as_safetensors_writes_them(checkpoint: Path) -> None:
+    found = Checkpoint.open(checkpoint)
+    expected = load_file(checkpoint / "model.safetensors")
+    assert found.tensors.keys() == expected.keys()
+    for name, span in found.tensors.items():
+        data = np.memmap(span.file, np.float32, "r", span.offset, span.shape)
+        assert np.array_equal(data, expected[name].numpy())
+
+
+def test_tensors_that_the_config_needs_are_required(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"lacks 9 tensors.*layers\.2"):
+        build(tmp_path, tmp_path / "b", L_max=32)
+    assert not (tmp_path / "b").exists()
