@@ -1,0 +1,130 @@
+"""The builds that the parity tests share, each made once, and their comparison with the oracle."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from snapexport.building import build
+from snapexport.contract.geometry import CacheGeometry, Policy
+
+from . import checkpoints, masked
+from .masked import OracleRun
+from .raw import RawBuild
+
+STEPS = 64
+LOGITS = 1e-3
+"""Largest difference of fp32 logits that is still the same answer."""
+CACHED = 2e-4
+"""The same of cached keys and values."""
+
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-bf16": ("llama", {"dtype": torch.bfloat16, "seed": 5}),
+    "qwen3-sharded": ("qwen3", {"max_shard_size": "100KB", "seed": 6}),
+    "llama-blind": ("llama", {"blind": True}),
+    "llama-mqa": ("llama", {"num_key_value_heads": 1, "seed": 7}),
+    "qwen3-mha": ("qwen3", {"num_key_value_heads": 4, "seed": 8}),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One build: a checkpoint's name, and the options of `snapexport build`."""
+
+    checkpoint: str = "llama"
+    policy: Policy = "snapstream"
+    L_max: int = 96
+    L_sink: int = 4
+    L_recent: int = 16
+    K: int = 12
+    L_obs: int = 8
+    pool_kernel: int = 5
+    prefill_chunk: int = 32
+    batch: int = 3
+    baseline: bool = False
+    target: str = "onnxruntime"
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        layers = masked.load(checkpoint(self.checkpoint), masked.MASKED).config.num_hidden_layers
+        if self.policy == "full":
+            return CacheGeometry.full(self.L_max, layers)
+        sizes = (self.L_sink, self.L_recent, 0 if self.policy == "streaming" else self.K)
+        return CacheGeometry(self.policy, self.L_max, layers, *sizes, self.L_obs, self.pool_kernel)
+
+    def __str__(self) -> str:
+        """What differs from the defaults."""
+        plain = asdict(Case())
+        changes = {k: v for k, v in asdict(self).items() if v != plain[k]}
+        return ",".join(f"{k}={v}" for k, v in changes.items()) or "default"
+
+
+def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
+    """The one place that knows how a build is asked for."""
+    options = asdict(case)
+    del options["checkpoint"]
+    if case.policy == "streaming":
+        options["K"] = None
+    build(model_dir, out, **options)
+
+
+@cache
+def _workspace() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="snapexport-parity-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@cache
+def checkpoint(name: str) -> Path:
+    """Directory of a named checkpoint, of an architecture or a variant."""
+    architecture, options = _VARIANTS.get(name, (name, {}))
+    return checkpoints.make(architecture, _workspace() / "checkpoints" / name, **options)
+
+
+@cache
+def built(case: Case, prefix: str = "") -> RawBuild:
+    return RawBuild(_build_directory(case), prefix)
+
+
+@cache
+def _build_directory(case: Case) -> Path:
+    out = _workspace() / f"build-{abs(hash(case)):x}"
+    build_checkpoint(checkpoint(case.checkpoint), out, case)
+    return out
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random token ids."""
+    generator = np.random.default_rng([length, seed])
+    return tuple(generator.integers(3, checkpoints.VOCABULARY, length).tolist())
+
+
+@cache
+def oracle(case: Case, length: int, steps: int = STEPS) -> OracleRun:
+    """What a build of `case` must answer to a clear prompt of that length."""
+    model_dir, geometry = checkpoint(case.checkpoint), case.geometry
+    return _first_clear(lambda ids: masked.run(model_dir, ids, geometry, steps), length)
+
+
+@cache
+def plain(name: str, length: int, steps: int = STEPS) -> OracleRun:
+    """transformers' own greedy decoding of a clear prompt by a named checkpoint."""
+    return _first_clear(lambda ids: masked.run_plain(checkpoint(name), ids, steps), length)
+
+
+def _first_clear(answer: Callable[[tuple[int, ...]], OracleRun], length: int) -> OracleRun:
+    runs = (answer(prompt(length, seed)) for seed in range(100))
+    return next(run for run in runs if run.is_clear)
+
+
+def in_groups(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Prompts that share a decode batch."""
+    return [lengths[i : i + size] for i in range(0, len(lengths), size)]

@@ -1,0 +1,129 @@
+"""Tiny random checkpoints whose attention and logits are far from uniform, the same for a seed."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCABULARY = 257
+MAX_POSITIONS = 1024
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 50000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+_RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16}),
+    "llama-linear": (LlamaConfig, {"rope_parameters": _LINEAR_ROPE, "head_dim": 16}),
+    "llama-yarn": (LlamaConfig, {"rope_parameters": _YARN_ROPE, "head_dim": 16}),
+    "llama-tied": (
+        LlamaConfig,
+        {"rope_parameters": _PLAIN_ROPE, "head_dim": 16, "tie_word_embeddings": True},
+    ),
+    "mistral": (
+        MistralConfig,
+        {
+            "rope_parameters": _PLAIN_ROPE,
+            "num_attention_heads": 8,
+            "head_dim": 16,
+            "sliding_window": None,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "qwen2": (Qwen2Config, {"rope_parameters": _PLAIN_ROPE}),
+    "qwen2-tied": (Qwen2Config, {"rope_parameters": _PLAIN_ROPE, "tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, {"rope_parameters": _PLAIN_ROPE, "head_dim": 32}),
+}
+ARCHITECTURES = tuple(_RECIPES)
+
+_GAINS = {"embed_tokens": 0.5, "q_proj": 1.8, "k_proj": 1.8, "v_proj": 1.5, "o_proj": 1.5}
+_GAINS |= {"gate_proj": 1.5, "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
+
+
+def make(
+    architecture: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    blind: bool = False,
+    **changes: Any,
+) -> Path:
+    """Save a random model of `architecture` into `directory`. `changes` go into its config.
+
+    blind: queries are zero, so that all keys score alike and every vote is a tie.
+    """
+    kind, recipe = _RECIPES[architecture]
+    model = AutoModelForCausalLM.from_config(kind(**_COMMON | recipe | changes))
+    randomise(model, seed)
+    if blind:
+        _zero_queries(model)
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    return directory
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Draw every parameter anew: weights by fan-in and gain, norms around one, biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            parameter.copy_(_norm_mean(name) + 0.25 * noise)
+        elif name.endswith(".bias"):
+            parameter.copy_(0.5 * noise)
+        else:
+            parameter.copy_(noise * _scale(name, parameter))
+
+
+def _norm_mean(name: str) -> float:
+    """Norms of queries and keys set how sharp attention is: there a weight scale has no effect."""
+    return 1.8 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+
+
+def _scale(name: str, parameter: torch.Tensor) -> float:
+    gain = _GAINS[name.split(".")[-2]]
+    return gain if "embed_tokens" in name else gain / math.sqrt(parameter.shape[-1])
+
+
+@torch.no_grad()
+def _zero_queries(model: PreTrainedModel) -> None:
+    for name, parameter in model.named_parameters():
+        if "q_proj" in name:
+            parameter.zero_()

@@ -1,0 +1,109 @@
+"""Asks a build and the oracle the same, and asserts that they agree. Failures say by how much."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import cases
+from .cases import CACHED, LOGITS, STEPS, Case
+from .masked import OracleRun
+from .raw import Array, Compressed, RawBuild, Slots
+
+
+def assert_agrees(case: Case, lengths: Sequence[int], steps: int = STEPS) -> None:
+    """Random prompts of these lengths: prefill, kept positions, cache, and a decode together."""
+    for group in cases.in_groups(lengths, case.batch):
+        wants = [cases.oracle(case, length, steps) for length in group]
+        requests = [_checked_request(case, want) for want in wants]
+        assert_decodes(cases.built(case), requests, wants, str(case))
+
+
+def _checked_request(case: Case, want: OracleRun) -> Compressed:
+    where = f"{case} L={len(want.prompt)}"
+    logits, request = handed_over(cases.built(case), want.prompt)
+    assert_logits(logits, want.prefill_logits, f"{where} prefill")
+    assert_same_topk(request, want, where)
+    assert_cache(request, want, case, where)
+    return request
+
+
+def assert_agrees_with_plain(
+    build: RawBuild, checkpoint: str, lengths: Sequence[int], where: str
+) -> None:
+    """As transformers' own model would answer, with nothing hidden."""
+    wants = [cases.plain(checkpoint, length) for length in lengths]
+    requests = []
+    for want in wants:
+        logits, request = handed_over(build, want.prompt)
+        assert_logits(logits, want.prefill_logits, f"{where} L={len(want.prompt)} prefill")
+        requests.append(request)
+    assert_decodes(build, requests, wants, where)
+
+
+def handed_over(build: RawBuild, ids: Sequence[int]) -> tuple[Array, Compressed]:
+    """Logits [V] of the prompt's end, and the request as the decode graph takes it."""
+    if build.single_shot:
+        return build.prefill_single_shot(ids)
+    prefilled = build.prefill(ids)
+    if build.prefix + "compress" in build.manifest["graphs"]:
+        return prefilled.logits, build.compress(prefilled)
+    return prefilled.logits, Compressed(prefilled.length, prefilled.cache, [])
+
+
+def assert_decodes(
+    build: RawBuild, requests: Sequence[Compressed], wants: Sequence[OracleRun], where: str
+) -> None:
+    """All requests decode together, each as it would alone."""
+    slots = Slots(build, requests)
+    for step in range(len(wants[0].decode_logits)):
+        got = slots.step([want.tokens[step] for want in wants])
+        for request, row, want in zip(requests, got, wants, strict=True):
+            place = f"{where} L={request.length} step {step}"
+            assert_logits(row, want.decode_logits[step], place)
+
+
+def assert_logits(got: Array, want: NDArray[np.float32], where: str) -> None:
+    """The same [V] logits, and the same greedy token."""
+    assert got.dtype == np.float32 and got.shape == want.shape, f"{where}: {got.dtype} {got.shape}"
+    error = np.abs(got - want).max()
+    assert error <= LOGITS, f"{where}: logits differ by {error:.2e}"
+    best, second = np.sort(want)[[-1, -2]]
+    tokens = f"{got.argmax()}, not {want.argmax()} (ahead by {best - second:.1e})"
+    assert got.argmax() == want.argmax(), f"{where}: greedy token {tokens}"
+
+
+def assert_same_topk(request: Compressed, want: OracleRun, where: str) -> None:
+    for layer, got in enumerate(request.topk):
+        positions, gaps = want.topk_positions[layer], want.vote_gaps[layer]
+        message = f"{where} layer {layer}: kept {got}, not {positions}; vote gaps {gaps}"
+        assert np.array_equal(got, positions), message
+
+
+def assert_cache(request: Compressed, want: OracleRun, case: Case, where: str) -> None:
+    """Each slot holds the very position that the table of the design names, or zero."""
+    for layer, pair in enumerate(request.cache):
+        for got, prompt in zip(pair, want.prompt_cache[layer], strict=True):
+            expected = expected_slots(prompt, want, case, layer)
+            used = expected.any(-1)
+            error = np.abs(got[0] - expected)[used].max()
+            assert error <= CACHED, f"{where} layer {layer}: cache differs by {error:.2e}"
+            clean = case.policy == "full" or not got[0][~used].any()
+            assert clean, f"{where} layer {layer}: unused slots are not zero"
+
+
+def expected_slots(
+    prompt: NDArray[np.float32], want: OracleRun, case: Case, layer: int
+) -> NDArray[np.float32]:
+    """prompt [Hkv, L, D] -> [Hkv, S, D]."""
+    shape, (heads, length, dim) = case.geometry.layers[layer], prompt.shape
+    slots = np.zeros((heads, shape.slots, dim), np.float32)
+    for position in range(length):
+        ring = shape.L_recent and (position - shape.L_sink) % shape.L_recent
+        slot = position if position < shape.L_sink else shape.L_sink + ring
+        slots[:, slot] = prompt[:, position]
+    for head, row in enumerate(want.topk_positions[layer]):
+        used = row[row >= 0]
+        first = shape.L_sink + shape.L_recent
+        slots[head, first : first + len(used)] = prompt[head, used]
+    return slots

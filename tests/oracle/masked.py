@@ -1,0 +1,174 @@
+"""What a build must answer: the real transformers model, its full cache masked to the kept tokens.
+
+Every position's key and value stays in transformers' own cache. During decode an attention function
+hides, per layer and KV head, what the compressed cache would no longer hold. Knows no graph.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
+
+from snapexport.contract.geometry import CacheGeometry
+
+from .vote import gap, keep, vote
+
+MASKED = "masked_full_cache"
+
+CLEAR_TOKEN = 5e-4
+CLEAR_VOTE = 1e-3
+"""Several times what fp32 rounding was seen to move logits, and votes relative to their size."""
+
+
+@dataclass(frozen=True)
+class OracleRun:
+    """Greedy decoding of one prompt of length L.
+
+    prefill_logits [V], decode_logits [steps, V], tokens [steps + 1]: tokens[i] is fed at position
+    L + i and tokens[i + 1] is the argmax of decode_logits[i]. Per layer: the prompt's keys and
+    values, [Hkv, L, D] each, topk_positions [Hkv, K] ascending (-1: unused), and vote_gaps [Hkv]
+    as `gap` has them.
+    """
+
+    prompt: tuple[int, ...]
+    prefill_logits: NDArray[np.float32]
+    decode_logits: NDArray[np.float32]
+    tokens: list[int]
+    prompt_cache: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
+    topk_positions: list[NDArray[np.int64]]
+    vote_gaps: list[NDArray[np.float64]]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether rounding can change neither a token nor a vote (an exact tie is no doubt)."""
+        gaps = np.concatenate([[1.0], *self.vote_gaps])
+        return self._greedy_gap() > CLEAR_TOKEN and bool(np.all((gaps == 0) | (gaps > CLEAR_VOTE)))
+
+    def _greedy_gap(self) -> float:
+        """Smallest distance of the best logit from the second best, over all steps."""
+        logits = np.vstack([self.prefill_logits, self.decode_logits])
+        best = np.sort(logits, axis=-1)[:, -2:]
+        return float((best[:, 1] - best[:, 0]).min())
+
+
+def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: int) -> OracleRun:
+    """Prefill `prompt` seeing everything, vote, then decode `steps` tokens seeing what is kept."""
+    memory = Memory(geometry, len(prompt))
+    logits, tokens, past = _greedy(load(model_dir, MASKED), prompt, steps, memory=memory)
+    layers = range(geometry.num_layers)
+    return OracleRun(
+        tuple(prompt),
+        logits[0],
+        logits[1:],
+        tokens,
+        _prompt_cache(past, len(prompt)),
+        [memory.kept[layer].numpy() for layer in layers],
+        [memory.gaps[layer].numpy() for layer in layers],
+    )
+
+
+def run_plain(model_dir: Path, prompt: Sequence[int], steps: int) -> OracleRun:
+    """The same with transformers' own eager attention and nothing hidden."""
+    logits, tokens, past = _greedy(load(model_dir, "eager"), prompt, steps)
+    held = _prompt_cache(past, len(prompt))
+    return OracleRun(tuple(prompt), logits[0], logits[1:], tokens, held, [], [])
+
+
+@cache
+def load(model_dir: Path, attention: str) -> Any:
+    """The checkpoint in fp32, whatever it was saved in."""
+    AttentionInterface.register(MASKED, _attend)
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, attn_implementation=attention
+    )
+    return model.eval()
+
+
+@torch.no_grad()
+def _greedy(
+    model: Any, prompt: Sequence[int], steps: int, **options: Any
+) -> tuple[NDArray[np.float32], list[int], DynamicCache]:
+    """Logits [steps + 1, V], the argmax of each, and the cache of all that was fed."""
+    past = DynamicCache(config=model.config)
+    feed, logits, tokens = list(prompt), [], []
+    for _ in range(steps + 1):
+        ids = torch.tensor([feed])
+        out = model(ids, past_key_values=past, logits_to_keep=1, use_cache=True, **options)
+        logits.append(out.logits[0, -1].numpy())
+        tokens.append(int(logits[-1].argmax()))
+        feed = tokens[-1:]
+    return np.stack(logits), tokens, past
+
+
+def _prompt_cache(
+    past: DynamicCache, length: int
+) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    layers: list[Any] = past.layers
+    return [(x.keys[0, :, :length].numpy(), x.values[0, :, :length].numpy()) for x in layers]
+
+
+@dataclass
+class Memory:
+    """Which positions each layer and KV head of one request may see."""
+
+    geometry: CacheGeometry
+    prompt_length: int
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    gaps: dict[int, Tensor] = field(default_factory=dict)
+
+    def visible(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+        """Bool [Hkv, Q, N] for query [H, Q, D] against all keys [Hkv, N, D]."""
+        heads, total, _ = key.shape
+        if total == self.prompt_length:
+            self._remember(layer, query, key, scaling)
+        if total == self.prompt_length or self.geometry.policy == "full":
+            return causal(query.shape[1], total).expand(heads, -1, -1)
+        return self.visible_in_decode(layer, total - 1)[:, None]
+
+    def visible_in_decode(self, layer: int, position: int) -> Tensor:
+        """Bool [Hkv, position + 1]: sinks, the newest L_recent others, and what was kept."""
+        shape, every = self.geometry.layers[layer], torch.arange(position + 1)
+        sink = every < shape.L_sink
+        recent = ~sink & (every > position - shape.L_recent)
+        voted = (self.kept[layer][:, :, None] == every).any(1)
+        return sink | recent | voted
+
+    def _remember(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        shape, window = self.geometry.layers[layer], query[:, -self.geometry.L_obs :]
+        scores = vote(window, key, shape, self.geometry.pool_kernel, scaling)
+        self.kept[layer] = keep(scores, shape)
+        self.gaps[layer] = gap(scores, shape.K)
+
+
+def causal(queries: int, keys: int) -> Tensor:
+    """Bool [Q, N]: the last query sees all the keys."""
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    memory: Memory,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """One request: query [1, H, Q, D], key and value [1, Hkv, N, D] -> [1, Q, H, D]."""
+    assert attention_mask is None, "the mask is the memory's alone"
+    heads, dim = key.shape[1], key.shape[-1]
+    visible = memory.visible(module.layer_idx, query[0], key[0], scaling)
+    grouped = query.reshape(heads, -1, query.shape[2], dim)
+    scores = grouped @ key[0][:, None].mT * scaling
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    mixed = weights @ value[0][:, None]
+    return mixed.reshape(query.shape).transpose(1, 2), None

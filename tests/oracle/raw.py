@@ -1,0 +1,191 @@
+"""Runs a build's graphs through ONNX Runtime by the documented contract, with plain NumPy arrays.
+
+Uses nothing of the runtime, nor the package's own names: what is spelled here is the contract.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Cache = list[tuple[Array, Array]]
+"""Keys and values of every layer."""
+
+
+@dataclass
+class Prefilled:
+    """logits [V]; cache [1, Hkv, T, D]; windows: per layer [1, H, W, D], empty without a vote."""
+
+    length: int
+    logits: Array
+    cache: Cache
+    windows: list[Array]
+
+
+@dataclass
+class Compressed:
+    """cache [1, Hkv, S, D]; topk: per layer [Hkv, K], K = 0 where the graph has no such output.
+
+    Of a build that does not compress: cache [1, Hkv, T, D], no topk.
+    """
+
+    length: int
+    cache: Cache
+    topk: list[Array]
+
+
+class RawBuild:
+    """The graphs of one build directory. `prefix`: "baseline/" for the graphs without surgery."""
+
+    def __init__(self, directory: Path, prefix: str = "") -> None:
+        self.directory = directory
+        self.prefix = prefix
+        self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
+        self.layers: int = self.manifest["model"]["num_hidden_layers"]
+        self.kv_heads: int = self.manifest["model"]["num_key_value_heads"]
+        self.chunk: int = self.manifest["prefill_chunk"]
+        self.batch: int = self.manifest["batch"]
+
+    @cached_property
+    def prefill_session(self) -> ort.InferenceSession:
+        return self._session("prefill")
+
+    @cached_property
+    def compress_session(self) -> ort.InferenceSession:
+        return self._session("compress")
+
+    @cached_property
+    def decode_session(self) -> ort.InferenceSession:
+        return self._session("decode")
+
+    def _session(self, graph: str) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3  # silence: "in-place not activated", at every step
+        entry = self.manifest["graphs"][self.prefix + graph]
+        path = self.directory / entry["file"]
+        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    @property
+    def single_shot(self) -> bool:
+        return "prompt_length" in {value.name for value in self.prefill_session.get_inputs()}
+
+    def prefill(self, prompt: Sequence[int], stale: float = 0.0, pad: int = 0) -> Prefilled:
+        """The prompt chunk by chunk. stale: what an earlier prompt left in the cache's slots."""
+        session = self.prefill_session
+        cache, out = empty_cache(session, self.layers, stale), {}
+        for start in chunk_starts(len(prompt), self.chunk):
+            ids = prompt[start : start + self.chunk]
+            feeds = {
+                "input_ids": padded(ids, self.chunk, pad),
+                "past_length": np.array([start]),
+                "chunk_length": np.array([len(ids)]),
+            }
+            out = run(session, feeds | past(cache))
+            cache = present(out, self.layers)
+        windows = [out[f"query_window.{i}"] for i in range(self.layers) if "query_window.0" in out]
+        return Prefilled(len(prompt), out["logits"][0], cache, windows)
+
+    def compress(self, prefilled: Prefilled) -> Compressed:
+        """The hand-over from the full cache to the compressed one."""
+        feeds = {"prompt_length": np.array([prefilled.length])} | past(prefilled.cache)
+        feeds |= {f"query_window.{i}": window for i, window in enumerate(prefilled.windows)}
+        return self._compressed(prefilled.length, run(self.compress_session, feeds))
+
+    def prefill_single_shot(self, prompt: Sequence[int], pad: int = 0) -> tuple[Array, Compressed]:
+        """The whole padded prompt at once: logits [V] and the compressed cache."""
+        feeds = {
+            "input_ids": padded(prompt, self.chunk, pad),
+            "prompt_length": np.array([len(prompt)]),
+        }
+        out = run(self.prefill_session, feeds)
+        return out["logits"][0], self._compressed(len(prompt), out)
+
+    def _compressed(self, length: int, out: dict[str, Array]) -> Compressed:
+        none = np.zeros((1, self.kv_heads, 0), np.int64)
+        topk = [out.get(f"topk_positions.{i}", none)[0] for i in range(self.layers)]
+        return Compressed(length, present(out, self.layers), topk)
+
+
+class Slots:
+    """The decode slots of a build: each holds one request, at its own length."""
+
+    def __init__(self, build: RawBuild, requests: Sequence[Compressed]) -> None:
+        """Fewer requests than slots: the first one fills the rest. Their answers are dropped."""
+        self.session = build.decode_session
+        self.layers = build.layers
+        self.used = len(requests)
+        rows = [requests[i if i < self.used else 0] for i in range(build.batch)]
+        self.prompt_length = np.array([row.length for row in rows])
+        self.positions = self.prompt_length.copy()
+        self.cache = _stacked([row.cache for row in rows])
+
+    def step(self, tokens: Sequence[int]) -> Array:
+        """Feed one token to every used slot -> logits [used, V]."""
+        idle = len(self.positions) - self.used
+        ids = np.array([*tokens] + [tokens[0]] * idle)[:, None]
+        out = run(self.session, self.feeds(ids))
+        self.cache = present(out, self.layers)
+        self.positions = self.positions + 1
+        return out["logits"][: self.used]
+
+    def feeds(self, ids: Array) -> dict[str, Array]:
+        scalars = {
+            "input_ids": ids,
+            "position_ids": self.positions[:, None],
+            "prompt_length": self.prompt_length,
+        }
+        wanted = {value.name for value in self.session.get_inputs()}
+        return {k: v for k, v in scalars.items() if k in wanted} | past(self.cache)
+
+
+def _stacked(caches: Sequence[Cache]) -> Cache:
+    """[1, ...] each -> [B, ...]."""
+    return [
+        (np.concatenate([k for k, _ in layer]), np.concatenate([v for _, v in layer]))
+        for layer in zip(*caches, strict=True)
+    ]
+
+
+def chunk_starts(length: int, chunk: int) -> list[int]:
+    """Where the chunks begin; the last one is aligned to the prompt's end."""
+    whole = list(range(0, length - chunk + 1, chunk)) or [0]
+    return whole if length <= chunk or length % chunk == 0 else [*whole, length - chunk]
+
+
+def padded(ids: Sequence[int], length: int, pad: int) -> Array:
+    """int64 [1, length], pads at the end."""
+    return np.array([[*ids] + [pad] * (length - len(ids))], np.int64)
+
+
+def empty_cache(session: ort.InferenceSession, layers: int, fill: float) -> Cache:
+    """A cache of the graph's own shape and type, every number `fill`."""
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    return [
+        (
+            np.full(shapes[f"past_key_values.{i}.key"], fill, np.float32),
+            np.full(shapes[f"past_key_values.{i}.value"], fill, np.float32),
+        )
+        for i in range(layers)
+    ]
+
+
+def past(cache: Cache) -> dict[str, Array]:
+    keys = {f"past_key_values.{i}.key": key for i, (key, _) in enumerate(cache)}
+    return keys | {f"past_key_values.{i}.value": value for i, (_, value) in enumerate(cache)}
+
+
+def present(out: dict[str, Array], layers: int) -> Cache:
+    return [(out[f"present.{i}.key"], out[f"present.{i}.value"]) for i in range(layers)]
+
+
+def run(session: ort.InferenceSession, feeds: dict[str, Array]) -> dict[str, Array]:
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))

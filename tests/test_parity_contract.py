@@ -1,0 +1,123 @@
+"""What the contract promises whoever runs the graphs: stale slots, pads, neighbours, buffers."""
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from tests.oracle import cases
+from tests.oracle.cases import Case
+from tests.oracle.compare import assert_agrees_with_plain, expected_slots, handed_over
+from tests.oracle.raw import Compressed, RawBuild, Slots, present
+
+torch.set_num_threads(1)
+
+CHUNKED = Case()
+PORTABLE = Case("llama-mqa", target="portable")
+SINGLE_SHOT = Case(prefill_chunk=96, baseline=True)
+
+
+def test_the_baseline_of_a_single_shot_build_is_plain_transformers() -> None:
+    build = cases.built(SINGLE_SHOT, "baseline/")
+    assert_agrees_with_plain(build, SINGLE_SHOT.checkpoint, (1, 17, 32), "baseline")
+
+
+@pytest.mark.parametrize("length", [1, 20, 21, 33, 64, 95, 96])
+def test_single_shot_and_chunks_hand_over_the_same(length: int) -> None:
+    ids = cases.oracle(CHUNKED, length).prompt
+    chunked_logits, chunked = handed_over(cases.built(CHUNKED), ids)
+    single_logits, single = handed_over(cases.built(SINGLE_SHOT), ids)
+    assert np.abs(chunked_logits - single_logits).max() < 1e-4
+    for one, other in zip(chunked.topk, single.topk, strict=True):
+        assert np.array_equal(one, other)
+    for one, other in zip(flat(chunked), flat(single), strict=True):
+        assert np.abs(one - other).max() < 1e-5
+
+
+def flat(request: Compressed) -> list[Any]:
+    return [array for pair in request.cache for array in pair]
+
+
+@pytest.mark.parametrize("length", [2, 19, 37, 96])
+def test_compress_copies_and_computes_nothing(length: int) -> None:
+    build, want = cases.built(CHUNKED), cases.oracle(CHUNKED, length)
+    prefilled = build.prefill(want.prompt)
+    for layer, pair in enumerate(build.compress(prefilled).cache):
+        for got, full in zip(pair, prefilled.cache[layer], strict=True):
+            slots = expected_slots(full[0, :, :length], want, CHUNKED, layer)
+            assert np.array_equal(got[0], slots)
+
+
+@pytest.mark.parametrize("case", [CHUNKED, PORTABLE], ids=str)
+@pytest.mark.parametrize("length", [2, 20, 27, 40, 96])
+def test_stale_slots_and_pads_change_nothing(length: int, case: Case) -> None:
+    build, ids = cases.built(case), cases.prompt(length)
+    clean, stale = build.prefill(ids), build.prefill(ids, stale=50.0, pad=77)
+    assert np.array_equal(clean.logits, stale.logits)
+    one, other = build.compress(clean), build.compress(stale)
+    assert all(map(np.array_equal, one.topk, other.topk))
+    assert all(map(np.array_equal, flat(one), flat(other)))
+
+
+@pytest.mark.parametrize("length", [2, 40, 95])
+def test_pads_of_a_single_shot_change_nothing(length: int) -> None:
+    build, ids = cases.built(SINGLE_SHOT), cases.prompt(length)
+    (one_logits, one), (other_logits, other) = (
+        build.prefill_single_shot(ids, pad) for pad in (0, 77)
+    )
+    assert np.array_equal(one_logits, other_logits)
+    assert all(map(np.array_equal, flat(one), flat(other)))
+
+
+def request_of(build: RawBuild, length: int) -> Compressed:
+    return handed_over(build, cases.prompt(length))[1]
+
+
+def test_neighbours_change_nothing() -> None:
+    build = cases.built(CHUNKED)
+    mine = request_of(build, 50)
+    one = Slots(build, [mine, request_of(build, 2), request_of(build, 96)])
+    other = Slots(build, [mine, request_of(build, 30), request_of(build, 21)])
+    for step in range(30):
+        assert np.array_equal(one.step([9, 8, 7])[0], other.step([9, 3, step])[0])
+
+
+@pytest.mark.parametrize("case", [CHUNKED, PORTABLE], ids=str)
+def test_what_lies_beyond_the_valid_slots_is_not_read(case: Case) -> None:
+    build = cases.built(case)
+    clean, stale = (request_of(build, 10) for _ in range(2))
+    for array in flat(stale):
+        array[:, :, 10:] = 50.0
+    one, other = Slots(build, [clean] * 3), Slots(build, [stale] * 3)
+    for step in range(20):
+        assert np.array_equal(one.step([step] * 3), other.step([step] * 3))
+
+
+def test_a_present_cache_may_be_the_buffer_of_its_past() -> None:
+    build = cases.built(CHUNKED)
+    requests = [request_of(build, length) for length in (2, 21, 96)]
+    apart, in_place = Slots(build, requests), Slots(build, requests)
+    for step in range(40):
+        want = apart.step([step, step + 1, step + 2])
+        got = step_in_place(in_place, np.array([[step], [step + 1], [step + 2]]))
+        assert np.array_equal(got, want), step
+    for one, other in zip(apart.cache, in_place.cache, strict=True):
+        assert all(map(np.array_equal, one, other))
+
+
+def step_in_place(slots: Slots, ids: np.ndarray) -> np.ndarray:
+    """A decode step whose cache outputs are bound to the buffers of its cache inputs."""
+    arrays = slots.feeds(ids) | {"logits": np.zeros((3, 257), np.float32)}  # OrtValues only borrow
+    buffers = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    binding = slots.session.io_binding()
+    binding.bind_ortvalue_output("logits", buffers.pop("logits"))
+    for name, buffer in buffers.items():
+        binding.bind_ortvalue_input(name, buffer)
+        if name.startswith("past_key_values."):
+            binding.bind_ortvalue_output(name.replace("past_key_values", "present"), buffer)
+    slots.session.run_with_iobinding(binding)
+    written = {name.replace("past_key_values", "present"): x for name, x in arrays.items()}
+    slots.cache, slots.positions = present(written, slots.layers), slots.positions + 1
+    return arrays["logits"]

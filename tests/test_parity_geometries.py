@@ -1,0 +1,68 @@
+"""Geometries of the cache, and prompts at every edge of them."""
+
+import pytest
+import torch
+
+from tests.oracle import cases
+from tests.oracle.cases import Case
+from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
+
+torch.set_num_threads(1)
+
+GEOMETRIES = (
+    Case(),
+    Case("llama-yarn", policy="streaming"),
+    Case("llama-bf16", L_obs=1, pool_kernel=1),
+    Case("llama-mqa", pool_kernel=7, L_recent=8, K=80),
+    Case("qwen3-sharded", L_sink=0, pool_kernel=1, K=5),
+    Case(L_sink=0, L_recent=1, L_obs=1, K=4, pool_kernel=7, batch=1),
+    Case("mistral", L_obs=16, prefill_chunk=16, K=1),
+    Case("qwen2", L_max=70, L_sink=7, L_recent=9, L_obs=9, K=17, batch=2),
+    Case("qwen3-mha", prefill_chunk=95),
+    Case("llama-mqa", target="portable"),
+)
+SINGLE_SHOT = (
+    Case(prefill_chunk=96, baseline=True),
+    Case("llama-linear", prefill_chunk=96, policy="streaming", batch=2),
+    Case("qwen3-mha", prefill_chunk=96, L_obs=1, pool_kernel=7, K=96),
+    Case(prefill_chunk=96, target="portable"),
+)
+"""Each also takes a checkpoint of another kind: of RoPE, of its files, of its KV heads."""
+
+
+def edges(case: Case) -> list[int]:
+    """Prompt lengths on, before and after every border of the geometry and of the chunks."""
+    ring = case.L_sink + case.L_recent
+    borders = (case.L_sink, ring, ring + case.K, case.prefill_chunk, 2 * case.prefill_chunk)
+    near = {border + step for border in borders for step in (-1, 0, 1)}
+    lengths = near | {1, case.L_max - 1, case.L_max}
+    return sorted(length for length in lengths if 0 < length <= case.L_max)
+
+
+@pytest.mark.parametrize("case", GEOMETRIES, ids=str)
+def test_chunked(case: Case) -> None:
+    assert_agrees(case, edges(case))
+
+
+@pytest.mark.parametrize("case", SINGLE_SHOT, ids=str)
+def test_single_shot(case: Case) -> None:
+    assert_agrees(case, edges(case))
+
+
+def test_ties_are_kept_from_the_lowest_position() -> None:
+    case = Case("llama-blind")
+    assert_agrees(case, (21, 50, 96))
+    kept = cases.oracle(case, 50).topk_positions[0][0]
+    assert kept.tolist() == list(range(6, 18))  # the pool's padding lowers candidates 4 and 5
+
+
+def test_the_full_policy_is_plain_transformers() -> None:
+    case = Case(policy="full", L_max=160)
+    assert_agrees(case, (31, 32, 33))
+    assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 64, 96), "full")
+
+
+def test_nothing_is_lost_while_the_prompt_and_its_answer_fit() -> None:
+    """L <= L_sink + L_recent, up to the last position that evicts none."""
+    case = Case(L_recent=76)
+    assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 10, 16), "nothing lost")

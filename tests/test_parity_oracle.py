@@ -1,0 +1,155 @@
+"""The oracle itself: checked against plain transformers, explicit 4-D masks, and loops."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from tests.oracle import cases, masked
+from tests.oracle.checkpoints import ARCHITECTURES
+from tests.oracle.vote import keep, vote
+
+torch.set_num_threads(1)
+
+
+def geometry(name: str, sink: int, recent: int, K: int, window: int = 8) -> CacheGeometry:
+    layers = masked.load(cases.checkpoint(name), "eager").config.num_hidden_layers
+    return CacheGeometry("snapstream", 96, layers, sink, recent, K, window, 5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_cache_that_holds_everything_is_plain_transformers(name: str) -> None:
+    want = cases.plain(name, 70)
+    got = masked.run(cases.checkpoint(name), want.prompt, geometry(name, 4, 200, 12), cases.STEPS)
+    assert np.abs(got.prefill_logits - want.prefill_logits).max() < 1e-4
+    assert np.abs(got.decode_logits - want.decode_logits).max() < 1e-4
+    assert got.tokens == want.tokens
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "mistral", "qwen3"])
+def test_plain_is_what_generate_gives(name: str) -> None:
+    want = cases.plain(name, 33)
+    model = masked.load(cases.checkpoint(name), "sdpa")
+    ids = torch.tensor([want.prompt])
+    out = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=999)
+    assert out[0, 33:].tolist() == want.tokens[:20]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("sink", "recent", "K"), [(4, 16, 0), (0, 8, 0), (4, 16, 12), (2, 8, 30)])
+def test_masking_is_one_forward_with_explicit_masks(
+    name: str, sink: int, recent: int, K: int
+) -> None:
+    ids = cases.prompt(60)
+    got = masked.run(cases.checkpoint(name), ids, geometry(name, sink, recent, K), cases.STEPS)
+    masks = [explicit_mask(60, 60 + cases.STEPS, sink, recent, kept) for kept in got.topk_positions]
+    logits = one_forward(cases.checkpoint(name), [*ids, *got.tokens[:-1]], masks)
+    assert np.abs(logits[59] - got.prefill_logits).max() < 1e-4
+    assert np.abs(logits[60:] - got.decode_logits).max() < 1e-4
+
+
+def explicit_mask(
+    length: int, total: int, sink: int, recent: int, kept: NDArray[np.int64]
+) -> Tensor:
+    """Additive [1, Hkv, total, total], filled position by position from what a ring still holds."""
+    mask = np.full((len(kept), total, total), -np.inf, np.float32)
+    ring: dict[int, int] = {}
+    for position in range(total):
+        if position >= sink:
+            ring[(position - sink) % recent] = position
+        for head, positions in enumerate(kept):
+            seen = list(range(min(sink, position + 1))) + list(ring.values()) + positions.tolist()
+            seen = list(range(position + 1)) if position < length else seen
+            mask[head, position, [p for p in seen if p >= 0]] = 0
+    return torch.tensor(mask)[None]
+
+
+@torch.no_grad()
+def one_forward(model_dir: Path, ids: Sequence[int], masks: Sequence[Tensor]) -> NDArray[Any]:
+    """Logits [N, V] of transformers' eager attention, each layer with a mask of its own."""
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, attn_implementation="eager"
+    )
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    for layer, mask in zip(model.model.layers, masks, strict=True):
+        layer.self_attn.register_forward_pre_hook(
+            _replacing_mask(mask.repeat_interleave(groups, 1)), with_kwargs=True
+        )
+    return model(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
+
+
+def _replacing_mask(mask: Tensor) -> Callable[..., Any]:
+    return lambda _, args, options: (args, options | {"attention_mask": mask})
+
+
+SHAPES = [
+    (4, 16, 12, 8, 5, 90),
+    (0, 8, 7, 8, 7, 50),
+    (2, 4, 9, 1, 1, 33),
+    (1, 6, 40, 3, 5, 20),
+    (3, 5, 4, 5, 7, 9),
+    (3, 5, 4, 5, 7, 8),
+]
+
+
+@pytest.mark.parametrize(("sink", "recent", "K", "window", "pool", "length"), SHAPES)
+def test_the_vote_is_what_loops_count(
+    sink: int, recent: int, K: int, window: int, pool: int, length: int
+) -> None:
+    query, key = random_attention(length)
+    layer = LayerGeometry(sink, recent, K)
+    scores = vote(query[:, -window:], key, layer, pool, 0.25)
+    slow = looped_vote(query.numpy(), key.numpy(), sink, recent, window, pool)
+    assert scores.shape == slow.shape
+    assert np.allclose(scores, slow, rtol=1e-9)
+    for got, row in zip(keep(scores, layer).tolist(), slow, strict=True):
+        best = sorted(range(len(row)), key=lambda j: (-row[j], j))[:K]
+        assert got == sorted(j + sink for j in best) + [-1] * (K - len(best))
+
+
+def random_attention(length: int) -> tuple[Tensor, Tensor]:
+    """Queries [4, L, 16] and keys [2, L, 16], float64: far from uniform."""
+    generator = torch.Generator().manual_seed(length)
+    both = 2 * torch.randn(6, length, 16, generator=generator).double()
+    return both[:4], both[4:]
+
+
+def looped_vote(
+    query: NDArray[Any], key: NDArray[Any], sink: int, recent: int, window: int, pool: int
+) -> NDArray[Any]:
+    """[Hkv, n], one number at a time."""
+    groups, length = len(query) // len(key), key.shape[1]
+    candidates = range(sink, length - recent)
+    scores = np.zeros((len(key), len(candidates)))
+    for head, q in enumerate(query):
+        votes = np.zeros(len(candidates))
+        for i in range(length - window, length):
+            weights = np.exp([q[i] @ key[head // groups, p] / 4 for p in candidates])
+            votes += weights / weights.sum()
+        for j in range(len(candidates)):
+            near = [k for k in range(j - pool // 2, j + pool // 2 + 1) if 0 <= k < len(votes)]
+            scores[head // groups, j] += votes[near].sum() / pool / groups
+    return scores
+
+
+def test_the_vote_keeps_what_kvpress_keeps() -> None:
+    """SnapKVPress.score, restricted to the candidates' softmax: its mean is our sum over W."""
+    query, key = random_attention(90)
+    candidates = key[:, 4:-16].repeat_interleave(2, 0)
+    attention = (query[:, -8:] @ candidates.mT / 4).softmax(-1)
+    scores = torch.nn.functional.avg_pool1d(attention.mean(-2), 5, padding=2, stride=1)
+    want = scores.view(2, 2, -1).mean(1).topk(12).indices.sort(-1).values + 4
+    layer = LayerGeometry(4, 16, 12)
+    assert torch.equal(keep(vote(query[:, -8:], key, layer, 5, 0.25), layer), want)
+
+
+def test_ties_go_to_the_lower_position() -> None:
+    scores = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert keep(scores, LayerGeometry(3, 1, 2)).tolist() == [[4, 5], [3, 4]]
