@@ -98,6 +98,7 @@ def test_a_bad_checkpoint_is_refused(
         (["--prefill-chunk", "65"], "--prefill-chunk 65"),
         (["--prefill-chunk", "4"], "--prefill-chunk 4"),
         (["--kv-budget", "4"], "--kv-budget 4 leaves 0 slots for the ring"),
+        (["--kv-budget", "65"], "--kv-budget 65 is more than --L-max 64"),
         (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together"),
         (["--pool-kernel", "2"], "--pool-kernel 2 is even"),
         (["--policy", "streaming", "--K", "4"], "keeps no top-k"),

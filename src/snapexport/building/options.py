@@ -62,6 +62,12 @@ class BuildOptions:
                 "--kv-budget, --L-recent and --K are given together",
                 "give --kv-budget with at most one of the others: the rest is what remains",
             )
+        if self.kv_budget is not None and self.kv_budget > self.L_max:
+            raise UserError(
+                f"--kv-budget {self.kv_budget} is more than --L-max {self.L_max}: "
+                "nothing would be compressed",
+                f"use a budget below {self.L_max}, or --policy full",
+            )
         if self.policy == "streaming" and self.K:
             raise UserError(f"--policy streaming keeps no top-k, but --K is {self.K}", "drop --K")
 

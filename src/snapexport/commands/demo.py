@@ -9,7 +9,6 @@ example:
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ HELP = "the bundled checkpoint answers a long prompt, with the full cache and wi
 
 PROMPT_TOKENS = 2048
 ANSWER_TOKENS = 12
+PARAMS = SamplingParams(max_tokens=ANSWER_TOKENS, stop=("\n",))
 EXCERPT_LINES = 5
 
 
@@ -89,7 +89,7 @@ def _build(out: Path, kv_budget: int) -> Build:
         options = BuildOptions(
             model=str(checkpoint),
             out=out,
-            L_max=PROMPT_TOKENS,
+            L_max=PROMPT_TOKENS + ANSWER_TOKENS,  # the full cache has to hold the answer too
             kv_budget=kv_budget,
             batch=1,
             baseline=True,
@@ -113,40 +113,49 @@ def _print_prompt(prompt: VaultPrompt) -> None:
 def _ask(
     build: Build, baseline: bool, prompt: VaultPrompt, others: list[VaultPrompt], show: bool
 ) -> Answer:
-    """Stream the answer, and count how many of the other prompts this cache gets right."""
+    """Stream the answer, show what it rested on, and count the others that come out right."""
     name = "full cache" if baseline else build.manifest.geometry.policy
     llm = LLM(build.directory, baseline=baseline)
-    params = SamplingParams(max_tokens=ANSWER_TOKENS, stop=("\n",))
-    started = time.perf_counter()
-    text = ""
     if show:
         OUT.print(f"\n[bold]{name}[/] answers", end="")
-    for increment in llm.stream(prompt.text, params):
-        text += increment.text
-        if show:
-            sys.stdout.write(increment.text)
-            sys.stdout.flush()
+    started = time.perf_counter()
+    text = _stream(llm, prompt, show)
     seconds = time.perf_counter() - started
     kept = llm.engine.topk_positions()
-    completions = llm.generate([other.text for other in others], params) if others else []
-    right = sum(
-        completion.text.strip() == other.answer.strip()
-        for completion, other in zip(completions, others, strict=True)
-    )
-    memory = build_summary(build)["memory"]
-    nbytes = memory["full_cache_bytes_per_request" if baseline else "cache_bytes_per_request"]
+    right = _count_right(llm, others)
+    nbytes = _cache_bytes(build, baseline)
     answer = Answer(name, text, prompt.answer, nbytes, seconds, right, len(others))
     if show:
         _print_answer(answer)
-        if kept is not None:
-            for line in kept_picture(build.manifest.geometry, kept, prompt.tokens):
-                OUT.print(line)
+        for line in kept_picture(build.manifest.geometry, kept, prompt.tokens) if kept else ():
+            OUT.print(line)
     return answer
+
+
+def _stream(llm: LLM, prompt: VaultPrompt, show: bool) -> str:
+    text = ""
+    for increment in llm.stream(prompt.text, PARAMS):
+        text += increment.text
+        if show:
+            OUT.print(increment.text, end="", markup=False)
+    return text
+
+
+def _count_right(llm: LLM, prompts: list[VaultPrompt]) -> int:
+    completions = llm.generate([prompt.text for prompt in prompts], PARAMS) if prompts else []
+    pairs = zip(completions, prompts, strict=True)
+    return sum(completion.text.strip() == prompt.answer.strip() for completion, prompt in pairs)
+
+
+def _cache_bytes(build: Build, baseline: bool) -> int:
+    memory = build_summary(build)["memory"]
+    return int(memory["full_cache_bytes_per_request" if baseline else "cache_bytes_per_request"])
 
 
 def _print_answer(answer: Answer) -> None:
     verdict = "[green]right[/]" if answer.right else "[red]wrong[/]"
+    others = f"{answer.others_right} of {answer.others} other prompts right, "
     OUT.print(
-        f"\n{verdict}, {answer.others_right} of {answer.others} other prompts right, "
-        f"{size(answer.cache_bytes)} of cache, {answer.seconds:.2f} s"
+        f"\n{verdict}, {others if answer.others else ''}{size(answer.cache_bytes)} of cache, "
+        f"{answer.seconds:.2f} s"
     )
