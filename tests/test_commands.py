@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +195,29 @@ def test_inspect_counts_bytes_and_shows_the_kept_positions(
             assert set(head) <= set(range(4, 48))
     assert main(flags) == 0
     assert capsys.readouterr().out.count("head ") >= 4
+
+
+@pytest.mark.parametrize(
+    ("package", "argv", "extra"),
+    [
+        ("torch", ["build", "--model", "x", "--L-max", "8", "--out", "y"], "snapexport[build]"),
+        ("onnxruntime", ["generate", "x", "--prompt", "y"], "snapexport[cpu]"),
+        ("polygraphy", ["diff", "x"], "snapexport[build]"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    tiny_build: Build, package: str, argv: list[str], extra: str
+) -> None:
+    if argv[1] == "x":
+        argv = [argv[0], str(tiny_build.directory), *argv[2:]]
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from snapexport.commands.app import main; sys.exit(main({argv!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: the package '{package}' is not installed\n\nhint: ")
+    assert extra in done.stderr
 
 
 def test_build_prints_a_summary_for_programs(

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnxruntime
+import transformers
 from polygraphy.logger import G_LOGGER
 
 from snapexport.accuracy.difference import Difference, differences, run_all
@@ -17,8 +18,9 @@ from snapexport.contract.build_directory import Build
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Polygraphy's log, and ONNX Runtime's remark on every cache that it has to copy."""
+    """Without the libraries' logs: ONNX Runtime remarks on every cache that it has to copy."""
     onnxruntime.set_default_logger_severity(3)
+    transformers.utils.logging.disable_progress_bar()
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         yield
 

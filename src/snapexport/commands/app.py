@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
+        place = error.filename2 or error.filename  # of a copy, the second is the target
+        where = f": {place}" if place else ""
         return _tell(f"{error.strerror or error}{where}", "check the disk, the path and its rights")
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

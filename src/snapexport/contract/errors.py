@@ -22,7 +22,8 @@ def needs_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
+        package = (missing.name or "of an import").partition(".")[0]
         raise UserError(
-            f"the package '{missing.name}' is not installed",
+            f"the package '{package}' is not installed",
             f"pip install 'snapexport[{extra}]'",
         ) from missing
