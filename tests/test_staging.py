@@ -75,8 +75,8 @@ def test_an_interrupted_build_leaves_nothing(
     process, _ = start_build(checkpoint, tmp_path / "b")
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
     assert "Traceback" not in errors
+    assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
 
 

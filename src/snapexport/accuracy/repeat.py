@@ -29,7 +29,7 @@ from snapexport.contract.build_directory import Build
 COMMANDS = "commands.sh"
 LOADER = "load_data.py"
 
-_LOADER_HEADER = '''"""What the graphs take: polygraphy run --data-loader-script load_data.py:NAME."""
+_LOADER_HEADER = '''"""What the graphs take, for polygraphy run --data-loader-script FILE:NAME."""
 
 from pathlib import Path
 

@@ -1,0 +1,7 @@
+"""Runs a build: requests in, text out.
+
+    requests -> scheduler (who is next) -> engine (which numbers) -> sampling, text -> increments
+
+`llm.LLM` ties them together. Needs numpy, tokenizers and an engine's library, and never torch or
+transformers. Importing this package loads none of them.
+"""

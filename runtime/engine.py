@@ -1,0 +1,77 @@
+"""What a runtime needs of an engine: two verbs, and the limits within which they work.
+
+An engine owns its caches. The caller names slots and never sees a key or a value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract.manifest import Manifest
+
+Integers = NDArray[np.int64]
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can take. Tokens are fed at positions below `positions`."""
+
+    batch: int
+    prefill_chunk: int
+    longest_prompt: int
+    positions: int
+    vocab_size: int
+    eos_token_id: frozenset[int]
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, full_cache: bool) -> "Limits":
+        """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
+        L_max, model = manifest.geometry.L_max, manifest.model
+        longest = min(L_max, model.max_position_embeddings)
+        return cls(
+            batch=manifest.batch,
+            prefill_chunk=manifest.prefill_chunk,
+            longest_prompt=longest,
+            positions=longest if full_cache else model.max_position_embeddings,
+            vocab_size=model.vocab_size,
+            eos_token_id=frozenset(model.eos_token_id),
+        )
+
+
+class Engine(Protocol):
+    """Logits are the engine's own buffers: read them before the next call."""
+
+    @property
+    def limits(self) -> Limits:
+        """What this engine can take."""
+        ...
+
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
+    ) -> Logits:
+        """Run one chunk of a prompt, from position `past_length` on; logits [V] of its last token.
+
+        The chunk that ends at `prompt_length` also fills decode slot `slot`. The chunks of one
+        prompt follow each other, with decode steps but no other prompt between them.
+        """
+        ...
+
+    def decode(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Logits:
+        """Run one token of every slot, each argument [B]; logits [B, V].
+
+        Idle slots take zeros, and their contents are lost: a prompt's last chunk rewrites them.
+        """
+        ...
+
+    def topk_positions(self) -> list[Integers] | None:
+        """For each layer what the last prompt kept, [Hkv, K], -1 where unused.
+
+        None where nothing is compressed.
+        """
+        ...

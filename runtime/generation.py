@@ -1,0 +1,52 @@
+"""One request while it lives: its tokens so far, its own chance, its text, and its end.
+
+Sees logits and nothing of where they come from: no engine, no slot, no neighbour.
+"""
+
+from tokenizers import Tokenizer
+
+from snapexport.runtime.engine import Limits, Logits
+from snapexport.runtime.requests import FinishReason, Increment, Request
+from snapexport.runtime.sampling import generator, sample
+from snapexport.runtime.text import NoText, TextStream
+
+
+class Generation:
+    """Grows by a token with each `advance`, until an increment carries a finish_reason."""
+
+    def __init__(
+        self, request_id: int, request: Request, limits: Limits, tokenizer: Tokenizer | None
+    ) -> None:
+        self.prompt_token_ids = request.prompt_token_ids
+        self.last_token = request.prompt_token_ids[-1]
+        self._request_id = request_id
+        self._params = request.params
+        self._limits = limits
+        self._chance = generator(request.params)
+        self._text = TextStream(tokenizer, request.params.stop) if tokenizer else NoText()
+        self._count = 0
+
+    @property
+    def position(self) -> int:
+        """Where the last token stands, counted from the beginning of the prompt."""
+        return len(self.prompt_token_ids) + self._count - 1
+
+    def advance(self, logits: Logits) -> Increment:
+        """Choose the next token from logits [V]."""
+        self.last_token = sample(logits, self._params, self._chance)
+        self._count += 1
+        text, reason = self._read(self.last_token)
+        return Increment(self._request_id, text, (self.last_token,), reason)
+
+    def _read(self, token: int) -> tuple[str, FinishReason | None]:
+        if token in self._limits.eos_token_id and not self._params.ignore_eos:
+            return self._text.finish(), "stop"
+        text = self._text.push(token)
+        if self._is_full and not self._text.stopped:
+            text += self._text.finish()
+            return text, "stop" if self._text.stopped else "length"
+        return text, "stop" if self._text.stopped else None
+
+    @property
+    def _is_full(self) -> bool:
+        return self._count == self._params.max_tokens or self.position >= self._limits.positions

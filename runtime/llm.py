@@ -1,0 +1,136 @@
+"""The front door: `LLM(build_dir).generate(prompts, params)`, in vLLM's manner.
+
+Responsible for who gets which increment. What happens in a step is `loop`'s, what is a valid prompt
+`prompts`'s. Not thread-safe.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from snapexport.contract.build_directory import Build
+from snapexport.runtime import prompts as prompts_module
+from snapexport.runtime.engine import Engine
+from snapexport.runtime.loop import Loop
+from snapexport.runtime.prompts import Params, Prompt, load_tokenizer
+from snapexport.runtime.requests import Completion, Increment, Request, SamplingParams
+
+
+class LLM:
+    """A build, loaded. Requests of `generate`, `stream` and `submit` share its slots."""
+
+    def __init__(
+        self,
+        build_dir: Path | str,
+        *,
+        baseline: bool = False,
+        threads: int | None = None,
+        prepack: bool = False,
+        token_budget: int | None = None,
+    ) -> None:
+        """Load a build. Raises UserError.
+
+        baseline: run its uncompressed graphs. prepack: a second copy of the weights, laid out for
+        faster decoding of several slots. token_budget: tokens of one step, prefill and decode.
+        """
+        from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+
+        build = Build.open(build_dir)
+        engine = OnnxRuntimeEngine(build, baseline, threads, prepack)
+        self._set_up(engine, load_tokenizer(build.directory), token_budget)
+
+    @classmethod
+    def from_engine(
+        cls, engine: Engine, tokenizer: Tokenizer | None = None, token_budget: int | None = None
+    ) -> "LLM":
+        """An LLM on an engine of the caller's own."""
+        llm = cls.__new__(cls)
+        llm._set_up(engine, tokenizer, token_budget)
+        return llm
+
+    def _set_up(self, engine: Engine, tokenizer: Tokenizer | None, budget: int | None) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._loop = Loop(engine, tokenizer, budget)
+        self._boxes: dict[int, deque[Increment]] = {}
+        self._outbox: deque[Increment] = deque()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None
+    ) -> list[Completion]:
+        """Complete every prompt: a text, token ids, or a list of either. The order is kept."""
+        requests = self._read(prompts, params)
+        parts: dict[int, list[Increment]] = defaultdict(list)
+        for increment in self._follow(requests):
+            parts[increment.request_id].append(increment)
+        in_order = [parts[request_id] for request_id in sorted(parts)]
+        return [_joined(*pair) for pair in zip(requests, in_order, strict=True)]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Increment]:
+        """Complete one prompt step by step. Closing the iterator cancels the request."""
+        return self._follow(self._read([prompt], params))
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queue one prompt for `step`; returns the id that its increments carry."""
+        return self._loop.submit(*self._read([prompt], params))
+
+    def step(self) -> list[Increment]:
+        """Advance everything by one step; what the submitted requests gained since the last."""
+        self._step()
+        increments = list(self._outbox)
+        self._outbox.clear()
+        return increments
+
+    def cancel(self, request_id: int) -> None:
+        """End a request and free its slot; its last increment says "cancelled".
+
+        Nothing happens if it has ended.
+        """
+        if increment := self._loop.cancel(request_id):
+            self._deliver(increment)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything left to do or to tell."""
+        return self._loop.busy or bool(self._outbox)
+
+    def _read(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[Request]:
+        return prompts_module.read(prompts, params, self.tokenizer, self.engine.limits)
+
+    def _follow(self, requests: Sequence[Request]) -> Iterator[Increment]:
+        """Submit, step and hand out until the requests end, or the caller leaves."""
+        box: deque[Increment] = deque()
+        live: set[int] = set()
+        try:
+            for request in requests:
+                live.add(request_id := self._loop.submit(request))
+                self._boxes[request_id] = box
+            while live:
+                while not box:
+                    self._step()
+                increment = box.popleft()
+                if increment.finish_reason:
+                    live.remove(increment.request_id)
+                    del self._boxes[increment.request_id]
+                yield increment
+        finally:
+            for request_id in live:
+                self._loop.cancel(request_id)
+                del self._boxes[request_id]
+
+    def _step(self) -> None:
+        for increment in self._loop.step():
+            self._deliver(increment)
+
+    def _deliver(self, increment: Increment) -> None:
+        self._boxes.get(increment.request_id, self._outbox).append(increment)
+
+
+def _joined(request: Request, increments: Sequence[Increment]) -> Completion:
+    tokens = tuple(token for increment in increments for token in increment.token_ids)
+    text = "".join(increment.text for increment in increments)
+    reason = increments[-1].finish_reason
+    assert reason is not None
+    return Completion(request.prompt_token_ids, text, tokens, reason)

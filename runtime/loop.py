@@ -1,0 +1,87 @@
+"""Continuous batching: carries out the scheduler's plans on an engine.
+
+Knows neither prompts as text nor callers. Not thread-safe: one thread steps, submits and cancels.
+"""
+
+from itertools import count
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from snapexport.runtime.engine import Engine, Logits
+from snapexport.runtime.generation import Generation
+from snapexport.runtime.requests import Increment, Request
+from snapexport.runtime.scheduler import Chunk, Scheduler
+
+
+class Loop:
+    """Requests on one engine. A request is live from `submit` to its last increment."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, budget: int | None) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._limits = engine.limits
+        self._scheduler = Scheduler(self._limits.batch, self._limits.prefill_chunk, budget)
+        self._live: dict[int, Generation] = {}
+        self._ids = count()
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; the returned id is on its increments."""
+        request_id = next(self._ids)
+        self._live[request_id] = Generation(request_id, request, self._limits, self._tokenizer)
+        self._scheduler.add(request_id, len(request.prompt_token_ids))
+        return request_id
+
+    def cancel(self, request_id: int) -> Increment | None:
+        """End a request now. None if it had ended before."""
+        if request_id not in self._live:
+            return None
+        self._forget(request_id)
+        return Increment(request_id, "", (), "cancelled")
+
+    def step(self) -> list[Increment]:
+        """Decode every running request once, and prefill as far as the budget goes.
+
+        What an error leaves behind is for the caller to cancel.
+        """
+        plan = self._scheduler.schedule()
+        increments = self._decode(plan.decode)
+        for chunk in plan.prefill:
+            increments += self._prefill(chunk)
+        return increments
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is live."""
+        return bool(self._live)
+
+    def _decode(self, slots: dict[int, int]) -> list[Increment]:
+        if not slots:
+            return []
+        inputs = np.zeros((3, self._limits.batch), np.int64)
+        for request_id, slot in slots.items():
+            live = self._live[request_id]
+            inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
+        logits = self._engine.decode(*inputs)
+        rows = ((request_id, logits[slot]) for request_id, slot in slots.items())
+        return [increment for row in rows for increment in self._sample(*row)]
+
+    def _prefill(self, chunk: Chunk) -> list[Increment]:
+        if chunk.request_id not in self._live:
+            return []
+        prompt = self._live[chunk.request_id].prompt_token_ids
+        tokens = prompt[chunk.start : chunk.end]
+        logits = self._engine.prefill(chunk.slot, tokens, chunk.start, len(prompt))
+        return self._sample(chunk.request_id, logits) if chunk.is_last else []
+
+    def _sample(self, request_id: int, logits: Logits) -> list[Increment]:
+        if request_id not in self._live:
+            return []
+        increment = self._live[request_id].advance(logits)
+        if increment.finish_reason:
+            self._forget(request_id)
+        return [increment]
+
+    def _forget(self, request_id: int) -> None:
+        del self._live[request_id]
+        self._scheduler.finish(request_id)

@@ -1,0 +1,104 @@
+"""Runs a build's graphs with ONNX Runtime on the CPU.
+
+Owns the caches: decode's with a row for each slot and, where prefill goes chunk by chunk, one of
+full length for the prompt in prefill. They are allocated here, once, and written in place.
+Responsible for which graph runs on which buffers; what a graph computes is the build's affair.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
+from snapexport.runtime.engine import Integers, Limits, Logits
+from snapexport.runtime.onnxruntime_prefill import Chunked, Compress, Copy, SingleShot
+from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
+
+
+class OnnxRuntimeEngine:
+    """A build on the CPU.
+
+    `baseline` runs its graphs without compression. `prepack` buys faster decoding of 2 to 16 slots
+    with a second copy of the weights.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        baseline: bool = False,
+        threads: int | None = None,
+        prepack: bool = False,
+    ) -> None:
+        _require_runnable(build, baseline)
+        self._build = build
+        self._threads = threads
+        self._compresses = build.manifest.geometry.compresses and not baseline
+        self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
+        # A build of the full cache is its own baseline.
+        from_baseline = baseline and build.has_baseline
+        decode = self._graph("baseline/decode" if from_baseline else "decode", prepack)
+        # The full cache's graph has no use for the prompt's length, and no such input.
+        lengths = {names.PROMPT_LENGTH: np.zeros(self.limits.batch, np.int64)}
+        self._decode_buffers = buffers_for(decode.entry, lengths)
+        self._decode = decode.bind(self._decode_buffers)
+        prefill = self._graph("baseline/prefill" if from_baseline else "prefill")
+        self._prefill, self._kept = self._make_prefill(prefill)
+
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
+    ) -> Logits:
+        """One chunk; the last one fills the slot. The logits stay valid until the next call."""
+        return self._prefill.run(slot, token_ids, past_length, prompt_length)
+
+    def decode(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Logits:
+        """One token for every slot. The logits stay valid until the next call."""
+        self._decode_buffers[names.INPUT_IDS][:, 0] = input_ids
+        self._decode_buffers[names.POSITION_IDS][:, 0] = position_ids
+        self._decode_buffers[names.PROMPT_LENGTH][:] = prompt_length
+        self._decode.run()
+        return self._decode_buffers[names.LOGITS].astype(np.float32, copy=False)
+
+    def topk_positions(self) -> list[NDArray[np.int64]] | None:
+        """For each layer what the last prompt kept, [Hkv, K], -1 where unused.
+
+        None where nothing is compressed.
+        """
+        if not self._compresses:
+            return None
+        heads = self._build.manifest.model.num_key_value_heads
+        nothing = np.empty((1, heads, 0), np.int64)
+        layers = range(self._build.manifest.geometry.num_layers)
+        return [self._kept.get(names.topk_positions(layer), nothing)[0].copy() for layer in layers]
+
+    def _make_prefill(self, graph: Graph) -> tuple[SingleShot | Chunked, Buffers]:
+        """The way into a slot, and the buffers that hold the kept positions afterwards."""
+        decode, batch = self._decode_buffers, self.limits.batch
+        if self._build.manifest.single_shot:
+            single_shot = SingleShot(graph, decode, batch)
+            return single_shot, single_shot.buffers
+        buffers = buffers_for(graph.entry)
+        if not self._compresses:
+            return Chunked(graph, buffers, Copy(buffers, decode)), {}
+        compress = Compress(self._graph("compress"), buffers, decode, batch)
+        return Chunked(graph, buffers, compress), compress.buffers
+
+    def _graph(self, name: GraphName, prepack: bool = False) -> Graph:
+        return Graph(self._build, name, self._threads, prepack)
+
+
+def _require_runnable(build: Build, baseline: bool) -> None:
+    if build.manifest.dtype == "bf16":
+        raise UserError(
+            f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
+            "build it again with --dtype fp32",
+        )
+    if baseline and build.manifest.geometry.compresses and not build.has_baseline:
+        raise UserError(
+            f"{build.directory} has no baseline graphs", "build it again with --baseline"
+        )

@@ -1,0 +1,115 @@
+"""Reads what a caller passes as prompts and parameters into requests.
+
+Everything is checked here, before anything is queued. Knows no scheduler and runs nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.engine import Limits
+from snapexport.runtime.requests import Request, SamplingParams
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+def load_tokenizer(directory: Path) -> Tokenizer | None:
+    """The build's tokenizer, if it has one. It never cuts or pads a prompt."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{path} cannot be read: {error}", "copy it from the checkpoint") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read(
+    prompts: Prompt | Sequence[Prompt], params: Params, tokenizer: Tokenizer | None, limits: Limits
+) -> list[Request]:
+    """One request for each prompt, in order. Raises UserError."""
+    each = _one_or_many(prompts)
+    return [
+        Request(_token_ids(prompt, tokenizer, limits), _usable(one, tokenizer))
+        for prompt, one in zip(each, _params_for_each(params, len(each)), strict=True)
+    ]
+
+
+def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text is one prompt, and so is a list of integers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    each = list(_iterable(prompts))
+    if each and all(isinstance(item, Integral) for item in each):
+        return [each]
+    return each
+
+
+def _params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise UserError(
+            f"{len(params)} sampling parameters for {count} prompts",
+            "give one SamplingParams, or one for each prompt",
+        )
+    return params
+
+
+def _usable(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise UserError(f"{params!r} is not a SamplingParams", "make one: SamplingParams(...)")
+    if params.stop and tokenizer is None:
+        raise _no_tokenizer("a stop string was given")
+    return params
+
+
+def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> tuple[int, ...]:
+    ids = _encode(prompt, tokenizer) if isinstance(prompt, str) else list(_iterable(prompt))
+    if not ids:
+        raise UserError("a prompt is empty", "give it one token or more")
+    if len(ids) > limits.longest_prompt:
+        raise UserError(
+            f"a prompt has {len(ids)} tokens, the build takes {limits.longest_prompt}",
+            "shorten it, or build again with a larger --L-max",
+        )
+    return tuple(_known_token(token, limits.vocab_size) for token in ids)
+
+
+def _encode(text: str, tokenizer: Tokenizer | None) -> list[int]:
+    if tokenizer is None:
+        raise _no_tokenizer("a prompt is text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"a prompt is not valid text: {error}", "pass valid Unicode") from None
+    return tokenizer.encode(text).ids if text else []  # an empty text could become a lone BOS
+
+
+def _known_token(token: object, vocab_size: int) -> int:
+    if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+        raise UserError(
+            f"{token!r} is not a token of the model",
+            f"token ids are whole numbers from 0 to {vocab_size - 1}",
+        )
+    return int(token)
+
+
+def _iterable(value: Iterable[Any]) -> Iterable[Any]:
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
+        raise UserError(f"{value!r} is not a prompt", "give a text, a list of token ids, or a list")
+    return value
+
+
+def _no_tokenizer(why: str) -> UserError:
+    return UserError(
+        f"{why}, and the build has no tokenizer.json", "pass token ids, or add the tokenizer"
+    )

@@ -1,0 +1,98 @@
+"""The nouns of a run: what is asked for, and what comes back.
+
+Responsible for what their values may be. Knows no engine, no scheduler and no tokenizer.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal
+
+from snapexport.contract.errors import UserError
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it ends. Immutable, and valid once it exists.
+
+    temperature 0 takes the likeliest token; otherwise temperature, then top_k (0: off), then top_p
+    (1: off) shape the distribution. The same seed on the same build gives the same tokens.
+    A text in `stop` ends the request and is not part of its text.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
+        self._require("temperature", _real(self.temperature, 0), "0 (greedy) or a number above it")
+        self._require("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1")
+        self._require("top_k", _whole(self.top_k, 0), "0 (off) or a whole number above it")
+        self._require("seed", self.seed is None or _whole(self.seed, 0), "0 or more, or None")
+        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        self._require("stop", _are_texts(self.stop), "texts of one character or more")
+        object.__setattr__(self, "stop", tuple(self.stop))
+
+    def _require(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise UserError(
+                f"{name} {getattr(self, name)!r} cannot be used", f"{name} must be {allowed}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt that fits the engine, and how it is to be continued. Made by `prompts.read`."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """What one step added to one request. The last one, and no other, has a finish_reason."""
+
+    request_id: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request. `text` is what its increments' texts join to; so are the token ids.
+
+    An end-of-sequence token is in `token_ids` and not in `text`.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _real(value: object, least: float, most: float = sys.float_info.max) -> bool:
+    """Whether it is a number within the limits: NaN and infinity are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return least <= float(value) <= most
+
+
+def _are_texts(values: object) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(isinstance(text, str) and text for text in values)

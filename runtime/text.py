@@ -1,0 +1,116 @@
+"""From tokens to text, token by token: whole characters only, and nothing past a stop string.
+
+Knows no request and no sampling. What `push` and `finish` return joins to the tokenizer's own
+decoding of all the tokens, cut before the first stop string.
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class Detokenizer:
+    """Text of a growing list of tokens, held back while its last character is incomplete."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._restart()
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+        self._held.append(token)
+        try:
+            text = self._stream.step(self._tokenizer, token)
+        except Exception as error:  # the library raises nothing narrower
+            if "prefix" not in str(error):
+                raise
+            return self.finish()  # broken bytes changed the meaning of those before them
+        if text is None:
+            return ""
+        self._held.clear()
+        return text
+
+    def finish(self) -> str:
+        """What is still held back, with a replacement character where it is incomplete."""
+        text = self._tokenizer.decode(self._held)
+        self._restart()
+        return text
+
+    def _restart(self) -> None:
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._held: list[int] = []
+
+
+class StopStrings:
+    """Passes text on up to the first stop string, whichever way the text is split.
+
+    The first is the one that ends first; the longest of those that end together. What may be the
+    beginning of a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """The part of the text so far that can no longer belong to a stop string."""
+        self._held += text
+        ends = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if ends:
+            self.found = True
+            return self._release(min(ends)[1])
+        return self._release(len(self._held) - self._longest_beginning())
+
+    def finish(self) -> str:
+        """What was held back: it was no stop string after all. Nothing once one was found."""
+        return "" if self.found else self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        return text
+
+    def _longest_beginning(self) -> int:
+        """Length of the longest end of the held text with which a stop string begins."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        lengths = range(min(longest, len(self._held)), 0, -1)
+        return next((n for n in lengths if self._begins_stop(self._held[-n:])), 0)
+
+    def _begins_stop(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self._stops)
+
+
+class TextStream:
+    """A detokenizer followed by the stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met. Nothing follows then."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """The text that is certain now that this token has come."""
+        return self._stops.push(self._detokenizer.push(token))
+
+    def finish(self) -> str:
+        """The text that was held back."""
+        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+
+
+class NoText:
+    """Stands in for a text stream where the build has no tokenizer: tokens only."""
+
+    stopped = False
+
+    def push(self, token: int) -> str:
+        """Nothing."""
+        return ""
+
+    def finish(self) -> str:
+        """Nothing."""
+        return ""

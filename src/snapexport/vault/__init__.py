@@ -1,0 +1,14 @@
+"""The vault: a small checkpoint that finds entries in long prompts, and its prompts.
+
+The prompts need the standard library only; the checkpoint lies in `CHECKPOINT`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .prompts import VaultPrompt, make_prompt
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+__all__ = ["CHECKPOINT", "VaultPrompt", "make_prompt"]

@@ -1,0 +1,60 @@
+"""An engine without a model: a token follows from its own request's history, and from nothing else.
+
+It has real slots, so that a slot used twice, a chunk left out or a neighbour's token shows.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from snapexport.runtime.engine import Integers, Limits, Logits
+
+
+def make_limits(
+    batch: int = 3,
+    prefill_chunk: int = 4,
+    longest_prompt: int = 40,
+    positions: int = 1000,
+    vocab_size: int = 257,
+    eos_token_id: frozenset[int] = frozenset(),
+) -> Limits:
+    return Limits(batch, prefill_chunk, longest_prompt, positions, vocab_size, eos_token_id)
+
+
+class FakeEngine:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.slots: list[list[int]] = [[] for _ in range(limits.batch)]
+        self.in_prefill: list[int] = []
+        self.steps: list[str] = []
+        self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
+
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
+    ) -> Logits:
+        self.steps.append("prefill")
+        assert past_length <= len(self.in_prefill) or past_length == 0, "a chunk was left out"
+        self.in_prefill[past_length:] = token_ids
+        if len(self.in_prefill) == prompt_length:
+            self.slots[slot] = list(self.in_prefill)
+        return self._next(self.in_prefill)
+
+    def decode(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Logits:
+        self.steps.append("decode")
+        for slot, history in enumerate(self.slots):
+            del history[position_ids[slot] :]  # an idle slot loses what it held
+            assert len(history) == position_ids[slot], "a position was left out"
+            assert 0 <= prompt_length[slot] <= self.limits.longest_prompt
+            history.append(int(input_ids[slot]))
+            self._logits[slot] = self._next(history)
+        return self._logits
+
+    def topk_positions(self) -> None:
+        return None
+
+    def _next(self, history: Sequence[int]) -> Logits:
+        seed = zlib.crc32(np.asarray(history, np.int64).tobytes())
+        return np.random.default_rng(seed).random(self.limits.vocab_size, np.float32)

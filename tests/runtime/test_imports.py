@@ -1,0 +1,43 @@
+"""What the runtime may load, shown in processes of their own."""
+
+from tests.oracle import cases
+from tests.oracle.cases import Case
+
+from .processes import run_python
+
+HEAVY = "torch transformers onnx onnx_ir onnx_graphsurgeon polygraphy"
+
+
+def loaded(script: str, heavy: str) -> list[str]:
+    """Which of the heavy modules are there after the script."""
+    check = f"import sys; print(*[m for m in {heavy.split()!r} if m in sys.modules])"
+    return run_python(f"{script}\n{check}").stdout.split()
+
+
+def test_importing_loads_no_engine_library() -> None:
+    assert loaded("import snapexport.runtime.llm", f"onnxruntime {HEAVY}") == []
+
+
+def test_running_a_build_loads_no_export_library() -> None:
+    directory = str(cases.built(Case()).directory)
+    script = f"""
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import SamplingParams
+LLM({directory!r}, threads=1).generate([[1, 2, 3]], SamplingParams(max_tokens=2))"""
+    assert loaded(script, f"onnxruntime {HEAVY}") == ["onnxruntime"]
+
+
+def test_without_onnxruntime_the_error_names_the_extra() -> None:
+    directory = str(cases.built(Case()).directory)
+    script = f"""
+import sys
+sys.modules["onnxruntime"] = None
+from snapexport.contract.errors import UserError
+from snapexport.runtime.llm import LLM
+try:
+    LLM({directory!r})
+except UserError as error:
+    assert error.hint == "pip install 'snapexport[cpu]'", error.hint
+else:
+    raise AssertionError("nothing was refused")"""
+    assert loaded(script, HEAVY) == []

@@ -1,0 +1,255 @@
+"""The front door on a fake engine: who gets what, when it ends, and that nothing leaks."""
+
+import gc
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.engine import Limits
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import Increment, SamplingParams
+
+from .fake_engine import FakeEngine, make_limits
+from .tokenizers_for_tests import byte_level
+
+TOKENIZER = byte_level()
+EOS = 256
+
+
+def make_llm(limits: Limits | None = None, budget: int | None = None, text: bool = True) -> LLM:
+    engine = FakeEngine(limits or make_limits())
+    return LLM.from_engine(engine, TOKENIZER if text else None, budget)
+
+
+def alone(prompt: list[int], params: SamplingParams, limits: Limits | None = None) -> Any:
+    (completion,) = make_llm(limits).generate(prompt, params)
+    return completion
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    temperature = rng.choice([0.0, 0.7, 1.5])
+    return SamplingParams(rng.randint(1, 20), temperature, top_k=9, seed=rng.randint(0, 99))
+
+
+def drain(llm: LLM) -> dict[int, list[Increment]]:
+    parts: dict[int, list[Increment]] = {}
+    while llm.busy:
+        for increment in llm.step():
+            parts.setdefault(increment.request_id, []).append(increment)
+    return parts
+
+
+@pytest.mark.parametrize("budget", [None, 4, 50])
+def test_neighbours_change_nothing(budget: int | None) -> None:
+    """200 requests that arrive, end and are cancelled at random give what each gives alone."""
+    rng = random.Random(budget)
+    limits = make_limits(eos_token_id=frozenset(range(0, 257, 20)))
+    llm = make_llm(limits, budget)
+    asked: dict[int, tuple[list[int], SamplingParams]] = {}
+    got: dict[int, list[Increment]] = {}
+    cancelled: set[int] = set()
+    while len(asked) < 200 or llm.busy:
+        if len(asked) < 200 and rng.random() < 0.5:
+            prompt = [rng.randrange(257) for _ in range(rng.randint(1, 40))]
+            params = random_params(rng)
+            asked[llm.submit(prompt, params)] = prompt, params
+        if asked and rng.random() < 0.1:
+            victim = rng.choice(list(asked))
+            if not got.get(victim) or not got[victim][-1].finish_reason:
+                cancelled.add(victim)
+            llm.cancel(victim)
+        for increment in llm.step():
+            got.setdefault(increment.request_id, []).append(increment)
+    assert got.keys() == asked.keys()
+    for request_id, (prompt, params) in asked.items():
+        expected = alone(prompt, params, limits)
+        *before, last = got[request_id]
+        assert not any(increment.finish_reason for increment in before)
+        tokens = tuple(token for increment in got[request_id] for token in increment.token_ids)
+        if request_id in cancelled:
+            assert last.finish_reason == "cancelled"
+            assert tokens == expected.token_ids[: len(tokens)]
+        else:
+            text = "".join(increment.text for increment in got[request_id])
+            assert (tokens, text, last.finish_reason) == (
+                expected.token_ids,
+                expected.text,
+                expected.finish_reason,
+            )
+
+
+@settings(max_examples=20)
+@given(st.lists(st.lists(st.integers(0, 256), min_size=1, max_size=20), max_size=6))
+def test_generate_keeps_the_order_and_joins_the_increments(prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_tokens=5)
+    completions = make_llm().generate(prompts, params)
+    assert [list(c.prompt_token_ids) for c in completions] == prompts
+    assert completions == [alone(prompt, params) for prompt in prompts]
+    for completion in completions:
+        assert completion.text == TOKENIZER.decode(list(completion.token_ids))
+        assert len(completion.token_ids) == 5 and completion.finish_reason == "length"
+
+
+def test_prompts_may_be_texts_or_tokens_one_or_many() -> None:
+    llm, ids = make_llm(), TOKENIZER.encode("hé").ids
+    (expected,) = llm.generate("hé")
+    assert expected.prompt_token_ids == tuple(ids)
+    mixed: Any = [ids, "hé", np.array(ids)]
+    assert llm.generate(mixed) == [expected] * 3
+    assert llm.generate(ids) == llm.generate(["hé"]) == [expected]
+    assert llm.generate([]) == []
+
+
+def test_each_prompt_may_have_its_own_params() -> None:
+    each = [SamplingParams(max_tokens=n) for n in (1, 7, 3)]
+    completions = make_llm().generate(["a", "b", "c"], each)
+    assert [len(completion.token_ids) for completion in completions] == [1, 7, 3]
+
+
+def test_an_eos_ends_the_text_but_counts_as_a_token() -> None:
+    free = alone([1, 2, 3], SamplingParams(max_tokens=10))
+    eos = free.token_ids[4]
+    limits = make_limits(eos_token_id=frozenset({eos}))
+    ended = alone([1, 2, 3], SamplingParams(max_tokens=10), limits)
+    assert ended.finish_reason == "stop"
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(eos) + 1]
+    assert ended.text == TOKENIZER.decode(list(ended.token_ids[:-1]))
+    ignored = alone([1, 2, 3], SamplingParams(max_tokens=10, ignore_eos=True), limits)
+    assert ignored == free
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    free = alone([5], SamplingParams(max_tokens=40))
+    stop = free.text[20:22]
+    ended = alone([5], SamplingParams(max_tokens=40, stop=stop))
+    assert ended.finish_reason == "stop" and ended.text == free.text[: free.text.index(stop)]
+    assert ended.token_ids == free.token_ids[: len(ended.token_ids)]
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 8), (5, 4), (8, 1)])
+def test_ends_where_the_positions_end(length: int, expected: int) -> None:
+    """Tokens are fed at positions below the limit; the last one sampled need not be fed."""
+    limits = make_limits(longest_prompt=8, positions=8)
+    completion = alone([1] * length, SamplingParams(), limits)
+    assert len(completion.token_ids) == expected and completion.finish_reason == "length"
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "no tokens": ([[]], None, "empty"),
+    "no text": ("", None, "empty"),
+    "too long": ([[1] * 41], None, "41 tokens, the build takes 40"),
+    "beyond the vocabulary": ([[1, 257]], None, "257 is not a token"),
+    "negative token": ([[-1]], None, "-1 is not a token"),
+    "fraction": ([[1.5]], None, "1.5 is not a token"),
+    "nothing": (None, None, "None is not a prompt"),
+    "bytes": (b"text", None, "not a prompt"),
+    "half a surrogate": ("a\ud800", None, "not valid text"),
+    "too few params": (["a", "b"], [SamplingParams()], "1 sampling parameters for 2 prompts"),
+    "no params": ("a", "greedy", "sampling parameters|not a SamplingParams"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=REFUSED.keys())
+def test_refuses_before_anything_is_queued(case: str) -> None:
+    prompts, params, message = REFUSED[case]
+    llm = make_llm()
+    with pytest.raises(UserError, match=message):
+        llm.generate(prompts, params)
+    with pytest.raises(UserError):
+        llm.generate(["fine", *prompts] if isinstance(prompts, list) else prompts, params)
+    assert not llm.busy
+
+
+def test_without_a_tokenizer_tokens_still_work() -> None:
+    llm = make_llm(text=False)
+    (completion,) = llm.generate([1, 2], SamplingParams(max_tokens=3))
+    assert len(completion.token_ids) == 3 and completion.text == ""
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        llm.generate("text")
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        llm.generate([1], SamplingParams(stop="x"))
+
+
+def test_stream_joins_to_what_generate_gives() -> None:
+    llm, params = make_llm(), SamplingParams(max_tokens=12)
+    (completion,) = llm.generate("abc", params)
+    increments = list(llm.stream("abc", params))
+    assert "".join(increment.text for increment in increments) == completion.text
+    assert increments[-1].finish_reason == "length"
+
+
+def test_stream_refuses_at_once_and_queues_late() -> None:
+    llm = make_llm()
+    with pytest.raises(UserError):
+        llm.stream("")
+    llm.stream("never read")
+    assert not llm.busy
+
+
+def test_an_abandoned_stream_is_cancelled() -> None:
+    llm = make_llm(make_limits(batch=1))
+    for _ in range(3):
+        stream = llm.stream([1, 2], SamplingParams(max_tokens=1000))
+        next(stream)
+        assert llm.busy
+        del stream
+        gc.collect()
+        assert not llm.busy
+    assert len(llm.generate([1], SamplingParams(max_tokens=2))[0].token_ids) == 2
+
+
+def test_streams_and_submissions_do_not_take_each_others_increments() -> None:
+    llm, params = make_llm(), SamplingParams(max_tokens=6)
+    expected = [completion.token_ids for completion in llm.generate([[1], [2], [3]], params)]
+    submitted = llm.submit([3], params)
+    pairs = list(zip(llm.stream([1], params), llm.stream([2], params), strict=True))
+    for i, stream in enumerate(zip(*pairs, strict=True)):
+        assert tuple(inc.token_ids[0] for inc in stream) == expected[i]
+    tokens = [inc.token_ids[0] for inc in drain(llm)[submitted]]
+    assert tuple(tokens) == expected[2]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_cancel_says_so_once_wherever_the_request_is(steps: int) -> None:
+    llm = make_llm(make_limits(batch=1))
+    request_id = llm.submit([1] * 10, SamplingParams(max_tokens=100))
+    for _ in range(steps):
+        llm.step()
+    llm.cancel(request_id)
+    llm.cancel(request_id)
+    llm.cancel(12345)
+    assert drain(llm) == {request_id: [Increment(request_id, "", (), "cancelled")]}
+
+
+def test_a_cancelled_stream_ends() -> None:
+    llm = make_llm()
+    stream = llm.stream([1], SamplingParams(max_tokens=100))
+    llm.cancel(next(stream).request_id)
+    assert [increment.finish_reason for increment in stream] == ["cancelled"]
+
+
+def test_an_error_in_a_step_leaves_no_request_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm()
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(FakeEngine, "_next", lambda *_: 1 / 0)
+        llm.generate(["a", "b"])
+    assert not llm.busy
+    assert llm.generate("a") == make_llm().generate("a")
+
+
+def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
+    llm = make_llm(make_limits(prefill_chunk=4))
+    llm.submit([1], SamplingParams(max_tokens=100))
+    llm.step()
+    llm.submit([2] * 40, SamplingParams(max_tokens=1))
+    engine = llm.engine
+    assert isinstance(engine, FakeEngine)
+    engine.steps.clear()
+    for _ in range(10):
+        llm.step()
+    assert engine.steps == ["decode", "prefill"] * 10

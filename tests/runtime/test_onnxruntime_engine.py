@@ -1,0 +1,196 @@
+"""The engine on real builds: every layout answers as its graphs do when run by hand."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.building import build
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.memory import cache_bytes
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.requests import SamplingParams
+from tests.oracle import cases
+from tests.oracle.cases import Case
+from tests.oracle.compare import handed_over
+from tests.oracle.raw import Slots
+
+CHUNKED = Case(baseline=True)
+SINGLE_SHOT = Case(baseline=True, prefill_chunk=96)
+LAYOUTS: dict[str, tuple[Case, bool]] = {
+    "chunked": (CHUNKED, False),
+    "chunked baseline": (CHUNKED, True),
+    "single shot": (SINGLE_SHOT, False),
+    "single shot baseline": (SINGLE_SHOT, True),
+    "full": (Case(policy="full"), False),
+    "full single shot": (Case(policy="full", prefill_chunk=96), False),
+    "streaming": (Case(policy="streaming"), False),
+    "portable": (Case(target="portable"), False),
+}
+LENGTHS = (1, 7, 31, 32, 33, 64, 70, 96)
+layouts = pytest.mark.parametrize(("case", "baseline"), LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+def build_of(case: Case) -> Build:
+    return Build.open(cases.built(case).directory)
+
+
+def engine_of(case: Case, baseline: bool = False) -> OnnxRuntimeEngine:
+    return OnnxRuntimeEngine(build_of(case), baseline, threads=1)
+
+
+def by_hand(case: Case, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """Greedy tokens of the graphs, run with plain arrays and one request at a time."""
+    graphs = cases.built(case)
+    logits, request = handed_over(graphs, ids)
+    slots, out = Slots(graphs, [request]), [int(logits.argmax())]
+    while len(out) < tokens:
+        out.append(int(slots.step([out[-1]])[0].argmax()))
+    return tuple(out)
+
+
+def reference(case: Case, baseline: bool) -> Case:
+    """The build whose graphs by hand say what this one must: the full cache's for a baseline."""
+    full = baseline or case.policy == "full"
+    return Case(policy="full") if full else replace(case, baseline=False)
+
+
+@layouts
+def test_answers_as_its_graphs_do(case: Case, baseline: bool) -> None:
+    """All at once, through slots that others had before."""
+    llm = LLM.from_engine(engine_of(case, baseline))
+    prompts = [cases.prompt(length) for length in LENGTHS]
+    limit = llm.engine.limits.positions
+    room = [min(12, limit - length + 1) for length in LENGTHS]
+    params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in room]
+    completions = llm.generate(prompts, params)
+    for prompt, tokens, completion in zip(prompts, room, completions, strict=True):
+        assert completion.token_ids == by_hand(reference(case, baseline), prompt, tokens)
+
+
+@layouts
+def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
+    """Arrivals, ends and cancels at random, sampled, against each request alone."""
+    rng = random.Random(1)
+    llm = LLM.from_engine(engine_of(case, baseline), token_budget=20)
+    lonely = LLM.from_engine(engine_of(case, baseline))
+    asked: dict[int, tuple[Any, SamplingParams]] = {}
+    got: dict[int, list[int]] = {}
+    cancelled = set()
+    while len(asked) < 24 or llm.busy:
+        if len(asked) < 24 and rng.random() < 0.5:
+            prompt = cases.prompt(rng.randint(1, 96), len(asked))
+            params = SamplingParams(rng.randint(1, 16), 0.8, seed=len(asked), ignore_eos=True)
+            asked[llm.submit(prompt, params)] = prompt, params
+        if asked and rng.random() < 0.05:
+            cancelled.add(victim := rng.choice(list(asked)))
+            llm.cancel(victim)
+        for increment in llm.step():
+            got.setdefault(increment.request_id, []).extend(increment.token_ids)
+    for request_id, (prompt, params) in asked.items():
+        (alone,) = lonely.generate([prompt], params)
+        length = len(got[request_id]) if request_id in cancelled else len(alone.token_ids)
+        assert tuple(got[request_id]) == alone.token_ids[:length]
+
+
+def test_prepacked_weights_change_nothing() -> None:
+    prompt, params = cases.prompt(50), SamplingParams(max_tokens=12, ignore_eos=True)
+    prepacked = OnnxRuntimeEngine(build_of(CHUNKED), threads=1, prepack=True)
+    (completion,) = LLM.from_engine(prepacked).generate(prompt, params)
+    assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
+
+
+def test_goes_on_past_L_max_but_the_full_cache_does_not() -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    compressed, full = (
+        LLM.from_engine(engine_of(CHUNKED, baseline)).generate(cases.prompt(90), params)[0]
+        for baseline in (False, True)
+    )
+    assert len(compressed.token_ids) == 40
+    assert len(full.token_ids) == 7 and full.finish_reason == "length"
+
+
+@pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
+def test_tells_what_the_last_prompt_kept(case: Case) -> None:
+    engine, ids = engine_of(case), cases.prompt(70)
+    LLM.from_engine(engine).generate(ids, SamplingParams(max_tokens=1))
+    _, request = handed_over(cases.built(replace(case, baseline=False)), ids)
+    kept = engine.topk_positions()
+    assert kept is not None and len(kept) == len(request.topk)
+    for got, expected in zip(kept, request.topk, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_nothing_is_kept_where_nothing_is_chosen() -> None:
+    assert engine_of(CHUNKED, baseline=True).topk_positions() is None
+    assert engine_of(Case(policy="full")).topk_positions() is None
+    kept = engine_of(Case(policy="streaming")).topk_positions()
+    assert kept is not None and [layer.shape for layer in kept] == [(2, 0), (2, 0)]
+
+
+def test_fp16_gives_fp32_logits_and_nearly_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "half"
+    build(cases.checkpoint("llama"), out, L_max=96, L_recent=16, K=12, batch=3, dtype="fp16")
+    half, single = OnnxRuntimeEngine(Build.open(out), threads=1), engine_of(CHUNKED)
+    ids = cases.prompt(20)
+    expected, got = single.prefill(0, ids, 0, 20).copy(), half.prefill(0, ids, 0, 20)
+    assert got.dtype == np.float32 and np.abs(got - expected).max() < 0.1
+    zeros = np.zeros(3, np.int64)
+    assert half.decode(zeros, zeros, zeros).dtype == np.float32
+
+
+def test_cache_bytes_follow_from_the_shapes() -> None:
+    layers, parts, heads, width, fp32 = 2, 2, 2, 16, 4
+    position = layers * parts * heads * width * fp32
+    chunked = cache_bytes(build_of(CHUNKED).manifest)
+    assert (chunked.prefill, chunked.decode) == (96 * position, 3 * 32 * position)
+    assert chunked.full == 3 * 96 * position
+    assert cache_bytes(build_of(SINGLE_SHOT).manifest).prefill == 0
+
+
+def test_a_full_build_is_its_own_baseline() -> None:
+    assert engine_of(Case(policy="full"), baseline=True).limits.positions == 96
+
+
+def test_refuses_a_baseline_that_was_not_built() -> None:
+    with pytest.raises(UserError, match="no baseline graphs") as refusal:
+        engine_of(Case(policy="streaming"), baseline=True)
+    assert "--baseline" in refusal.value.hint
+
+
+def test_refuses_bf16_and_says_the_way_out() -> None:
+    good = build_of(CHUNKED)
+    half = Build(good.directory, good.manifest.model_copy(update={"dtype": "bf16"}))
+    with pytest.raises(UserError, match="bf16") as refusal:
+        OnnxRuntimeEngine(half)
+    assert "--dtype fp32" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shape", [3, 2, 31, 16]), ("dtype", "float16"), ("name", "other")]
+)
+def test_refuses_graphs_that_the_manifest_does_not_describe(field: str, value: Any) -> None:
+    good = build_of(CHUNKED)
+    decode = good.manifest.graphs["decode"]
+    *rest, last = decode.inputs
+    changed = decode.model_copy(update={"inputs": [*rest, last.model_copy(update={field: value})]})
+    graphs = good.manifest.graphs | {"decode": changed}
+    wrong = Build(good.directory, good.manifest.model_copy(update={"graphs": graphs}))
+    with pytest.raises(UserError, match=r"decode\.onnx .*the manifest says"):
+        OnnxRuntimeEngine(wrong)
+
+
+def test_refuses_what_is_no_graph(tmp_path: Path) -> None:
+    (tmp_path / "decode.onnx").write_bytes(b"no graph")
+    with pytest.raises(UserError, match="cannot load"):
+        OnnxRuntimeEngine(Build(tmp_path, build_of(CHUNKED).manifest))
+
+
+def test_refuses_no_threads() -> None:
+    with pytest.raises(UserError, match="0 threads"):
+        OnnxRuntimeEngine(build_of(CHUNKED), threads=0)

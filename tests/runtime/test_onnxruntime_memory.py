@@ -1,0 +1,150 @@
+"""What runs keep and move: caches stay where they are, weights stay in their file."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.building import build
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
+from tests.oracle import cases
+from tests.oracle.cases import Case
+
+from .processes import run_python
+
+ROOMY = Case(L_max=1024, L_sink=24, L_recent=500, K=500, batch=32, baseline=True)
+"""Decode's caches are 4 MiB for each layer's keys, far more than anything else in a step."""
+
+# What the process holds, and the most it held since `reset`, in bytes.
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+import numpy as np
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+
+def of_process(name, file="status"):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self", file).read_text())[1]) << 10
+
+def reset():
+    Path("/proc/self/clear_refs").write_text("5")
+
+def make(**options):
+    return OnnxRuntimeEngine(Build.open(sys.argv[1]), threads=1, **options)
+
+def decode(engine, position=600):
+    ones = np.ones(engine.limits.batch, np.int64)
+    engine.decode(ones, position * ones, position * ones)
+"""
+
+
+def measure(directory: Path, script: str) -> Any:
+    result = run_python(MEASURE + script, str(directory))
+    assert "onnxruntime" not in result.stderr, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph(Build.open(cases.built(ROOMY).directory), "decode", threads=1)
+
+
+@pytest.fixture
+def buffers(graph: Graph) -> Iterator[Buffers]:
+    yield buffers_for(graph.entry)
+
+
+def test_past_and_present_are_one_array(buffers: Buffers) -> None:
+    for layer in range(2):
+        assert buffers[names.past_key(layer)] is buffers[names.present_key(layer)]
+        assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
+
+
+def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: Buffers) -> None:
+    caches = {n: a for n, a in buffers.items() if n.startswith("past_key_values.")}
+    random = np.random.default_rng(0)
+    for array in caches.values():
+        array[...] = random.normal(size=array.shape)
+    before = {name: array.copy() for name, array in caches.items()}
+    positions = random.permutation(32)  # below L_sink + L_recent: slot and position are the same
+    buffers[names.POSITION_IDS][:, 0] = positions
+    graph.bind(buffers).run()
+    for name, array in caches.items():
+        changed = (array != before[name]).any(axis=(1, 3))
+        assert [list(np.flatnonzero(row)) for row in changed] == [[p] for p in positions]
+
+
+def test_onnxruntime_says_when_it_has_to_copy(graph: Graph, capfd: Any) -> None:
+    """The other tests rely on it: no word on stderr means that nothing was copied."""
+    shared = buffers_for(graph.entry)
+    graph.bind(shared).run()
+    assert "onnxruntime" not in capfd.readouterr().err
+    apart = {name: array.copy() for name, array in shared.items()}
+    graph.bind(apart).run()
+    assert "in-place" in capfd.readouterr().err.lower()
+
+
+def test_a_step_allocates_nothing_of_the_caches_size() -> None:
+    peak = measure(
+        cases.built(ROOMY).directory,
+        """
+decode(make())  # the libraries' own pages
+grown = {}
+for baseline in (False, True):
+    engine = make(baseline=baseline)
+    for name, array in engine._decode_buffers.items():
+        array[...] = 0  # the caches' own pages
+    before = of_process("VmRSS")
+    reset()
+    decode(engine)
+    grown[str(baseline)] = of_process("VmHWM") - before
+print(json.dumps(grown))
+""",
+    )
+    cache = 32 * 2 * 1024 * 16 * 4
+    assert peak["False"] < cache / 2 and peak["True"] < cache / 2
+
+
+@pytest.fixture(scope="module")
+def heavy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with 60 MB of weights."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    directory = tmp_path_factory.mktemp("heavy")
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "portable"])
+def test_prefill_and_decode_share_the_mapped_weights(
+    heavy_model: Path, tmp_path: Path, target: str
+) -> None:
+    sizes: dict[str, Any] = {"L_max": 64, "L_recent": 16, "K": 12, "prefill_chunk": 32}
+    built = build(heavy_model, tmp_path / "build", target=target, **sizes)
+    grown = measure(
+        built.directory,
+        """
+before = {n: of_process(n, "smaps_rollup") for n in ("Pss_Anon", "Pss")}
+engine = make()
+engine.prefill(0, [1] * 20, 0, 20)
+decode(engine, 20)
+print(json.dumps({n: of_process(n, "smaps_rollup") - before[n] for n in before}))
+""",
+    )
+    weights = sum(file.size for file in built.manifest.weights)
+    assert weights > 50e6
+    assert grown["Pss_Anon"] < 0.25 * weights, "weights were copied"
+    assert grown["Pss"] < 1.5 * weights, "prefill and decode do not share weights"

@@ -1,0 +1,57 @@
+"""What sampling parameters may be: refused once, when they are made."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.requests import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("top_k", -1),
+        ("top_k", 2.0),
+        ("seed", -1),
+        ("seed", "x"),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [1]),
+        ("stop", 7),
+        ("stop", None),
+        ("ignore_eos", 1),
+    ],
+)
+def test_refuses_what_cannot_be_sampled(name: str, value: object) -> None:
+    fields: dict[str, Any] = {name: value}
+    with pytest.raises(UserError) as refusal:
+        SamplingParams(**fields)
+    assert name in refusal.value.message and name in refusal.value.hint
+
+
+def test_one_stop_text_is_one_stop_string() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_takes_numpy_numbers_and_the_limits_themselves() -> None:
+    numbers: Any = {"max_tokens": np.int64(1), "temperature": np.float32(0), "top_p": 1}
+    assert SamplingParams(**numbers).max_tokens == 1
+
+
+def test_is_a_value() -> None:
+    assert SamplingParams(stop=["a"]) == SamplingParams(stop=("a",))
+    assert len({SamplingParams(seed=1), SamplingParams(seed=1)}) == 1

@@ -1,0 +1,125 @@
+"""Sampling against Hugging Face's own warpers, and against its own promises."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.sampling import candidates, generator, sample
+
+VOCABULARY = 97
+
+
+def logits_of(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(scale=3, size=VOCABULARY).astype(np.float32)
+
+
+def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
+    tokens, weights = candidates(logits, params)
+    dense = np.zeros(len(logits))
+    dense[tokens] = weights
+    return dense
+
+
+@given(
+    st.integers(0, 10_000),
+    st.floats(0.05, 5),
+    st.integers(0, VOCABULARY + 5),
+    st.sampled_from([0.01, 0.3, 0.5, 0.9, 0.999, 1.0]),
+)
+def test_distribution_is_hugging_faces(seed: int, temperature: float, k: int, p: float) -> None:
+    logits = logits_of(seed)
+    params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
+    expected = warped(logits, params)
+    np.testing.assert_allclose(probabilities(logits, params), expected, atol=1e-9)
+
+
+def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
+    """The distribution as Hugging Face's `generate` makes it."""
+    torch = pytest.importorskip("torch")
+    warpers = pytest.importorskip("transformers.generation.logits_process")
+    chain = [warpers.TemperatureLogitsWarper(params.temperature)]
+    chain += [warpers.TopKLogitsWarper(params.top_k)] if params.top_k else []
+    chain += [warpers.TopPLogitsWarper(params.top_p)] if params.top_p < 1 else []
+    scores = torch.from_numpy(logits.astype(np.float64))[None]
+    for warper in chain:
+        scores = warper(None, scores)
+    distribution: NDArray[np.float64] = scores.softmax(-1)[0].numpy()
+    return distribution
+
+
+@given(st.integers(0, 10_000))
+def test_greedy_takes_the_likeliest_and_draws_nothing(seed: int) -> None:
+    logits, chance = logits_of(seed), generator(SamplingParams(seed=1))
+    before = chance.bit_generator.state
+    assert sample(logits, SamplingParams(), chance) == int(np.argmax(logits))
+    assert chance.bit_generator.state == before
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1, top_k=1),
+        SamplingParams(temperature=1, top_p=1e-9),
+        SamplingParams(temperature=1e-320),
+    ],
+)
+def test_the_narrowest_settings_are_greedy(params: SamplingParams) -> None:
+    logits = logits_of(3)
+    assert sample(logits, params, generator(params)) == int(np.argmax(logits))
+
+
+def test_same_seed_same_tokens_whatever_neighbours_draw() -> None:
+    params = SamplingParams(temperature=1.0, seed=7)
+    rows = [logits_of(step) for step in range(20)]
+    alone, beside, neighbour = generator(params), generator(params), generator(params)
+    expected = [sample(row, params, alone) for row in rows]
+    drawn = []
+    for row in rows:
+        drawn.append(sample(row, params, beside))
+        sample(row[::-1], params, neighbour)
+    assert drawn == expected
+
+
+def test_without_a_seed_requests_differ() -> None:
+    params = SamplingParams(temperature=1.0)
+    assert generator(params).random() != generator(params).random()
+
+
+def test_tokens_come_as_often_as_their_probability_says() -> None:
+    params = SamplingParams(temperature=0.8, top_k=5, seed=0)
+    logits, chance, draws = logits_of(1), generator(params), 20_000
+    counts = Counter(sample(logits, params, chance) for _ in range(draws))
+    expected = probabilities(logits, params)
+    assert set(counts) == set(np.flatnonzero(expected))
+    for token, count in counts.items():
+        assert abs(count / draws - expected[token]) < 0.02
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_refuses_logits_that_are_no_numbers(broken: float, temperature: float) -> None:
+    logits = logits_of(0)
+    logits[5] = broken
+    params = SamplingParams(temperature=temperature)
+    with pytest.raises(UserError, match="not finite"):
+        sample(logits, params, generator(params))
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    logits = np.full(VOCABULARY, -np.inf, np.float32)
+    logits[[4, 9]] = 1.0
+    params = SamplingParams(temperature=2.0, seed=0)
+    chance = generator(params)
+    assert {sample(logits, params, chance) for _ in range(100)} == {4, 9}
+
+
+def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
+    """Four equal tokens and a half of the probability: two of them reach it exactly."""
+    tokens, weights = candidates(np.zeros(4, np.float32), SamplingParams(temperature=1, top_p=0.5))
+    assert len(tokens) == 2 and list(weights) == [0.5, 0.5]

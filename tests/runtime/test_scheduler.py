@@ -1,0 +1,207 @@
+"""The scheduler's invariants, under any order of arrivals, ends and cancels."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
+
+
+@dataclass(frozen=True)
+class Job:
+    arrives: int
+    prompt_length: int
+    tokens: int
+    cancelled_at: int | None
+
+
+@dataclass(frozen=True)
+class Config:
+    batch: int
+    chunk: int
+    budget: int | None
+
+
+configs = st.builds(
+    lambda batch, chunk, spare: Config(batch, chunk, None if spare is None else batch + spare),
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.none() | st.integers(1, 30),
+)
+jobs = st.lists(
+    st.builds(
+        Job,
+        arrives=st.integers(0, 40),
+        prompt_length=st.integers(1, 40),
+        tokens=st.integers(1, 12),
+        cancelled_at=st.none() | st.integers(0, 80),
+    ),
+    max_size=12,
+)
+
+
+def expected_chunks(length: int, chunk: int) -> list[tuple[int, int]]:
+    if length <= chunk:
+        return [(0, length)]
+    whole = [(start, start + chunk) for start in range(0, length - chunk, chunk)]
+    return [*whole, (length - chunk, length)]
+
+
+class Simulation:
+    """Drives a scheduler as a loop would, and checks every plan against the invariants."""
+
+    def __init__(self, config: Config, jobs: list[Job]) -> None:
+        self.config = config
+        self.jobs = jobs
+        self.scheduler = Scheduler(config.batch, config.chunk, config.budget)
+        self.remaining = {i: job.tokens for i, job in enumerate(jobs)}
+        self.slots: dict[int, int] = {}
+        self.running: set[int] = set()
+        self.chunks: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.started: list[int] = []
+        self.added: list[int] = []
+
+    def run(self) -> None:
+        time = 0
+        last_arrival = max((job.arrives for job in self.jobs), default=0)
+        while time <= last_arrival or self.scheduler.busy:
+            self.arrive_and_cancel(time)
+            self.carry_out(self.scheduler.schedule())
+            time += 1
+            assert time < 5000, "some request never ends"
+        assert not self.slots and not self.remaining
+
+    def arrive_and_cancel(self, time: int) -> None:
+        for i, job in enumerate(self.jobs):
+            if job.arrives == time:
+                self.added.append(i)
+                self.scheduler.add(i, job.prompt_length)
+        for i in [i for i in self.added if self.jobs[i].cancelled_at == time]:
+            if i in self.remaining:
+                self.end(i)
+
+    def carry_out(self, plan: Plan) -> None:
+        assert set(plan.decode) == self.running
+        for i, slot in plan.decode.items():
+            assert self.slots[i] == slot
+            self.token(i)
+        for chunk in plan.prefill:
+            self.prefill(chunk)
+
+    def prefill(self, chunk: Chunk) -> None:
+        i = chunk.request_id
+        assert i in self.remaining and i not in self.running
+        if i not in self.slots:
+            assert chunk.slot in range(self.config.batch)
+            assert chunk.slot not in self.slots.values(), "a slot is held twice"
+            assert all(j in self.running for j in self.slots), "two prompts are in prefill"
+            self.slots[i] = chunk.slot
+            self.started.append(i)
+        assert self.slots[i] == chunk.slot
+        self.chunks[i].append((chunk.start, chunk.end))
+        expected = expected_chunks(self.jobs[i].prompt_length, self.config.chunk)
+        assert self.chunks[i] == expected[: len(self.chunks[i])]
+        assert chunk.is_last == (self.chunks[i] == expected)
+        if chunk.is_last:
+            self.running.add(i)
+            self.token(i)
+
+    def token(self, i: int) -> None:
+        self.remaining[i] -= 1
+        if self.remaining[i] == 0:
+            self.end(i)
+
+    def end(self, i: int) -> None:
+        del self.remaining[i]
+        self.slots.pop(i, None)
+        self.running.discard(i)
+        self.scheduler.finish(i)
+
+
+@given(configs, jobs)
+def test_invariants_hold_whatever_arrives_ends_and_is_cancelled(
+    config: Config, jobs: list[Job]
+) -> None:
+    simulation = Simulation(config, jobs)
+    simulation.run()
+    queue = [i for i in simulation.added if i in simulation.chunks]
+    assert simulation.started == queue, "not first come, first served"
+
+
+def running_scheduler(batch: int, chunk: int, budget: int | None) -> Scheduler:
+    """A scheduler with one request that runs for ever."""
+    scheduler = Scheduler(batch, chunk, budget)
+    scheduler.add(0, 1)
+    scheduler.schedule()
+    return scheduler
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 60), st.integers(1, 60))
+def test_keeps_to_the_budget(batch: int, chunk: int, spare: int, prompt_length: int) -> None:
+    scheduler = running_scheduler(batch + 1, chunk, batch + 1 + spare)
+    scheduler.add(1, prompt_length)
+    budget, spent = batch + 1 + spare, 0
+    for steps in range(1, 1000):
+        plan = scheduler.schedule()
+        cost = len(plan.decode) + chunk * len(plan.prefill)
+        assert cost <= budget or len(plan.prefill) == 1
+        spent += cost
+        assert spent <= steps * budget
+        if any(c.is_last for c in plan.prefill):
+            return
+    raise AssertionError("prefill never ends")
+
+
+def test_by_default_every_step_has_room_for_a_chunk() -> None:
+    scheduler = running_scheduler(batch=4, chunk=8, budget=None)
+    scheduler.add(1, 40)
+    for _ in range(5):
+        plan = scheduler.schedule()
+        assert plan.decode == {0: 0} and len(plan.prefill) == 1
+
+
+def test_a_small_budget_spreads_a_chunk_over_decode_steps() -> None:
+    scheduler = running_scheduler(batch=2, chunk=8, budget=3)
+    scheduler.add(1, 16)
+    chunks = [len(scheduler.schedule().prefill) for _ in range(8)]
+    assert chunks == [0, 0, 0, 1, 0, 0, 0, 1]  # 3 - 1 running = 2 of 8 tokens a step
+
+
+def test_prefill_goes_at_once_when_nothing_runs() -> None:
+    scheduler = Scheduler(batch=2, chunk=8, budget=3)
+    scheduler.add(1, 24)
+    assert [len(scheduler.schedule().prefill) for _ in range(3)] == [1, 1, 1]
+
+
+def test_idle_steps_save_nothing_up() -> None:
+    scheduler = running_scheduler(batch=2, chunk=8, budget=3)
+    for _ in range(100):
+        scheduler.schedule()
+    scheduler.add(1, 16)
+    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [0, 0, 0, 1]
+
+
+def test_a_large_budget_prefills_several_prompts_in_one_step() -> None:
+    scheduler = Scheduler(batch=3, chunk=4, budget=12)
+    for i in range(3):
+        scheduler.add(i, 4)
+    assert [chunk.slot for chunk in scheduler.schedule().prefill] == [0, 1, 2]
+
+
+def test_cancel_in_prefill_frees_the_slot_for_the_next() -> None:
+    scheduler = Scheduler(batch=1, chunk=4)
+    scheduler.add(0, 100)
+    scheduler.add(1, 4)
+    scheduler.schedule()
+    scheduler.finish(0)
+    (chunk,) = scheduler.schedule().prefill
+    assert (chunk.request_id, chunk.slot) == (1, 0)
+
+
+def test_refuses_a_budget_that_would_starve_prefill() -> None:
+    with pytest.raises(UserError, match="leaves nothing for prefill"):
+        Scheduler(batch=4, chunk=8, budget=4)
