@@ -60,7 +60,8 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
     try:
         arguments = parser().parse_args(argv)
         status: int = COMMANDS[arguments.command].run(arguments)
@@ -75,11 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = error.filename2 or error.filename  # of a copy, the second is the target
         where = f": {place}" if place else ""
         return _tell(f"{error.strerror or error}{where}", "check the disk, the path and its rights")
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
 
 
-def _terminate(number: int, _: FrameType | None) -> NoReturn:
+def _leave(number: int, _: FrameType | None) -> NoReturn:
     """Leave through the `finally` blocks, so that nothing half-written stays."""
     sys.exit(128 + number)
 
