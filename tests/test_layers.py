@@ -29,7 +29,7 @@ def imported(file: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(file.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0 or file.parent.name == "vault", f"relative import in {file}"
+            assert node.level == 0, f"relative import in {file}"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             parts = name.split(".")

@@ -8,11 +8,12 @@ import argparse
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-LLAMA_3_1_8B = {
+LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -42,7 +43,8 @@ def write_sparse_checkpoint(directory: Path) -> int:
     config.save_pretrained(directory)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    header, end = {}, 0
+    header: dict[str, object] = {}
+    end = 0
     for name, tensor in model.state_dict().items():
         begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}

@@ -5,12 +5,10 @@ prompt in tokens is known here without the tokenizer: a line costs its words, it
 punctuation and its newline. The same lines serve to train the checkpoint and to test it.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
-from .words import ADJECTIVES, KEYS, NOUNS, PLACINGS, VALUES, VERBS
+from snapexport.vault.words import ADJECTIVES, KEYS, NOUNS, PLACINGS, VALUES, VERBS
 
 HEADER = "Register of the vault.\n"
 ANSWER_WORDS = 4
@@ -105,7 +103,7 @@ def _draw_entries(rng: random.Random, count: int) -> dict[str, tuple[str, ...]]:
     if not 1 <= count <= len(KEYS):
         raise ValueError(f"entries must be from 1 to {len(KEYS)}, not {count}")
     columns = [rng.sample(VALUES, count) for _ in range(ANSWER_WORDS)]
-    return dict(zip(rng.sample(KEYS, count), zip(*columns)))
+    return dict(zip(rng.sample(KEYS, count), zip(*columns, strict=True), strict=True))
 
 
 def _draw_prose(rng: random.Random, tokens: int) -> list[str]:
