@@ -10,25 +10,28 @@ CHUNK_LENGTH = "chunk_length"
 PROMPT_LENGTH = "prompt_length"
 LOGITS = "logits"
 
+_PAST = "past_key_values."
+_PRESENT = "present."
+
 
 def past_key(layer: int) -> str:
     """Keys before the step, [B,Hkv,S,D]."""
-    return f"past_key_values.{layer}.key"
+    return f"{_PAST}{layer}.key"
 
 
 def past_value(layer: int) -> str:
     """Values before the step, [B,Hkv,S,D]."""
-    return f"past_key_values.{layer}.value"
+    return f"{_PAST}{layer}.value"
 
 
 def present_key(layer: int) -> str:
     """Keys after the step; may be bound to the very buffer of `past_key`."""
-    return f"present.{layer}.key"
+    return f"{_PRESENT}{layer}.key"
 
 
 def present_value(layer: int) -> str:
     """Values after the step; may be bound to the very buffer of `past_value`."""
-    return f"present.{layer}.value"
+    return f"{_PRESENT}{layer}.value"
 
 
 def query_window(layer: int) -> str:
@@ -41,6 +44,21 @@ def topk_positions(layer: int) -> str:
     return f"topk_positions.{layer}"
 
 
+def is_past(name: str) -> bool:
+    """Whether it names a cache input."""
+    return name.startswith(_PAST)
+
+
+def is_present(name: str) -> bool:
+    """Whether it names a cache output."""
+    return name.startswith(_PRESENT)
+
+
 def past_of(present: str) -> str:
     """The cache input that may share its buffer with the cache output `present`."""
-    return present.replace("present.", "past_key_values.", 1)
+    return present.replace(_PRESENT, _PAST, 1) if is_present(present) else present
+
+
+def present_of(past: str) -> str:
+    """The cache output that may share its buffer with the cache input `past`."""
+    return past.replace(_PAST, _PRESENT, 1) if is_past(past) else past
