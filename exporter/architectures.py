@@ -2,15 +2,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.errors import UserError
+from snapexport.contract.errors import UserError, first_line
 from snapexport.contract.manifest import ModelFacts
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-VERIFIED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Checked by the tests: logits, greedy tokens and kept positions agree with transformers'."""
+VERIFIED = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Architecture and its config's model_type. Checked by the tests: logits, greedy tokens and kept
+positions agree with transformers'."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE variants whose frequencies don't depend on how long the sequence has become."""
@@ -18,13 +24,15 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 def require_verified(checkpoint: Checkpoint) -> str:
     """Architecture of the checkpoint, or UserError with the list of those that work."""
-    named = checkpoint.config.get("architectures") or ["(none named in config.json)"]
-    if named[0] not in VERIFIED:
+    config = checkpoint.config
+    named = config.get("architectures") or ["(none named in config.json)"]
+    if named[0] not in VERIFIED or config.get("model_type") != VERIFIED[named[0]]:
         raise UserError(
-            f"the architecture {named[0]} is not supported",
+            f"the architecture {named[0]} of a model_type '{config.get('model_type')}' "
+            "is not supported",
             f"these are verified: {', '.join(VERIFIED)}",
         )
-    if "quantization_config" in checkpoint.config:
+    if "quantization_config" in config:
         raise UserError(
             "the checkpoint is quantized: only fp32, fp16 and bf16 weights are read",
             "start from the original checkpoint",
@@ -41,8 +49,9 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
             checkpoint.directory, trust_remote_code=False
         )
     except Exception as error:  # transformers raises whatever its validators raise
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"transformers refuses config.json: {reason}", "mend config.json") from None
+        raise UserError(
+            f"transformers refuses config.json: {first_line(error)}", "mend config.json"
+        ) from None
     _require_static_rope(config)
     _require_full_attention(config)
     return config
@@ -61,7 +70,8 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
 def _require_full_attention(config: "PretrainedConfig") -> None:
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or ((window or 0) and config.model_type == "mistral"):
+    # Mistral's every layer slides where a window is set; Qwen2's config says which layers do.
+    if kinds != {"full_attention"} or (window and config.model_type == "mistral"):
         raise UserError(
             f"the checkpoint uses sliding-window attention (window {window})",
             "only full attention is supported so far: take a version of the model without it",
@@ -69,11 +79,10 @@ def _require_full_attention(config: "PretrainedConfig") -> None:
 
 
 def model_facts(
-    architecture: str, config: "PretrainedConfig", generation: dict[str, Any]
+    architecture: str, config: "PretrainedConfig", checkpoint: Checkpoint
 ) -> ModelFacts:
-    """What the manifest says of the model. `generation` is generation_config.json, or empty."""
+    """What the manifest says of the model. Raises UserError."""
     heads = config.num_attention_heads
-    eos = generation.get("eos_token_id", config.eos_token_id)
     return ModelFacts(
         architecture=architecture,
         num_hidden_layers=config.num_hidden_layers,
@@ -81,6 +90,29 @@ def model_facts(
         num_key_value_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        eos_token_id=[] if eos is None else [eos] if isinstance(eos, int) else list(eos),
+        max_position_embeddings=_position_limit(config),
+        eos_token_id=_end_tokens(
+            checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
+        ),
     )
+
+
+def _position_limit(config: "PretrainedConfig") -> int:
+    """The longest sequence the model is made for: YaRN stretches what it was trained on."""
+    rope: dict[str, Any] = config.rope_parameters or {}
+    limit = int(config.max_position_embeddings)
+    if rope.get("rope_type") != "yarn":
+        return limit
+    trained = rope.get("original_max_position_embeddings") or limit
+    return max(limit, int(rope["factor"] * trained))
+
+
+def _end_tokens(eos: object) -> list[int]:
+    """One id, several or none, as the configs have them."""
+    tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(token, int) for token in tokens):
+        raise UserError(
+            f"eos_token_id {eos!r} is neither a token id nor a list of them",
+            f"mend config.json or {GENERATION_CONFIG}",
+        )
+    return list(tokens)

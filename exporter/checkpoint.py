@@ -1,4 +1,4 @@
-"""A checkpoint directory as it lies on the disk: its config, and where each tensor's bytes are.
+"""A checkpoint directory as it lies on the disk: its configs, and where each tensor's bytes are.
 
 Reads headers only, never a weight.
 """
@@ -12,9 +12,11 @@ from typing import Any
 from snapexport.contract.errors import UserError
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _METADATA = "__metadata__"
+_DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +32,36 @@ class TensorSpan:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A local checkpoint. `files` and the spans' files are resolved: no symlinks are left."""
+    """A local checkpoint. The spans' files are resolved: no symlinks are left."""
 
     directory: Path
     config: dict[str, Any]
+    generation_config: dict[str, Any]
     tensors: dict[str, TensorSpan]
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
-        """Read config and tensor headers. Raises UserError for what is missing or broken."""
+        """Read configs and tensor headers. Raises UserError for what is missing or broken."""
         if not directory.is_dir():
             raise UserError(
                 f"no such directory: {directory}",
                 "--model takes a checkpoint directory or a Hugging Face Hub id (owner/name)",
             )
-        config = _read_json(
-            directory / CONFIG, f"{directory} is not a checkpoint: it has no {CONFIG}"
-        )
+        if not (directory / CONFIG).is_file():
+            raise UserError(
+                f"{directory} is not a checkpoint: it has no {CONFIG}",
+                "point --model at a directory made by `save_pretrained`",
+            )
+        generation = directory / GENERATION_CONFIG
         tensors: dict[str, TensorSpan] = {}
         for file in _weight_files(directory):
             tensors |= read_header(file)
-        return cls(directory, config, tensors)
-
-    @property
-    def files(self) -> list[Path]:
-        return sorted({span.file for span in self.tensors.values()})
+        return cls(
+            directory,
+            _read_object(directory / CONFIG),
+            _read_object(generation) if generation.is_file() else {},
+            tensors,
+        )
 
 
 def read_header(file: Path) -> dict[str, TensorSpan]:
@@ -65,10 +72,13 @@ def read_header(file: Path) -> dict[str, TensorSpan]:
         (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (size,)
         if 8 + length > size:
             raise _truncated(file)
-        header = _parse_header(file, stream.read(length))
-    start = 8 + length
-    header.pop(_METADATA, None)
-    spans = {name: _span(file, start, entry) for name, entry in header.items()}
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        header.pop(_METADATA, None)
+        spans = {name: _span(file, 8 + length, entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{file} has no readable safetensors header", _DOWNLOAD_AGAIN) from None
     if any(span.offset + span.nbytes > size for span in spans.values()):
         raise _truncated(file)
     return spans
@@ -79,31 +89,26 @@ def _span(file: Path, start: int, entry: dict[str, Any]) -> TensorSpan:
     return TensorSpan(file, start + begin, end - begin, entry["dtype"], tuple(entry["shape"]))
 
 
-def _parse_header(file: Path, raw: bytes) -> dict[str, dict[str, Any]]:
-    try:
-        header: dict[str, dict[str, Any]] = json.loads(raw)
-    except ValueError:
-        raise UserError(f"{file} has no readable safetensors header", _download_again) from None
-    return header
-
-
-_download_again = "download the checkpoint again: the file is damaged or incomplete"
-
-
 def _truncated(file: Path) -> UserError:
-    return UserError(f"{file} is truncated: its header names bytes past its end", _download_again)
+    return UserError(f"{file} is truncated: its header names bytes past its end", _DOWNLOAD_AGAIN)
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    if (directory / SHARD_INDEX).is_file():
-        index = _read_json(directory / SHARD_INDEX, "unreadable shard index")
-        names = sorted(set(index["weight_map"].values()))
-    else:
-        names = [SINGLE_FILE]
+    names = _shards(directory / SHARD_INDEX) or [SINGLE_FILE]
     for name in names:
         if not (directory / name).is_file():
             raise UserError(f"{directory} has no {name}", _weights_hint(directory))
     return [(directory / name).resolve() for name in names]
+
+
+def _shards(index: Path) -> list[str]:
+    """Names of the shards, none where there is no index."""
+    if not index.is_file():
+        return []
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
+    return sorted(set(weight_map.values()))
 
 
 def _weights_hint(directory: Path) -> str:
@@ -112,13 +117,11 @@ def _weights_hint(directory: Path) -> str:
     return "a checkpoint holds model.safetensors, or shards and model.safetensors.index.json"
 
 
-def _read_json(path: Path, missing: str) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(missing, "point --model at a directory made by `save_pretrained`") from None
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", "download the checkpoint again") from None
+        raise UserError(f"{path} is not JSON: {error}", _DOWNLOAD_AGAIN) from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a JSON object", "download the checkpoint again")
+        raise UserError(f"{path} does not hold a JSON object", _DOWNLOAD_AGAIN)
     return content

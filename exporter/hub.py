@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
-from snapexport.contract.errors import UserError
+from snapexport.contract.errors import UserError, first_line
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+_WANTED = ["*.json", "*.safetensors"]
+_UNWANTED = ["consolidated*", "*/*"]
+"""A second copy of the weights in the vendor's own layout, and whatever is in subfolders."""
 
 
 def resolve(model: str) -> Path:
@@ -18,14 +20,16 @@ def resolve(model: str) -> Path:
 
 
 def _download(model: str) -> Path:
-    from huggingface_hub import snapshot_download
+    import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_WANTED))
+        directory = huggingface_hub.snapshot_download(
+            model, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        )
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"'{model}' is no local directory, and the Hub did not give it: {reason}",
+            f"'{model}' is no local directory, and the Hub did not give it: {first_line(error)}",
             "check the name, the network and `hf auth login`, or pass a local directory",
         ) from None
+    return Path(directory)

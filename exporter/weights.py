@@ -1,12 +1,13 @@
 """Put the checkpoint's bytes where the graphs can read them, without holding them in memory.
 
 A shard whose dtype serves is hard-linked, so that no byte is copied. Tensors of another dtype are
-converted, tensor by tensor, block by block, into one more .safetensors file.
+converted, tensor by tensor, block by block, into one more .safetensors file. A file that exists is
+never written to: a hard link is the user's own checkpoint.
 """
 
+import errno
 import json
 import os
-import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
-from snapexport.contract.build_directory import header_sha256_of, sha256_of
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import DType, WeightFile
+from snapexport.contract.manifest import DType
 from snapexport.exporter.checkpoint import Checkpoint, TensorSpan, read_header
 
 WEIGHTS = "weights"
@@ -31,8 +32,7 @@ _NUMPY = {
 }
 _BLOCK = 1 << 24  # elements converted at a time
 _HEADER_ALIGNMENT = 64
-_HASHED_BYTES = 1 << 30  # a larger file is only hashed if its checkpoint brings the hash
-_SHA256 = re.compile("[0-9a-f]{64}")
+_NO_LINKS_HERE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were written."""
@@ -54,7 +54,7 @@ def place(
     directory.mkdir(parents=True)
     spans = {name: _readable(name, checkpoint.tensors[name]) for name in sorted(wanted)}
     fits = {n: s for n, s in spans.items() if s.dtype == SAFETENSORS_DTYPE[dtype]}
-    links = {file: _link(file, directory) for file in sorted({s.file for s in fits.values()})}
+    links = _link_all({span.file for span in fits.values()}, directory)
     placed = {n: _moved(s, links[s.file]) for n, s in fits.items()}
     rest = {n: s for n, s in spans.items() if n not in fits}
     if rest:
@@ -69,33 +69,7 @@ def link_again(source: Path, directory: Path) -> None:
     """The placed files a second time: ONNX Runtime reads only below the graph's own folder."""
     directory.mkdir(parents=True)
     for file in source.iterdir():
-        _link(file, directory)
-
-
-def describe(placed: PlacedWeights, directory: Path) -> list[WeightFile]:
-    """The manifest's entries for the files placed in the build `directory`."""
-    return [
-        WeightFile(
-            file=file.relative_to(directory).as_posix(),
-            size=file.stat().st_size,
-            header_sha256=header_sha256_of(file),
-            sha256=_own_hash(source) or _cheap_hash(file),
-        )
-        for file, source in placed.sources.items()
-    ]
-
-
-def _own_hash(source: Path) -> str | None:
-    """The hash that the Hub gave a file: the name of its blob, or the etag kept beside it."""
-    if _SHA256.fullmatch(source.name):
-        return source.name
-    metadata = source.parent / ".cache/huggingface/download" / f"{source.name}.metadata"
-    lines = metadata.read_text().splitlines() if metadata.is_file() else []
-    return lines[1] if len(lines) > 1 and _SHA256.fullmatch(lines[1]) else None
-
-
-def _cheap_hash(file: Path) -> str | None:
-    return sha256_of(file) if file.stat().st_size <= _HASHED_BYTES else None
+        _link(file, directory / file.name)
 
 
 def _readable(name: str, span: TensorSpan) -> TensorSpan:
@@ -111,23 +85,47 @@ def _moved(span: TensorSpan, file: Path) -> TensorSpan:
     return TensorSpan(file, span.offset, span.nbytes, span.dtype, span.shape)
 
 
-def _link(source: Path, directory: Path) -> Path:
-    # A blob of the Hub's cache has a hash for its name; the suffix is what readers go by.
-    target = directory / source.with_suffix(".safetensors").name
+def _link_all(files: Iterable[Path], directory: Path) -> dict[Path, Path]:
+    """Link every file under a name of its own: resolved shards may share theirs."""
+    links: dict[Path, Path] = {}
+    taken = {CONVERTED}
+    for index, file in enumerate(sorted(files)):
+        # A blob of the Hub's cache has a bare hash for its name; readers go by the suffix.
+        name = file.name if file.suffix == ".safetensors" else f"{file.name}.safetensors"
+        name = name if name not in taken else f"{index}-{name}"
+        taken.add(name)
+        _link(file, directory / name)
+        links[file] = directory / name
+    return links
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without hard links
+    except OSError as error:
+        if error.errno not in _NO_LINKS_HERE:
+            raise
         shutil.copyfile(source, target)
-    return target
 
 
 def _convert(spans: dict[str, TensorSpan], dtype: str, target: Path, progress: Progress) -> None:
-    with target.open("wb") as out:
+    with target.open("xb") as out:
         out.write(_header(spans, dtype))
-        for span in spans.values():
+        for name, span in spans.items():
             for block in _blocks(span):
-                out.write(block.astype(_NUMPY[dtype]).tobytes())
+                out.write(_cast(name, block, dtype).tobytes())
                 progress(block.size * _NUMPY[dtype].itemsize)
+
+
+def _cast(name: str, block: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    with np.errstate(all="ignore"):
+        cast = block.astype(_NUMPY[dtype])
+    # Widening to fp32 can't overflow, and is the one that has to be fast.
+    if dtype != "F32" and (np.isinf(cast) & ~np.isinf(block)).any():
+        raise UserError(
+            f"the tensor {name} has values that {dtype} cannot hold", "use --dtype fp32"
+        )
+    return cast
 
 
 def _header(spans: dict[str, TensorSpan], dtype: str) -> bytes:
@@ -141,7 +139,7 @@ def _header(spans: dict[str, TensorSpan], dtype: str) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _blocks(span: TensorSpan) -> Iterator[np.ndarray]:
+def _blocks(span: TensorSpan) -> Iterator[NDArray[np.generic]]:
     dtype = _NUMPY[span.dtype]
     data = np.memmap(span.file, dtype, "r", span.offset, shape=(span.nbytes // dtype.itemsize,))
     for start in range(0, data.size, _BLOCK):

@@ -30,7 +30,7 @@ def prefill(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) ->
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
     passes: list[Pass]
-    if chunk == geometry.L_max:
+    if geometry.is_single_shot(chunk):
         passes = [SingleShot(geometry)]
     elif geometry.compresses:
         passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]

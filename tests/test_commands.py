@@ -24,6 +24,10 @@ def edit_config(model: Path, **changes: object) -> None:
     (model / "config.json").write_text(json.dumps(config | changes))
 
 
+def rewrite_header(model: Path, header: bytes) -> None:
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
@@ -41,11 +45,32 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "unknown architecture": (
         lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]),
-        "the architecture GPT2LMHeadModel is not supported",
+        "the architecture GPT2LMHeadModel of a model_type 'llama' is not supported",
+    ),
+    "another model under a verified name": (
+        lambda m: edit_config(m, model_type="granite"),
+        "the architecture LlamaForCausalLM of a model_type 'granite' is not supported",
+    ),
+    "broken generation config": (
+        lambda m: (m / "generation_config.json").write_text("{"),
+        "is not JSON",
+    ),
+    "end token is no number": (
+        lambda m: (m / "generation_config.json").write_text('{"eos_token_id": [3, "x"]}'),
+        "eos_token_id [3, 'x']",
+    ),
+    "index without a map": (
+        lambda m: (m / "model.safetensors.index.json").write_text("{}"),
+        "has no weight_map",
+    ),
+    "header is a list": (lambda m: rewrite_header(m, b"[]"), "no readable safetensors header"),
+    "entry without offsets": (
+        lambda m: rewrite_header(m, b'{"a": {"dtype": "F32"}}'),
+        "no readable safetensors header",
     ),
     "code of its own": (
         lambda m: edit_config(m, architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
-        "the architecture EvilForCausalLM is not supported",
+        "the architecture EvilForCausalLM of a model_type 'llama' is not supported",
     ),
     "quantized": (lambda m: edit_config(m, quantization_config={}), "is quantized"),
     "length-dependent RoPE": (
@@ -101,7 +126,9 @@ def test_a_bad_checkpoint_is_refused(
         (["--prefill-chunk", "4"], "--prefill-chunk 4"),
         (["--kv-budget", "4"], "--kv-budget 4 leaves 0 slots for the ring"),
         (["--kv-budget", "65"], "--kv-budget 65 is more than --L-max 64"),
-        (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together"),
+        (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together with both"),
+        (["--policy", "full", "--kv-budget", "16"], "--policy full keeps everything"),
+        (["--L-obs", "100", "--L-recent", "100", "--K", "4"], "--L-obs 100 is more than the 64"),
         (["--pool-kernel", "2"], "--pool-kernel 2 is even"),
         (["--policy", "streaming", "--K", "4"], "keeps no top-k"),
         (["--policy", "magic"], "invalid choice: 'magic'"),

@@ -91,6 +91,14 @@ def test_what_a_killed_build_left_goes_with_the_next(checkpoint: Path, tmp_path:
     assert not partial.exists()
 
 
+def test_a_name_is_no_pattern(tmp_path: Path) -> None:
+    other = tmp_path / ".a.partial-x"
+    other.mkdir()
+    with staged(tmp_path / "*", overwrite=False):
+        pass
+    assert other.is_dir()
+
+
 def test_a_living_build_is_left_alone(tmp_path: Path) -> None:
     with staged(tmp_path / "b", overwrite=False) as first:
         with pytest.raises(ZeroDivisionError), staged(tmp_path / "b", overwrite=False):

@@ -1,5 +1,6 @@
 """Weights are linked where their dtype serves, converted where it does not, and never guessed."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -71,6 +72,75 @@ def test_the_hubs_own_hash_is_taken(tmp_path: Path) -> None:
     (weights,) = made.manifest.weights
     assert weights.sha256 == "ab" * 32
     assert not (made.directory / weights.file).is_symlink()
+
+
+@pytest.mark.parametrize("clash", ["model.safetensors", "converted.safetensors"])
+def test_the_checkpoint_is_never_written_to(tmp_path: Path, clash: str) -> None:
+    """Shards that resolve to files of one name, or of the name that conversion uses."""
+    model = checkpoints.make("llama", tmp_path / "m", max_shard_size="100KB")
+    shards = sorted(model.glob("*.safetensors"))
+    norm = load_file(shards[-1])
+    save_file({name: tensor.half() for name, tensor in norm.items()}, shards[-1])
+    for number, shard in enumerate(shards):
+        (tmp_path / str(number)).mkdir()
+        shard.rename(tmp_path / str(number) / clash)
+        shard.symlink_to(tmp_path / str(number) / clash)
+    before = [shard.read_bytes() for shard in shards]
+    made = build(model, tmp_path / "b", L_max=32)
+    assert [shard.read_bytes() for shard in shards] == before
+    assert made.verify_weights() == []
+    assert len(made.manifest.weights) == len(shards)
+
+
+def test_without_hard_links_the_weights_are_copied(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", refuse)
+    made = build(checkpoint, tmp_path / "b", L_max=32)
+    copied = made.directory / "weights/model.safetensors"
+    assert copied.read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    assert inode(copied) != inode(checkpoint / "model.safetensors")
+
+
+def test_values_that_a_dtype_cannot_hold_are_told(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][0] = 1e5
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.norm\.weight has values that F16 cannot hold"):
+        build(model, tmp_path / "b", L_max=32, dtype="fp16")
+
+
+@pytest.mark.parametrize(("age", "expected"), [(-10, "cd" * 32), (10, None)])
+def test_a_downloads_hash_counts_until_the_file_is_written(
+    tmp_path: Path, age: float, expected: str | None
+) -> None:
+    model = checkpoints.make("llama", tmp_path / "m")
+    metadata = model / ".cache/huggingface/download/model.safetensors.metadata"
+    metadata.parent.mkdir(parents=True)
+    written = (model / "model.safetensors").stat().st_mtime
+    metadata.write_text(f"{'0' * 40}\n{'cd' * 32}\n{written - age}\n")
+    (weights,) = build(model, tmp_path / "b", L_max=32).manifest.weights
+    assert (weights.sha256 == "cd" * 32) is (expected is not None)
+
+
+def test_a_hub_id_is_fetched_without_second_copies(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def snapshot_download(model: str, **patterns: list[str]) -> str:
+        asked.update(patterns, model=model)
+        return str(checkpoint)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    build("owner/name", tmp_path / "b", L_max=32)
+    assert asked["model"] == "owner/name"
+    assert "*.safetensors" in asked["allow_patterns"]
+    assert "consolidated*" in asked["ignore_patterns"]
 
 
 def test_a_changed_weight_is_noticed_by_a_full_check(checkpoint: Path, tmp_path: Path) -> None:

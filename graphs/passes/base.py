@@ -70,11 +70,6 @@ def int64s(graph: gs.Graph, *values: int) -> gs.Constant:
     return gs.Constant(fresh(graph, "const"), np.array(values, np.int64))
 
 
-def scalar(graph: gs.Graph, value: int) -> gs.Constant:
-    """A 0-D int64 constant."""
-    return gs.Constant(fresh(graph, "const"), np.array(value, np.int64))
-
-
 def graph_input(graph: gs.Graph, name: str) -> gs.Variable:
     """An existing input by its name."""
     return next(tensor for tensor in graph.inputs if tensor.name == name)

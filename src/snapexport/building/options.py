@@ -1,6 +1,7 @@
 """What a build is asked for, and the cache geometry that follows from it.
 
-The command line's flags and defaults are made from this class.
+Resolves budgets and defaults; what makes a geometry valid is `CacheGeometry`'s. The command line's
+flags and defaults are made from this class.
 """
 
 from dataclasses import dataclass
@@ -8,16 +9,20 @@ from pathlib import Path
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, Policy
-from snapexport.contract.manifest import DType, ModelFacts, Target
+from snapexport.contract.manifest import DTYPES, TARGETS, DType, ModelFacts, Target
 
 DEFAULT_COMPRESSION = 4
 """Without --kv-budget, --L-recent or --K the cache gets L_max / 4 slots: SnapStream's own ratio."""
 
+DEFAULT_L_SINK = 4
 DEFAULT_L_OBS = 8
 """KV-Compress found 8 best; SnapKV uses 32."""
 
+DEFAULT_POOL_KERNEL = 7
 DEFAULT_CHUNK = 512
 """Long enough that a chunk is bound by arithmetic, short enough not to stall running streams."""
+
+CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +32,13 @@ class BuildOptions:
     model: str
     out: Path
     L_max: int
-    L_sink: int = 4
+    policy: Policy = "snapstream"
+    kv_budget: int | None = None
+    L_sink: int | None = None
     L_recent: int | None = None
     K: int | None = None
     L_obs: int | None = None
-    pool_kernel: int = 7
-    kv_budget: int | None = None
-    policy: Policy = "snapstream"
+    pool_kernel: int | None = None
     batch: int = 4
     prefill_chunk: int | None = None
     dtype: DType = "fp32"
@@ -42,70 +47,86 @@ class BuildOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        _require_one_of("--dtype", self.dtype, DTYPES)
+        _require_one_of("--target", self.target, TARGETS)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
-        if self.L_max < 1:
-            raise UserError(f"--L-max {self.L_max} is below 1", "use --L-max 1 or more")
-        if self.policy == "full" and self.baseline:
+        if self.policy == "full":
+            self._require_nothing_to_compress()
+        else:
+            self._require_one_budget()
+
+    def _require_nothing_to_compress(self) -> None:
+        given = [name for name in CACHE_FIELDS if getattr(self, name) is not None]
+        if given:
+            flag = "--" + given[0].replace("_", "-")
+            raise UserError(f"--policy full keeps everything, but {flag} is given", f"drop {flag}")
+        if self.baseline:
             raise UserError(
                 "--baseline adds the full cache's graphs, which --policy full builds already",
                 "leave one of them out",
             )
-        if self.policy != "full":
-            self._require_consistent()
 
-    def _require_consistent(self) -> None:
-        if None not in (self.kv_budget, self.L_recent) and self.policy == "streaming":
-            raise UserError("--kv-budget and --L-recent both set the ring", "give one of them")
-        if None not in (self.kv_budget, self.L_recent, self.K):
+    def _require_one_budget(self) -> None:
+        K = 0 if self.policy == "streaming" else self.K
+        if self.policy == "streaming" and self.K:
+            raise UserError(f"--policy streaming keeps no top-k, but --K is {self.K}", "drop --K")
+        if self.kv_budget is None:
+            return
+        if self.L_recent is not None and K is not None:
             raise UserError(
-                "--kv-budget, --L-recent and --K are given together",
-                "give --kv-budget with at most one of the others: the rest is what remains",
+                "--kv-budget is given together with both --L-recent and --K"
+                if K
+                else "--kv-budget and --L-recent are given together, and there is no top-k",
+                "the budget is the sum of all parts: leave one of them out",
             )
-        if self.kv_budget is not None and self.kv_budget > self.L_max:
+        if self.kv_budget > self.L_max:
             raise UserError(
                 f"--kv-budget {self.kv_budget} is more than --L-max {self.L_max}: "
                 "nothing would be compressed",
                 f"use a budget below {self.L_max}, or --policy full",
             )
-        if self.policy == "streaming" and self.K:
-            raise UserError(f"--policy streaming keeps no top-k, but --K is {self.K}", "drop --K")
 
     def geometry(self, model: ModelFacts) -> CacheGeometry:
         """The cache of `model` under these options. Raises UserError."""
-        _require_position_limit(self.L_max, model.max_position_embeddings)
+        if self.L_max > model.max_position_embeddings:
+            limit = model.max_position_embeddings
+            raise UserError(
+                f"--L-max {self.L_max} is above the model's position limit {limit}",
+                f"use --L-max {limit} or less: the model has not learned longer positions",
+            )
         if self.policy == "full":
             return CacheGeometry.full(self.L_max, model.num_hidden_layers)
-        L_recent, K = self._ring_and_topk()
+        L_sink = _or(self.L_sink, DEFAULT_L_SINK)
+        L_recent, K = self._ring_and_topk(L_sink)
         return CacheGeometry(
             self.policy,
             self.L_max,
             model.num_hidden_layers,
-            L_sink=self.L_sink,
+            L_sink=L_sink,
             L_recent=L_recent,
             K=K,
-            L_obs=self.L_obs if self.L_obs is not None else max(1, min(DEFAULT_L_OBS, L_recent)),
-            pool_kernel=self.pool_kernel,
+            L_obs=_or(self.L_obs, max(1, min(DEFAULT_L_OBS, L_recent, self.L_max))),
+            pool_kernel=_or(self.pool_kernel, DEFAULT_POOL_KERNEL),
         )
 
-    def _ring_and_topk(self) -> tuple[int, int]:
+    def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
         """L_recent and K: as given, or sharing what the sinks leave of the budget."""
         K = 0 if self.policy == "streaming" else self.K
-        if self.kv_budget is None and self.L_recent is not None and K is not None:
+        if self.L_recent is not None and K is not None:
             return self.L_recent, K
-        default = max(self.L_max // DEFAULT_COMPRESSION, self.L_sink + 2)
-        budget = default if self.kv_budget is None else self.kv_budget
-        free = budget - self.L_sink
+        budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
+        free = budget - L_sink
         if self.L_recent is not None:
             recent, topk = self.L_recent, free - self.L_recent
         else:
-            topk = free // 2 if K is None else K
+            topk = _or(K, free // 2)
             recent = free - topk
         if recent < 1 or topk < 0:
             by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
             raise UserError(
                 f"--kv-budget {budget}{by_default} leaves {recent} slots for the ring and {topk} "
-                f"for top-k beside {self.L_sink} sinks",
+                f"for top-k beside {L_sink} sinks",
                 "raise --kv-budget, or lower --L-sink, --L-recent or --K",
             )
         return recent, topk
@@ -113,20 +134,19 @@ class BuildOptions:
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""
         least = geometry.L_obs if geometry.compresses else 1
-        if self.prefill_chunk is None:
-            return max(least, min(DEFAULT_CHUNK, self.L_max // 2), 1)
-        if not least <= self.prefill_chunk <= self.L_max:
+        chunk = _or(self.prefill_chunk, max(least, min(DEFAULT_CHUNK, self.L_max // 2), 1))
+        if not least <= chunk <= self.L_max:
             raise UserError(
-                f"--prefill-chunk {self.prefill_chunk} is not between "
-                f"{least} (--L-obs) and {self.L_max} (--L-max)",
+                f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        return self.prefill_chunk
+        return chunk
 
 
-def _require_position_limit(L_max: int, limit: int) -> None:
-    if L_max > limit:
-        raise UserError(
-            f"--L-max {L_max} is above the model's position limit {limit}",
-            f"use --L-max {limit} or less: the model has not learned longer positions",
-        )
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _require_one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{flag} '{value}' is not known", f"choose from {', '.join(allowed)}")

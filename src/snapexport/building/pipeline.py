@@ -3,22 +3,22 @@
 Imports torch and transformers. Everything that can be refused is refused before the first trace.
 """
 
-import json
+import dataclasses
 import platform
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
 
+from snapexport.building.graph_files import Traces, finished_graphs, write_graph
 from snapexport.building.options import BuildOptions
 from snapexport.building.progress import Progress
 from snapexport.building.staging import staged
-from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
@@ -27,12 +27,9 @@ from snapexport.contract.manifest import (
     GraphName,
     Manifest,
     ModelFacts,
-    TensorSpec,
-    WeightFile,
 )
-from snapexport.exporter import architectures, hub, link, trace, weights
+from snapexport.exporter import architectures, hub, link, trace, weight_files, weights
 from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.graphs import surgery
 
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 BASELINE = "baseline"
@@ -56,14 +53,6 @@ class Plan:
     prefill_chunk: int
 
 
-@dataclass(frozen=True)
-class Traces:
-    """The two graphs with their markers: what all policies and targets start from."""
-
-    prefill: onnx.ModelProto
-    decode: onnx.ModelProto
-
-
 def write_build(options: BuildOptions, progress: Progress) -> Build:
     """Carry out a build. The directory appears whole or not at all. Raises UserError."""
     progress.stage("reading the checkpoint")
@@ -72,10 +61,10 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
         traces, placed = trace_model(plan, directory, progress)
         progress.stage("surgery")
         graphs = write_graphs(plan, traces, directory)
-        _copy_configs(plan.checkpoint, directory)
         progress.stage("hashing the weights")
-        manifest_of(plan, graphs, weights.describe(placed, directory)).write(directory)
-    return Build.open(options.out)
+        manifest_of(plan, graphs, placed, directory).write(directory)
+        build = Build.open(directory)
+    return dataclasses.replace(build, directory=options.out)
 
 
 def plan_build(options: BuildOptions) -> Plan:
@@ -83,7 +72,7 @@ def plan_build(options: BuildOptions) -> Plan:
     checkpoint = Checkpoint.open(hub.resolve(options.model))
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
-    model = architectures.model_facts(architecture, config, _generation_config(checkpoint))
+    model = architectures.model_facts(architecture, config, checkpoint)
     geometry = options.geometry(model)
     return Plan(options, checkpoint, config, model, geometry, options.chunk(geometry))
 
@@ -100,61 +89,31 @@ def trace_model(
     sources = [link.checkpoint_tensors(m, plan.checkpoint, plan.config) for m in (prefill, decode)]
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
-    placed = weights.place(
-        plan.checkpoint,
-        wanted,
-        plan.options.dtype,
-        directory / weights.WEIGHTS,
-        progress.converted,
-    )
+    target = directory / weights.WEIGHTS
+    placed = weights.place(plan.checkpoint, wanted, plan.options.dtype, target, progress.converted)
     progress.stage("linking the weights")
     for model, source in zip((prefill, decode), sources, strict=True):
         link.link(model, source, placed.tensors)
-    return Traces(ir.to_proto(prefill), ir.to_proto(decode)), placed
+    return Traces(ir.to_proto(prefill), ir.to_proto(decode), plan.prefill_chunk), placed
 
 
 def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName, GraphEntry]:
-    """Surgery for every graph of the build."""
-    geometry, target = plan.geometry, plan.options.target
-    graphs: dict[GraphName, GraphEntry] = {}
-
-    def write(name: GraphName, model: onnx.ModelProto) -> None:
-        graphs[name] = _write_graph(model, directory, f"{name}.onnx")
-
-    write("prefill", surgery.prefill(traces.prefill, geometry, target))
-    write("decode", surgery.decode(traces.decode, geometry, target))
-    if geometry.compresses and plan.prefill_chunk != geometry.L_max:
-        write("compress", surgery.compress(traces.prefill, geometry, target))
-    if plan.options.baseline:
-        # ONNX Runtime reads external data only below the graph's own folder.
+    """Surgery, and everything but the manifest on the disk."""
+    for name in COPIED:
+        if (plan.checkpoint.directory / name).is_file():
+            shutil.copyfile(plan.checkpoint.directory / name, directory / name)
+    options = plan.options
+    if options.baseline:
         weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
-        full = geometry.as_full()
-        write("baseline/prefill", surgery.prefill(traces.prefill, full, target))
-        write("baseline/decode", surgery.decode(traces.decode, full, target))
-    return graphs
-
-
-def _write_graph(model: onnx.ModelProto, directory: Path, file: str) -> GraphEntry:
-    path = directory / file
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return GraphEntry(
-        file=file,
-        sha256=sha256_of(path),
-        inputs=[_tensor_spec(value) for value in model.graph.input],
-        outputs=[_tensor_spec(value) for value in model.graph.output],
-    )
-
-
-def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    tensor = value.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    return TensorSpec(
-        name=value.name, dtype=dtype, shape=[dim.dim_value for dim in tensor.shape.dim]
-    )
+    graphs = finished_graphs(traces, plan.geometry, options.target, options.baseline)
+    return {name: write_graph(name, model, directory) for name, model in graphs.items()}
 
 
 def manifest_of(
-    plan: Plan, graphs: dict[GraphName, GraphEntry], weight_files: list[WeightFile]
+    plan: Plan,
+    graphs: dict[GraphName, GraphEntry],
+    placed: weights.PlacedWeights,
+    directory: Path,
 ) -> Manifest:
     """The contract with whatever runs the build."""
     return Manifest(
@@ -166,19 +125,6 @@ def manifest_of(
         dtype=plan.options.dtype,
         target=plan.options.target,
         graphs=graphs,
-        weights=weight_files,
+        weights=weight_files.describe(placed, directory),
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
     )
-
-
-def _generation_config(checkpoint: Checkpoint) -> dict[str, object]:
-    path = checkpoint.directory / "generation_config.json"
-    content = json.loads(path.read_bytes()) if path.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
-def _copy_configs(checkpoint: Checkpoint, directory: Path) -> None:
-    for name in COPIED:
-        source = checkpoint.directory / name
-        if source.is_file():
-            shutil.copyfile(source, directory / name)

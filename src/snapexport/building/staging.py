@@ -5,6 +5,7 @@ any failure. What a killed process has left is removed by the next one: a living
 """
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -19,27 +20,19 @@ from snapexport.contract.manifest import MANIFEST
 @contextmanager
 def staged(target: Path, overwrite: bool) -> Iterator[Path]:
     """Yield an empty directory that takes `target`'s place when the block ends without error."""
-    target = target.absolute()
+    target = Path(os.path.normpath(target.absolute()))
     _require_free(target, overwrite)
-    created = _create_parents(target)
-    _remove_abandoned(target)
-    partial = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
-    lock = _locked(partial)
-    try:
-        yield partial
-        partial.chmod(0o777 & ~_umask())
-        _swap(partial, target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        for parent in created:
-            _remove_if_empty(parent)
-        raise
-    finally:
-        os.close(lock)
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.name}.partial-"
+    with _parents(target):
+        _remove_abandoned(target)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        try:
+            with _locked(partial):
+                yield partial
+                partial.chmod(0o777 & ~_umask())
+                _swap(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def _require_free(target: Path, overwrite: bool) -> None:
@@ -51,14 +44,20 @@ def _require_free(target: Path, overwrite: bool) -> None:
         raise UserError(f"{target} is not a build: it is not overwritten", "choose another --out")
 
 
-def _create_parents(target: Path) -> list[Path]:
-    """Make the target's parents; those that were missing, innermost first."""
+@contextmanager
+def _parents(target: Path) -> Iterator[None]:
+    """Make the target's parents; those that were missing go again if the block fails."""
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{target.parent} is not a directory", "choose another --out") from None
-    return missing
+    try:
+        yield
+    except BaseException:
+        for parent in missing:
+            _remove_if_empty(parent)
+        raise
 
 
 def _remove_if_empty(directory: Path) -> None:
@@ -67,23 +66,20 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _remove_abandoned(target: Path) -> None:
-    for partial in target.parent.glob(_prefix(target) + "*"):
-        try:
-            os.close(_locked(partial))
-        except OSError:
-            continue  # its process lives
-        shutil.rmtree(partial, ignore_errors=True)
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        with suppress(OSError), _locked(partial):  # not to be had: its process lives
+            shutil.rmtree(partial, ignore_errors=True)
 
 
-def _locked(directory: Path) -> int:
-    """An open descriptor that holds the directory's lock. Raises OSError where another has it."""
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock. Raises OSError where another process has it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        yield
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _umask() -> int:
@@ -93,10 +89,11 @@ def _umask() -> int:
 
 
 def _swap(partial: Path, target: Path) -> None:
+    """Put `partial` in place. A kill in between leaves the old build under its hidden name."""
     if not target.exists():
         partial.rename(target)
         return
-    old = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.replaced-", dir=target.parent))
     target.rename(old / target.name)
     partial.rename(target)
     shutil.rmtree(old)

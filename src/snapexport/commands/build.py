@@ -1,7 +1,8 @@
 """Build fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
 
-example:
-  snapexport build --model Llama-3.1-8B-Instruct --L-max 131072 --kv-budget 8192 --out llama.build
+examples:
+  snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --kv-budget 2048 --out qwen.build
+  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 --dtype bf16 --out llama.build
 """
 
 import argparse
@@ -30,11 +31,11 @@ CHOICES = {
 CACHE = {
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; full: keep all",
     "kv_budget": "slots per layer and KV head, all parts together (default: L_max / 4)",
-    "L_sink": "first positions kept for ever (attention sinks)",
+    "L_sink": "first positions kept for ever, the attention sinks (default: 4)",
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens whose queries vote (default: 8)",
-    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd",
+    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 7)",
 }
 
 

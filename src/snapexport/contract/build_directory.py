@@ -21,9 +21,11 @@ def sha256_of(path: Path) -> str:
 
 def header_sha256_of(path: Path) -> str:
     """Digest of a .safetensors file's header: which tensors it holds, and where."""
+    size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
-        return hashlib.sha256(prefix + file.read(int.from_bytes(prefix, "little"))).hexdigest()
+        length = min(int.from_bytes(prefix, "little"), size)
+        return hashlib.sha256(prefix + file.read(length)).hexdigest()
 
 
 @dataclass(frozen=True)

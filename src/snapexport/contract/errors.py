@@ -16,6 +16,11 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
+def first_line(error: Exception) -> str:
+    """What another library's error says, as far as it fits into ours."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Turn a failed import into an error that names the extra which brings the package."""

@@ -81,6 +81,8 @@ class CacheGeometry:
     pool_kernel: int = 7
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UserError(f"no policy '{self.policy}'", f"choose from {', '.join(POLICIES)}")
         _require_at_least("--L-max", self.L_max, 1)
         for flag, value in self._per_layer().items():
             _require_layers(flag, value, self.num_layers)
@@ -98,6 +100,11 @@ class CacheGeometry:
             raise UserError(
                 f"--pool-kernel {self.pool_kernel} is even: its window would have no middle",
                 f"use --pool-kernel {self.pool_kernel + 1}",
+            )
+        if self.L_obs > self.L_max:
+            raise UserError(
+                f"--L-obs {self.L_obs} is more than the {self.L_max} tokens of the longest prompt",
+                f"use --L-obs {self.L_max} or less",
             )
         recent = min(layer.L_recent for layer in self.layers)
         if self.L_obs > recent:
@@ -127,6 +134,10 @@ class CacheGeometry:
     def compresses(self) -> bool:
         """Whether there is a hand-over from a full-length prefill cache to a smaller one."""
         return self.policy != "full"
+
+    def is_single_shot(self, prefill_chunk: int) -> bool:
+        """Whether a prefill step of so many tokens takes the whole padded prompt at once."""
+        return prefill_chunk == self.L_max
 
     @classmethod
     def full(cls, L_max: int, num_layers: int) -> "CacheGeometry":

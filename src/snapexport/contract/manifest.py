@@ -88,7 +88,7 @@ class Manifest(_Strict):
     @property
     def single_shot(self) -> bool:
         """Whether prefill takes the whole padded prompt at once and compresses inside the graph."""
-        return self.prefill_chunk == self.geometry.L_max
+        return self.geometry.is_single_shot(self.prefill_chunk)
 
     def write(self, directory: Path) -> None:
         text = self.model_dump_json(indent=2) + "\n"
@@ -153,8 +153,8 @@ def _first(error: ValidationError) -> str:
 
 def _check_digest(directory: Path, raw: bytes) -> None:
     try:
-        recorded = (directory / DIGEST).read_text().split()[0]
+        recorded = (directory / DIGEST).read_bytes().split()[0]
     except (FileNotFoundError, IndexError):
         raise UserError(f"{directory / DIGEST} is missing or empty", REBUILD) from None
-    if hashlib.sha256(raw).hexdigest() != recorded:
+    if hashlib.sha256(raw).hexdigest().encode() != recorded:
         raise UserError(f"{directory / MANIFEST} was changed after the build", REBUILD)

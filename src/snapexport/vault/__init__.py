@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .prompts import VaultPrompt, make_prompt
+from snapexport.vault.prompts import VaultPrompt, make_prompt
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
