@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# torch's CPU wheel: the default one brings gigabytes of CUDA. Elsewhere, any torch 2.13 serves.
+# By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test lint types check train-vault scale clean
+.PHONY: setup demo test lint types check train-vault scale memory clean
 
 setup: $(STAMP)
 
@@ -33,11 +33,14 @@ types: $(STAMP)
 
 check: lint types test
 
-train-vault: $(STAMP)    ## train the bundled checkpoint again, about 40 minutes
-	$(BIN)/python tools/train_vault.py
+train-vault: $(STAMP)    ## train the bundled checkpoint again, into vault-checkpoint/
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/train_vault --out vault-checkpoint
 
 scale: $(STAMP)          ## time and memory of exporting a Llama-3.1-8B-shaped checkpoint
 	$(BIN)/python tools/measure_scale.py
+
+memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking
+	$(BIN)/python tools/measure_memory.py
 
 clean:
 	rm -rf $(VENV)
