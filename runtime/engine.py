@@ -1,4 +1,4 @@
-"""What a runtime needs of an engine: two verbs, and the limits within which they work.
+"""What a runtime needs of an engine: three verbs, and the limits within which they work.
 
 An engine owns its caches. The caller names slots and never sees a key or a value.
 """
@@ -66,6 +66,15 @@ class Engine(Protocol):
         """Run one token of every slot, each argument [B]; logits [B, V].
 
         Idle slots take zeros, and their contents are lost: a prompt's last chunk rewrites them.
+        """
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Zero the caches that the slot's prompt filled, since it may have left NaN in them.
+
+        They are the slot's own and, unless another prompt came since, that of prefill: masked
+        attention multiplies what lies there by zero, and 0 * NaN would reach every later prompt.
+        Other slots, a prompt half-way through prefill and the last logits stay as they are.
         """
         ...
 

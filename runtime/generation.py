@@ -1,4 +1,4 @@
-"""One request while it lives: its tokens so far, its own chance, its text, and its end.
+"""One request while it lives: its tokens so far, its own random numbers, its text, and its end.
 
 Sees logits and nothing of where they come from: no engine, no slot, no neighbour.
 """
@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from snapexport.runtime.engine import Limits, Logits
 from snapexport.runtime.requests import FinishReason, Increment, Request
-from snapexport.runtime.sampling import generator, sample
+from snapexport.runtime.sampling import can_sample, generator, sample
 from snapexport.runtime.text import NoText, TextStream
 
 
@@ -22,7 +22,7 @@ class Generation:
         self._request_id = request_id
         self._params = request.params
         self._limits = limits
-        self._chance = generator(request.params)
+        self._rng = generator(request.params)
         self._text = TextStream(tokenizer, request.params.stop) if tokenizer else NoText()
         self._count = 0
 
@@ -32,8 +32,10 @@ class Generation:
         return len(self.prompt_token_ids) + self._count - 1
 
     def advance(self, logits: Logits) -> Increment:
-        """Choose the next token from logits [V]."""
-        self.last_token = sample(logits, self._params, self._chance)
+        """Choose the next token from logits [V]; the end, "error", where they allow no choice."""
+        if not can_sample(logits):
+            return Increment(self._request_id, self._text.finish(), (), "error")
+        self.last_token = sample(logits, self._params, self._rng)
         self._count += 1
         text, reason = self._read(self.last_token)
         return Increment(self._request_id, text, (self.last_token,), reason)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from snapexport.runtime.engine import Engine, Logits
 from snapexport.runtime.generation import Generation
 from snapexport.runtime.requests import Increment, Request
+from snapexport.runtime.sampling import can_sample
 from snapexport.runtime.scheduler import Chunk, Scheduler
 
 
@@ -42,7 +43,8 @@ class Loop:
     def step(self) -> list[Increment]:
         """Decode every running request once, and prefill as far as the budget goes.
 
-        What an error leaves behind is for the caller to cancel.
+        A request whose logits are no numbers ends with "error", and its neighbours go on. What an
+        exception of the engine leaves behind is for the caller to cancel.
         """
         plan = self._scheduler.schedule()
         increments = self._decode(plan.decode)
@@ -63,8 +65,7 @@ class Loop:
             live = self._live[request_id]
             inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
         logits = self._engine.decode(*inputs)
-        rows = ((request_id, logits[slot]) for request_id, slot in slots.items())
-        return [increment for row in rows for increment in self._sample(*row)]
+        return [self._sample(request_id, slot, logits[slot]) for request_id, slot in slots.items()]
 
     def _prefill(self, chunk: Chunk) -> list[Increment]:
         if chunk.request_id not in self._live:
@@ -72,15 +73,18 @@ class Loop:
         prompt = self._live[chunk.request_id].prompt_token_ids
         tokens = prompt[chunk.start : chunk.end]
         logits = self._engine.prefill(chunk.slot, tokens, chunk.start, len(prompt))
-        return self._sample(chunk.request_id, logits) if chunk.is_last else []
+        # A broken chunk ends its request at once: cancelled later, it would leave its NaN behind.
+        if chunk.is_last or not can_sample(logits):
+            return [self._sample(chunk.request_id, chunk.slot, logits)]
+        return []
 
-    def _sample(self, request_id: int, logits: Logits) -> list[Increment]:
-        if request_id not in self._live:
-            return []
+    def _sample(self, request_id: int, slot: int, logits: Logits) -> Increment:
         increment = self._live[request_id].advance(logits)
         if increment.finish_reason:
             self._forget(request_id)
-        return [increment]
+        if increment.finish_reason == "error":
+            self._engine.clear(slot)
+        return increment
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]

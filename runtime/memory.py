@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from snapexport.contract import names
 from snapexport.contract.manifest import GraphName, Manifest, TensorSpec
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -29,11 +30,7 @@ def cache_bytes(manifest: Manifest) -> CacheBytes:
 
 def _caches(manifest: Manifest, graph: GraphName) -> list[TensorSpec]:
     """The cache inputs of a graph: a single-shot prefill has none."""
-    return [spec for spec in manifest.graphs[graph].inputs if _is_cache(spec.name)]
-
-
-def _is_cache(name: str) -> bool:
-    return name.startswith("past_key_values.")
+    return [spec for spec in manifest.graphs[graph].inputs if names.is_past(spec.name)]
 
 
 def _bytes(spec: TensorSpec) -> int:

@@ -6,6 +6,7 @@ Responsible for which graph runs on which buffers; what a graph computes is the 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +48,13 @@ class OnnxRuntimeEngine:
         self._decode = decode.bind(self._decode_buffers)
         prefill = self._graph("baseline/prefill" if from_baseline else "prefill")
         self._prefill, self._kept = self._make_prefill(prefill)
+        self._last_prefilled = 0
 
     def prefill(
         self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
     ) -> Logits:
         """One chunk; the last one fills the slot. The logits stay valid until the next call."""
+        self._last_prefilled = slot
         return self._prefill.run(slot, token_ids, past_length, prompt_length)
 
     def decode(
@@ -63,6 +66,14 @@ class OnnxRuntimeEngine:
         self._decode_buffers[names.PROMPT_LENGTH][:] = prompt_length
         self._decode.run()
         return self._decode_buffers[names.LOGITS].astype(np.float32, copy=False)
+
+    def clear(self, slot: int) -> None:
+        """Zero the slot, and the full-length cache if the slot's prompt is what it holds."""
+        for cache in _caches(self._decode_buffers):
+            cache[slot] = 0
+        if slot == self._last_prefilled:
+            for cache in _caches(self._prefill.buffers):
+                cache[...] = 0
 
     def topk_positions(self) -> list[NDArray[np.int64]] | None:
         """For each layer what the last prompt kept, [Hkv, K], -1 where unused.
@@ -90,6 +101,11 @@ class OnnxRuntimeEngine:
 
     def _graph(self, name: GraphName, prepack: bool = False) -> Graph:
         return Graph(self._build, name, self._threads, prepack)
+
+
+def _caches(buffers: Buffers) -> list[NDArray[Any]]:
+    """The caches among a graph's buffers, each once. A single-shot prefill has none of its own."""
+    return [array for name, array in buffers.items() if names.is_past(name)]
 
 
 def _require_runnable(build: Build, baseline: bool) -> None:

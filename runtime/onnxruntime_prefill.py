@@ -67,7 +67,7 @@ class Compress:
     """compress.onnx from the full-length cache into the slot: one binding for each slot."""
 
     def __init__(self, graph: Graph, prefill: Buffers, decode: Buffers, batch: int) -> None:
-        cached = {name: array for name, array in prefill.items() if not _is_cache(name)}
+        cached = {name: array for name, array in prefill.items() if not names.is_present(name)}
         self.buffers = buffers_for(graph.entry, cached | _row(decode, 0))
         self._bound = [graph.bind(self.buffers | _row(decode, slot)) for slot in range(batch)]
 
@@ -81,7 +81,7 @@ class Copy:
     """The prompt's positions, as they are. Later ones are stale until decode writes over them."""
 
     def __init__(self, prefill: Buffers, decode: Buffers) -> None:
-        self._caches = [(prefill[name], row) for name, row in decode.items() if _is_cache(name)]
+        self._caches = [(prefill[name], row) for name, row in decode.items() if names.is_past(name)]
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Copy no more than the prompt."""
@@ -91,11 +91,9 @@ class Copy:
 
 def _row(decode: Buffers, slot: int) -> Buffers:
     """The slot's part of decode's caches, as the cache outputs of a graph for one prompt."""
-    return {name: array[slot : slot + 1] for name, array in decode.items() if _is_cache(name)}
-
-
-def _is_cache(name: str) -> bool:
-    return names.past_of(name) != name
+    return {
+        name: array[slot : slot + 1] for name, array in decode.items() if names.is_present(name)
+    }
 
 
 def _logits(buffers: Buffers) -> Logits:

@@ -11,7 +11,11 @@ from typing import Literal
 
 from snapexport.contract.errors import UserError
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+"""stop: an end-of-sequence token or a stop string. length: max_tokens or the build's last position.
+cancelled: by the caller. error: the model's logits were no numbers, as when fp16 overflows; then
+build it again with --dtype fp32.
+"""
 
 
 @dataclass(frozen=True, slots=True)

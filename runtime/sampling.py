@@ -6,7 +6,6 @@ Pure functions of one request's logits and its own generator, so that neighbours
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
 from snapexport.runtime.requests import SamplingParams
 
 Logits = NDArray[np.float32]
@@ -15,20 +14,22 @@ Tokens = NDArray[np.intp]
 
 
 def generator(params: SamplingParams) -> np.random.Generator:
-    """The source of chance of one request: its seed's, or the system's where it has none."""
+    """The random numbers of one request: its seed's, or the system's where it has none."""
     return np.random.default_rng(params.seed)
 
 
-def sample(logits: Logits, params: SamplingParams, chance: np.random.Generator) -> int:
-    """Choose the next token from logits [V]. Draws once from `chance`, or never if greedy."""
-    likeliest = int(np.argmax(logits))
-    if not np.isfinite(logits[likeliest]):
-        raise UserError("the model's logits are not finite", "build it again with --dtype fp32")
+def can_sample(logits: Logits) -> bool:
+    """Whether a token can be chosen: some logit is finite, and none is NaN or +inf."""
+    return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds a NaN before any number
+
+
+def sample(logits: Logits, params: SamplingParams, rng: np.random.Generator) -> int:
+    """Choose the next token from logits [V]. Draws once from `rng`, or never if greedy."""
     if params.temperature == 0:
-        return likeliest
+        return int(np.argmax(logits))
     tokens, weights = candidates(logits, params)
     bounds = np.cumsum(weights)
-    drawn = np.searchsorted(bounds, chance.random() * bounds[-1], side="right")
+    drawn = np.searchsorted(bounds, rng.random() * bounds[-1], side="right")
     return int(tokens[min(int(drawn), len(tokens) - 1)])
 
 

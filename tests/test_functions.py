@@ -81,9 +81,9 @@ def vote(query: Array, key: Array, length: int, place: LayerGeometry, kernel: in
 @pytest.mark.parametrize("kernel", [1, 5])
 def test_select_keeps_the_winners_of_the_vote(length: int, kernel: int) -> None:
     place = LayerGeometry(L_sink=2, L_recent=7, K=6)
-    chance = np.random.default_rng(length)
-    query = 3 * chance.standard_normal((1, 4, 3, 8)).astype(np.float32)
-    key = chance.standard_normal((1, 2, 64, 8)).astype(np.float32)
+    rng = np.random.default_rng(length)
+    query = 3 * rng.standard_normal((1, 4, 3, 8)).astype(np.float32)
+    key = rng.standard_normal((1, 2, 64, 8)).astype(np.float32)
     feeds = {"query_window": query, "key": key, "prompt_length": np.array([length])}
     attributes = {
         "L_sink": 2, "L_recent": 7, "K": [6], "pool_kernel": [1, kernel], "scale": 8**-0.5

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from snapexport.building import build
+from snapexport.building.options import CACHE_FIELDS
 from snapexport.contract.geometry import CacheGeometry, Policy
 
 from . import checkpoints, masked
@@ -70,8 +71,8 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     """The one place that knows how a build is asked for."""
     options = asdict(case)
     del options["checkpoint"]
-    if case.policy == "streaming":
-        options["K"] = None
+    unused = {"streaming": ("K",), "full": CACHE_FIELDS}.get(case.policy, ())
+    options.update(dict.fromkeys(unused))
     build(model_dir, out, **options)
 
 

@@ -1,6 +1,7 @@
 """An engine without a model: a token follows from its own request's history, and from nothing else.
 
 It has real slots, so that a slot used twice, a chunk left out or a neighbour's token shows.
+From a `broken_token` on the logits are NaN, for whoever uses the same cache, until `clear`.
 """
 
 import zlib
@@ -23,10 +24,14 @@ def make_limits(
 
 
 class FakeEngine:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, broken_token: int | None = None) -> None:
         self.limits = limits
+        self.broken_token = broken_token
         self.slots: list[list[int]] = [[] for _ in range(limits.batch)]
         self.in_prefill: list[int] = []
+        self.prefill_is_broken = False
+        self.broken_slots: set[int] = set()
+        self._last_prefilled = 0
         self.steps: list[str] = []
         self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
 
@@ -36,9 +41,12 @@ class FakeEngine:
         self.steps.append("prefill")
         assert past_length <= len(self.in_prefill) or past_length == 0, "a chunk was left out"
         self.in_prefill[past_length:] = token_ids
+        self._last_prefilled = slot
+        self.prefill_is_broken |= self.broken_token in token_ids
         if len(self.in_prefill) == prompt_length:
             self.slots[slot] = list(self.in_prefill)
-        return self._next(self.in_prefill)
+            self._mark(slot, self.prefill_is_broken)
+        return self._next(self.in_prefill, self.prefill_is_broken)
 
     def decode(
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
@@ -49,12 +57,25 @@ class FakeEngine:
             assert len(history) == position_ids[slot], "a position was left out"
             assert 0 <= prompt_length[slot] <= self.limits.longest_prompt
             history.append(int(input_ids[slot]))
-            self._logits[slot] = self._next(history)
+            self._mark(slot, slot in self.broken_slots or input_ids[slot] == self.broken_token)
+            self._logits[slot] = self._next(history, slot in self.broken_slots)
         return self._logits
+
+    def clear(self, slot: int) -> None:
+        self.slots[slot] = []
+        self._mark(slot, False)
+        if slot == self._last_prefilled:
+            self.in_prefill = []
+            self.prefill_is_broken = False
 
     def topk_positions(self) -> None:
         return None
 
-    def _next(self, history: Sequence[int]) -> Logits:
+    def _mark(self, slot: int, broken: bool) -> None:
+        (self.broken_slots.add if broken else self.broken_slots.discard)(slot)
+
+    def _next(self, history: Sequence[int], broken: bool) -> Logits:
+        if broken:
+            return np.full(self.limits.vocab_size, np.nan, np.float32)
         seed = zlib.crc32(np.asarray(history, np.int64).tobytes())
         return np.random.default_rng(seed).random(self.limits.vocab_size, np.float32)

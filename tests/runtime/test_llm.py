@@ -19,15 +19,27 @@ from .tokenizers_for_tests import byte_level
 
 TOKENIZER = byte_level()
 EOS = 256
+BROKEN = 111
+"""In `make_llm(broken=True)`, a token after which the logits are NaN."""
 
 
-def make_llm(limits: Limits | None = None, budget: int | None = None, text: bool = True) -> LLM:
-    engine = FakeEngine(limits or make_limits())
+def make_llm(
+    limits: Limits | None = None,
+    budget: int | None = None,
+    text: bool = True,
+    broken: bool = False,
+) -> LLM:
+    engine = FakeEngine(limits or make_limits(), BROKEN if broken else None)
     return LLM.from_engine(engine, TOKENIZER if text else None, budget)
 
 
-def alone(prompt: list[int], params: SamplingParams, limits: Limits | None = None) -> Any:
-    (completion,) = make_llm(limits).generate(prompt, params)
+def alone(
+    prompt: list[int],
+    params: SamplingParams,
+    limits: Limits | None = None,
+    broken: bool = False,
+) -> Any:
+    (completion,) = make_llm(limits, broken=broken).generate(prompt, params)
     return completion
 
 
@@ -46,10 +58,10 @@ def drain(llm: LLM) -> dict[int, list[Increment]]:
 
 @pytest.mark.parametrize("budget", [None, 4, 50])
 def test_neighbours_change_nothing(budget: int | None) -> None:
-    """200 requests that arrive, end and are cancelled at random give what each gives alone."""
+    """200 requests that arrive, break and are cancelled at random give what each gives alone."""
     rng = random.Random(budget)
     limits = make_limits(eos_token_id=frozenset(range(0, 257, 20)))
-    llm = make_llm(limits, budget)
+    llm = make_llm(limits, budget, broken=True)
     asked: dict[int, tuple[list[int], SamplingParams]] = {}
     got: dict[int, list[Increment]] = {}
     cancelled: set[int] = set()
@@ -67,7 +79,7 @@ def test_neighbours_change_nothing(budget: int | None) -> None:
             got.setdefault(increment.request_id, []).append(increment)
     assert got.keys() == asked.keys()
     for request_id, (prompt, params) in asked.items():
-        expected = alone(prompt, params, limits)
+        expected = alone(prompt, params, limits, broken=True)
         *before, last = got[request_id]
         assert not any(increment.finish_reason for increment in before)
         tokens = tuple(token for increment in got[request_id] for token in increment.token_ids)
@@ -81,6 +93,8 @@ def test_neighbours_change_nothing(budget: int | None) -> None:
                 expected.text,
                 expected.finish_reason,
             )
+    reasons = {increments[-1].finish_reason for increments in got.values()}
+    assert reasons == {"stop", "length", "cancelled", "error"}
 
 
 @settings(max_examples=20)
@@ -233,7 +247,50 @@ def test_a_cancelled_stream_ends() -> None:
     assert [increment.finish_reason for increment in stream] == ["cancelled"]
 
 
-def test_an_error_in_a_step_leaves_no_request_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", [0, 5, 9], ids=["first chunk", "second", "last"])
+def test_an_error_in_a_step_leaves_no_request_behind(at: int) -> None:
+    """The broken request ends alone: the others get their tokens and their own ends."""
+    llm, params = make_llm(broken=True), SamplingParams(max_tokens=6)
+    broken = [1] * 10
+    broken[at] = BROKEN
+    first, bad, *others = llm.generate([[7], broken, [8] * 9, [9] * 40], params)
+    assert (bad.token_ids, bad.text, bad.finish_reason) == ((), "", "error")
+    assert [first, *others] == [alone(p, params) for p in ([7], [8] * 9, [9] * 40)]
+    assert {completion.finish_reason for completion in (first, *others)} == {"length"}
+    assert not llm.busy
+
+
+def test_a_request_that_breaks_while_it_decodes_keeps_what_it_had() -> None:
+    """Its end comes while another prompt is half-way through prefill, which is left as it is."""
+    params = SamplingParams(max_tokens=30)
+    free = alone([5], params)
+    engine = FakeEngine(make_limits(), broken_token=free.token_ids[4])
+    llm = LLM.from_engine(engine, TOKENIZER)
+    bad, good = llm.generate([[5], [1] * 40], params)
+    assert bad.token_ids == free.token_ids[:5] and bad.finish_reason == "error"
+    assert bad.text == TOKENIZER.decode(list(bad.token_ids))
+    assert good == alone([1] * 40, params)
+    assert not engine.broken_slots and not engine.prefill_is_broken
+
+
+def test_the_stream_that_steps_does_not_end_for_another_ones_error() -> None:
+    llm, params = make_llm(broken=True), SamplingParams(max_tokens=6)
+    broken = llm.submit([BROKEN], params)
+    increments = list(llm.stream([7], params))
+    tokens = tuple(token for increment in increments for token in increment.token_ids)
+    assert tokens == alone([7], params).token_ids
+    assert drain(llm) == {broken: [Increment(broken, "", (), "error")]}
+
+
+def test_a_prompt_ends_with_its_first_broken_chunk() -> None:
+    """Were it cancelled before its last one, nobody would know that it left NaN behind."""
+    llm = make_llm(broken=True)
+    request_id = llm.submit([BROKEN] + [1] * 39)
+    assert llm.step() == [Increment(request_id, "", (), "error")]
+    assert not llm.busy
+
+
+def test_a_failing_engine_leaves_no_request_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(FakeEngine, "_next", lambda *_: 1 / 0)

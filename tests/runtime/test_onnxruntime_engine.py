@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from snapexport.building import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import Policy
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
@@ -76,19 +78,19 @@ def test_answers_as_its_graphs_do(case: Case, baseline: bool) -> None:
 @layouts
 def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
     """Arrivals, ends and cancels at random, sampled, against each request alone."""
-    rng = random.Random(1)
+    rng, count = random.Random(1), 200 if (case, baseline) == LAYOUTS["chunked"] else 24
     llm = LLM.from_engine(engine_of(case, baseline), token_budget=20)
     lonely = LLM.from_engine(engine_of(case, baseline))
     asked: dict[int, tuple[Any, SamplingParams]] = {}
     got: dict[int, list[int]] = {}
     cancelled = set()
-    while len(asked) < 24 or llm.busy:
-        if len(asked) < 24 and rng.random() < 0.5:
+    while len(asked) < count or llm.busy:
+        if len(asked) < count and rng.random() < 0.5:
             prompt = cases.prompt(rng.randint(1, 96), len(asked))
-            params = SamplingParams(rng.randint(1, 16), 0.8, seed=len(asked), ignore_eos=True)
+            params = SamplingParams(rng.randint(1, 10), 0.8, seed=len(asked), ignore_eos=True)
             asked[llm.submit(prompt, params)] = prompt, params
         if asked and rng.random() < 0.05:
-            cancelled.add(victim := rng.choice(list(asked)))
+            cancelled.add(victim := rng.choice(list(asked)[-8:]))
             llm.cancel(victim)
         for increment in llm.step():
             got.setdefault(increment.request_id, []).extend(increment.token_ids)
@@ -96,6 +98,54 @@ def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
         (alone,) = lonely.generate([prompt], params)
         length = len(got[request_id]) if request_id in cancelled else len(alone.token_ids)
         assert tuple(got[request_id]) == alone.token_ids[:length]
+    assert slots_in_use_at_once(llm) == llm.engine.limits.batch, "a slot leaked"
+
+
+def slots_in_use_at_once(llm: LLM) -> int:
+    """How many of very many requests decode in one step."""
+    for seed in range(2 * llm.engine.limits.batch):
+        llm.submit(cases.prompt(1, seed), SamplingParams(max_tokens=30, ignore_eos=True))
+    most = 0
+    while llm.busy:
+        most = max(most, len({increment.request_id for increment in llm.step()}))
+    return most
+
+
+def broken_build(case: Case, token: int, directory: Path) -> Build:
+    """A build whose numbers overflow to NaN wherever it reads the token."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(cases.checkpoint(case.checkpoint))
+    model.get_input_embeddings().weight.data[token] = np.nan
+    model.save_pretrained(directory / "model")
+    cases.build_checkpoint(directory / "model", directory / "build", case)
+    return Build.open(directory / "build")
+
+
+@pytest.mark.parametrize("policy", ["snapstream", "full"])
+def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: Path) -> None:
+    """One breaks in decode while a long prompt is half-way, one in prefill, in several chunks."""
+    case, params = Case(policy=policy, target="portable"), SamplingParams(6, ignore_eos=True)
+    late, clean = cases.prompt(60), [cases.prompt(n, seed=1) for n in (90, 5, 33, 64, 1)]
+    (free,) = LLM.from_engine(engine_of(case)).generate(late, params)
+    read = {*late, *chain(*clean)}
+    step, token = next((i, t) for i, t in enumerate(free.token_ids[1:], 1) if t not in read)
+    broken = broken_build(case, token, tmp_path)
+    expected = [llm_of(broken).generate(prompt, params)[0] for prompt in clean]
+    assert {completion.finish_reason for completion in expected} == {"length"}
+    llm = llm_of(broken, token_budget=20)
+    ended, *others = llm.generate([late, *clean], params)
+    assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: step + 1], "error")
+    assert others == expected
+    early = (*cases.prompt(50), token, *cases.prompt(40))
+    for _ in range(llm.engine.limits.batch):
+        ended, *others = llm.generate([early, *clean], params)
+        assert (ended.token_ids, ended.finish_reason) == ((), "error")
+        assert others == expected
+
+
+def llm_of(build: Build, token_budget: int | None = None) -> LLM:
+    engine = OnnxRuntimeEngine(build, threads=1)
+    return LLM.from_engine(engine, token_budget=token_budget)
 
 
 def test_prepacked_weights_change_nothing() -> None:

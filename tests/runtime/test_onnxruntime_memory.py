@@ -66,12 +66,12 @@ def test_past_and_present_are_one_array(buffers: Buffers) -> None:
 
 
 def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: Buffers) -> None:
-    caches = {n: a for n, a in buffers.items() if n.startswith("past_key_values.")}
-    random = np.random.default_rng(0)
+    caches = {n: a for n, a in buffers.items() if names.is_past(n)}
+    rng = np.random.default_rng(0)
     for array in caches.values():
-        array[...] = random.normal(size=array.shape)
+        array[...] = rng.normal(size=array.shape)
     before = {name: array.copy() for name, array in caches.items()}
-    positions = random.permutation(32)  # below L_sink + L_recent: slot and position are the same
+    positions = rng.permutation(32)  # below L_sink + L_recent: slot and position are the same
     buffers[names.POSITION_IDS][:, 0] = positions
     graph.bind(buffers).run()
     for name, array in caches.items():

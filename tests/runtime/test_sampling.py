@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
 from snapexport.runtime.requests import SamplingParams
-from snapexport.runtime.sampling import candidates, generator, sample
+from snapexport.runtime.sampling import can_sample, candidates, generator, sample
 
 VOCABULARY = 97
 
@@ -55,10 +54,10 @@ def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.fl
 
 @given(st.integers(0, 10_000))
 def test_greedy_takes_the_likeliest_and_draws_nothing(seed: int) -> None:
-    logits, chance = logits_of(seed), generator(SamplingParams(seed=1))
-    before = chance.bit_generator.state
-    assert sample(logits, SamplingParams(), chance) == int(np.argmax(logits))
-    assert chance.bit_generator.state == before
+    logits, rng = logits_of(seed), generator(SamplingParams(seed=1))
+    before = rng.bit_generator.state
+    assert sample(logits, SamplingParams(), rng) == int(np.argmax(logits))
+    assert rng.bit_generator.state == before
 
 
 @pytest.mark.parametrize(
@@ -93,8 +92,8 @@ def test_without_a_seed_requests_differ() -> None:
 
 def test_tokens_come_as_often_as_their_probability_says() -> None:
     params = SamplingParams(temperature=0.8, top_k=5, seed=0)
-    logits, chance, draws = logits_of(1), generator(params), 20_000
-    counts = Counter(sample(logits, params, chance) for _ in range(draws))
+    logits, rng, draws = logits_of(1), generator(params), 20_000
+    counts = Counter(sample(logits, params, rng) for _ in range(draws))
     expected = probabilities(logits, params)
     assert set(counts) == set(np.flatnonzero(expected))
     for token, count in counts.items():
@@ -102,21 +101,26 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_refuses_logits_that_are_no_numbers(broken: float, temperature: float) -> None:
+def test_one_logit_that_is_no_number_spoils_the_choice(broken: float) -> None:
     logits = logits_of(0)
+    assert can_sample(logits)
     logits[5] = broken
-    params = SamplingParams(temperature=temperature)
-    with pytest.raises(UserError, match="not finite"):
-        sample(logits, params, generator(params))
+    assert not can_sample(logits)
+
+
+def test_masked_tokens_spoil_the_choice_only_where_nothing_else_is_left() -> None:
+    logits = np.full(VOCABULARY, -np.inf, np.float32)
+    assert not can_sample(logits)
+    logits[5] = -3.0
+    assert can_sample(logits)
 
 
 def test_masked_tokens_are_never_drawn() -> None:
     logits = np.full(VOCABULARY, -np.inf, np.float32)
     logits[[4, 9]] = 1.0
     params = SamplingParams(temperature=2.0, seed=0)
-    chance = generator(params)
-    assert {sample(logits, params, chance) for _ in range(100)} == {4, 9}
+    rng = generator(params)
+    assert {sample(logits, params, rng) for _ in range(100)} == {4, 9}
 
 
 def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
