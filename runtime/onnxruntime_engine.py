@@ -34,7 +34,7 @@ class OnnxRuntimeEngine:
         threads: int | None = None,
         prepack: bool = False,
     ) -> None:
-        _require_runnable(build, baseline)
+        require_runnable(build, baseline)
         self._build = build
         self._threads = threads
         self._compresses = build.manifest.geometry.compresses and not baseline
@@ -108,7 +108,7 @@ def _caches(buffers: Buffers) -> list[NDArray[Any]]:
     return [array for name, array in buffers.items() if names.is_past(name)]
 
 
-def _require_runnable(build: Build, baseline: bool) -> None:
+def require_runnable(build: Build, baseline: bool) -> None:
     if build.manifest.dtype == "bf16":
         raise UserError(
             f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",

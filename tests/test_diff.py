@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from snapexport.accuracy.measures import Distance
+from snapexport.building import build
 from snapexport.commands.app import main
 from snapexport.contract.build_directory import Build
+from tests.oracle import checkpoints
 
 
 def diff(capsys: pytest.CaptureFixture[str], build: Build, out: Path, *flags: str) -> Any:
     status = main(["diff", str(build.directory), "--out", str(out), "--json", *flags])
     assert status == 0
-    return json.loads(capsys.readouterr().out)
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
 
 
 def test_what_was_dropped_is_all_that_differs(
@@ -60,20 +63,36 @@ def test_the_plain_commands_repeat_it(
 def test_graphs_of_another_model_are_found_out(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
-    from tests.oracle import checkpoints
-
     other = checkpoints.make("llama", tmp_path / "other", seed=9)
     flags = ["--model", str(other), "--steps", "2", "--out", str(tmp_path / "d")]
     assert main(["diff", str(tiny_build.directory), *flags]) == 1
     assert "DIFFERS" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [["--steps", "0"], ["--lengths", "64"], ["--lengths", "0"]])
-def test_sequences_that_do_not_fit_are_refused(
-    capsys: pytest.CaptureFixture[str], tiny_build: Build, flags: list[str]
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [
+        ({"prefill_chunk": 64}, False),
+        ({"policy": "full", "L_recent": None, "K": None, "L_obs": None}, True),
+        ({"target": "portable"}, False),
+        ({"dtype": "fp16"}, False),
+    ],
+    ids=["single-shot", "full", "portable", "fp16"],
+)
+def test_every_sort_of_build_is_compared(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    exact: bool,
 ) -> None:
-    assert main(["diff", str(tiny_build.directory), *flags]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    common = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
+    built = build(checkpoint, tmp_path / "b", **common | options)
+    rows = diff(capsys, built, tmp_path / "d", "--steps", "3")["differences"]
+    assert all(row["passed"] for row in rows if row["lossless"])
+    costly = [(row["prompt_length"], row["output"]) for row in rows if not row["lossless"]]
+    assert costly == ([] if exact else [(61, "decode.logits")])
+    assert {row["prompt_length"] for row in rows} == ({1, 48} if exact else {13, 61})
 
 
 def test_distance_is_what_its_names_say() -> None:

@@ -17,8 +17,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import DType
 
-TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 5e-1}
-"""Largest absolute error of logits where nothing was dropped, by the dtype of the graphs."""
+TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2}
+"""Largest absolute error of logits where nothing was dropped, by the dtypes that the CPU runs."""
 
 
 @dataclass(frozen=True, slots=True)

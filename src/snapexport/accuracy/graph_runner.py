@@ -18,15 +18,21 @@ from snapexport.contract.manifest import GraphEntry, GraphName
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of one graph: what went in, and the logits that came out, if it has any."""
+    """One run of one graph: what went in, and the logits that came out."""
 
     graph: GraphName
     feed: Feed
-    logits: Array | None
+    logits: Array
 
 
 class GraphRunner(SequenceRunner):
-    """prefill, compress and decode of a build; `baseline` takes the full-cache graphs."""
+    """prefill, compress and decode of a build; `baseline` takes the full-cache graphs.
+
+    last_prefill, first_decode: of the latest sequence. They hold caches, so no others are kept.
+    """
+
+    last_prefill: Call
+    first_decode: Call
 
     def __init__(self, build: Build, baseline: bool = False) -> None:
         policy = build.manifest.geometry.policy
@@ -51,30 +57,40 @@ class GraphRunner(SequenceRunner):
 
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """The graphs' logits [1 + N, V], with the continuation forced."""
-        calls = list(self.calls(token_ids, prompt_length))
-        first_decode = next(i for i, call in enumerate(calls) if call.graph == self._decode)
-        prefill = [call.logits for call in calls[:first_decode] if call.logits is not None]
-        decode = [call.logits for call in calls[first_decode:] if call.logits is not None]
-        return np.stack([rows[0] for rows in (prefill[-1], *decode)]).astype(np.float32)
+        decoded: list[Array] = []
+        for call in self._calls(token_ids, prompt_length):
+            if call.graph == self._prefill:
+                self.last_prefill = call
+                continue
+            if not decoded:
+                self.first_decode = call
+            decoded.append(call.logits[0])
+        return np.stack([self.last_prefill.logits[0], *decoded]).astype(np.float32)
 
-    def calls(self, token_ids: Array, prompt_length: int) -> Iterator[Call]:
-        """Every run of every graph that the sequence [L + N] takes, in order."""
+    def _calls(self, token_ids: Array, prompt_length: int) -> Iterator[Call]:
+        """Every run of prefill and decode that the sequence [L + N] takes, in order."""
         out: Feed = {}
-        prompt = token_ids[:prompt_length]
-        for scalars in self._prefill_scalars(prompt):
+        for scalars in self._prefill_scalars(token_ids[:prompt_length]):
             feed = scalars | self._past(self._prefill, out)
             out = self._runners[self._prefill].infer(feed)
             yield Call(self._prefill, feed, out[names.LOGITS])
         if self._compresses:
-            length = {names.PROMPT_LENGTH: np.array([prompt_length])}
-            feed = length | self._past("compress", out) | self._windows(out)
-            out = self._runners["compress"].infer(feed)
-            yield Call("compress", feed, None)
+            out = self._compressed(out, prompt_length)
         for position in range(prompt_length, len(token_ids)):
             scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
             feed = scalars | self._past(self._decode, out)
             out = self._runners[self._decode].infer(feed)
             yield Call(self._decode, feed, out[names.LOGITS])
+
+    def _compressed(self, out: Feed, prompt_length: int) -> Feed:
+        """What compress makes of the caches and query windows of the last chunk."""
+        inputs = {spec.name for spec in self._entry("compress").inputs}
+        windows = {name: value for name, value in out.items() if name in inputs}
+        length = {names.PROMPT_LENGTH: np.array([prompt_length])}
+        result: Feed = self._runners["compress"].infer(
+            length | windows | self._past("compress", out)
+        )
+        return result
 
     def _prefill_scalars(self, prompt: Array) -> list[Feed]:
         """Inputs of each chunk apart from the caches: the last one is right-aligned."""
@@ -110,15 +126,10 @@ class GraphRunner(SequenceRunner):
         """Cache inputs of a graph: what the last one gave, repeated for every slot, or zeros."""
         past = {}
         for spec in self._entry(graph).inputs:
-            present = out.get(spec.name.replace("past_key_values.", "present."))
-            if present is not None and spec.name.startswith("past_key_values."):
+            if names.is_past(spec.name):
+                present = out.get(names.present_of(spec.name), np.zeros((1, 1, 1, 1), spec.dtype))
                 past[spec.name] = np.broadcast_to(present[:1], spec.shape).copy()
-            elif spec.name.startswith("past_key_values."):
-                past[spec.name] = np.zeros(spec.shape, spec.dtype)
         return past
-
-    def _windows(self, out: Feed) -> Feed:
-        return {name: value for name, value in out.items() if name.startswith("query_window.")}
 
     def _entry(self, graph: GraphName) -> GraphEntry:
         return self.build.manifest.graphs[graph]

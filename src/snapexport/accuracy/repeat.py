@@ -15,14 +15,7 @@ from polygraphy.comparator import IterationResult, RunResults
 
 from snapexport.accuracy.difference import TOLERANCE
 from snapexport.accuracy.graph_runner import Call, GraphRunner
-from snapexport.accuracy.sequence import (
-    DECODE_LOGITS,
-    INPUT_IDS,
-    PREFILL_LOGITS,
-    PROMPT_LENGTH,
-    Array,
-    Feed,
-)
+from snapexport.accuracy.sequence import DECODE_LOGITS, PREFILL_LOGITS, Array
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 
@@ -64,12 +57,14 @@ def write_repeat(
     directory: Path,
     build: Build,
     runners: list[GraphRunner],
-    feed: Feed,
     reference: IterationResult,
 ) -> Path:
-    """Write loader, inputs, reference outputs and commands; the path of the commands."""
+    """Write loader, inputs, reference outputs and commands; the path of the commands.
+
+    The runners have just run the sequence of which `reference` is transformers' result.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    cases = [case for runner in runners for case in _cases(runner, feed, reference)]
+    cases = [case for runner in runners for case in _cases(runner, reference)]
     for case in cases:
         inputs: dict[str, Any] = case.call.feed
         np.savez(directory / f"{case.name}.npz", **inputs)
@@ -83,21 +78,17 @@ def write_repeat(
     return commands
 
 
-def _cases(runner: GraphRunner, feed: Feed, reference: IterationResult) -> list[Case]:
+def _cases(runner: GraphRunner, reference: IterationResult) -> list[Case]:
     """The last prefill chunk and the first decode step of a runner's graphs."""
-    length = int(feed[PROMPT_LENGTH][0])
-    with runner:
-        calls = list(runner.calls(feed[INPUT_IDS][0][: length + 1], length))
-    prefill = [call for call in calls if call.graph.endswith("prefill")][-1]
+    decode_logits = np.asarray(reference[DECODE_LOGITS])
     return [
-        Case(prefill, np.asarray(reference[PREFILL_LOGITS]), lossless=True),
-        Case(calls[-1], np.asarray(reference[DECODE_LOGITS])[:1], runner.lossless),
+        Case(runner.last_prefill, np.asarray(reference[PREFILL_LOGITS]), lossless=True),
+        Case(runner.first_decode, decode_logits[:1], runner.lossless),
     ]
 
 
 def _save_reference(path: Path, case: Case) -> None:
     """transformers' logits in Polygraphy's own format, under the graph's output name."""
-    assert case.call.logits is not None
     # The sequence runs in every slot of the batch alike.
     rows = np.broadcast_to(case.reference, case.call.logits.shape).copy()
     results = RunResults()

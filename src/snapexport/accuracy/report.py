@@ -10,10 +10,12 @@ from polygraphy.logger import G_LOGGER
 
 from snapexport.accuracy.difference import Difference, differences, run_all
 from snapexport.accuracy.graph_runner import GraphRunner
-from snapexport.accuracy.reference import ReferenceRunner, reference_model
+from snapexport.accuracy.reference import ReferenceRunner
+from snapexport.accuracy.reference_model import reference_model
 from snapexport.accuracy.repeat import write_repeat
 from snapexport.accuracy.sequence import feed
 from snapexport.contract.build_directory import Build
+from snapexport.exporter.quiet import quiet
 
 
 @contextmanager
@@ -21,7 +23,7 @@ def _quiet() -> Iterator[None]:
     """Without the libraries' logs: ONNX Runtime remarks on every cache that it has to copy."""
     onnxruntime.set_default_logger_severity(3)
     transformers.utils.logging.disable_progress_bar()
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+    with quiet(), G_LOGGER.verbosity(G_LOGGER.CRITICAL):
         yield
 
 
@@ -37,5 +39,5 @@ def compare_build(
         runners = [reference, *graphs]
         results = run_all(runners, feeds)
         found = differences(build, runners, feeds, results)
-        commands = write_repeat(out, build, graphs, feeds[-1], results[reference.name][-1])
+        commands = write_repeat(out, build, graphs, results[reference.name][-1])
     return found, commands

@@ -1,9 +1,15 @@
-"""What a person sees while work goes on. Nothing of it when standard error is not a terminal."""
+"""What a person sees: results on standard output and, on a terminal, how the work goes on."""
 
+import io
+import sys
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+# Where the encoding has no blocks, shades or letters of a prompt, a "?" is better than no output.
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="replace")
 
 ERR = Console(stderr=True, highlight=False)
 OUT = Console(highlight=False, soft_wrap=True)

@@ -9,30 +9,21 @@ example:
 
 import argparse
 import json
+import os
 import tempfile
-import time
-from dataclasses import asdict, dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
-
-from rich.text import Text
 
 from snapexport.building import BuildOptions
 from snapexport.building import run as run_build
-from snapexport.commands.console import OUT, BuildProgress
-from snapexport.commands.picture import kept_picture
-from snapexport.commands.summary import build_summary, print_summary, size
+from snapexport.commands import demo_ask, demo_view
+from snapexport.commands.console import BuildProgress
+from snapexport.commands.summary import print_summary
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import SamplingParams
-from snapexport.vault.prompts import VaultPrompt, make_prompt
+from snapexport.contract.errors import UserError
+from snapexport.vault import CHECKPOINT, VaultPrompt, make_prompt
 
 HELP = "the bundled checkpoint answers a long prompt, with the full cache and with SnapStream"
-
 PROMPT_TOKENS = 2048
-ANSWER_TOKENS = 12
-PARAMS = SamplingParams(max_tokens=ANSWER_TOKENS, stop=("\n",))
-EXCERPT_LINES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,115 +38,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--more", type=int, default=8, metavar="N", help="further prompts to count (default: 8)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep the build here")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one cache made of the prompt."""
-
-    cache: str
-    text: str
-    expected: str
-    cache_bytes: int
-    seconds: float
-    others_right: int
-    others: int
-
-    @property
-    def right(self) -> bool:
-        """Whether every word of the entry was remembered."""
-        return self.text.strip() == self.expected.strip()
+    parser.add_argument("--json", action="store_true", help="print one JSON list at the end")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build, ask, show."""
-    show = not arguments.json
+    """Build, ask with each cache, and show it as it comes."""
+    prompts = [
+        make_prompt(arguments.seed + i, PROMPT_TOKENS) for i in range(1 + max(0, arguments.more))
+    ]
     with tempfile.TemporaryDirectory() as scratch:
-        build = _build(arguments.out or Path(scratch) / "vault.build", arguments.kv_budget)
-        prompt = make_prompt(arguments.seed, PROMPT_TOKENS)
-        others = [make_prompt(arguments.seed + 1 + i, PROMPT_TOKENS) for i in range(arguments.more)]
-        if show:
-            print_summary(build)
-            _print_prompt(prompt)
-        answers = [_ask(build, baseline, prompt, others, show) for baseline in (True, False)]
-    if arguments.json:
-        print(json.dumps([asdict(answer) | {"right": answer.right} for answer in answers]))
+        build = _build(arguments.out, Path(scratch), arguments.kv_budget)
+        if arguments.json:
+            answers = [
+                demo_ask.ask(build, baseline, prompts, _keep_silent) for baseline in (True, False)
+            ]
+            print(json.dumps([answer.report() for answer in answers]))
+        else:
+            _show(build, prompts)
     return 0
 
 
-def _build(out: Path, kv_budget: int) -> Build:
-    with as_file(files("snapexport.vault") / "checkpoint") as checkpoint, BuildProgress() as bar:
-        options = BuildOptions(
-            model=str(checkpoint),
-            out=out,
-            L_max=PROMPT_TOKENS + ANSWER_TOKENS,  # the full cache has to hold the answer too
-            kv_budget=kv_budget,
-            batch=1,
-            baseline=True,
-            overwrite=True,
-        )
-        return run_build(options, bar)
-
-
-def _print_prompt(prompt: VaultPrompt) -> None:
-    lines = prompt.text.splitlines()
-    left_out = len(lines) - 2 * EXCERPT_LINES
-    OUT.print(f"\n[bold]the prompt[/] {prompt.tokens} tokens")
-    for line in lines[:EXCERPT_LINES]:
-        OUT.print(Text("  " + line))
-    OUT.print(f"  [dim]... {left_out} more lines ...[/]")
-    for line in lines[-EXCERPT_LINES:]:
-        OUT.print(Text("  " + line))
-    OUT.print(Text("the register says").append(prompt.answer, style="bold"))
-
-
-def _ask(
-    build: Build, baseline: bool, prompt: VaultPrompt, others: list[VaultPrompt], show: bool
-) -> Answer:
-    """Stream the answer, show what it rested on, and count the others that come out right."""
-    name = "full cache" if baseline else build.manifest.geometry.policy
-    llm = LLM(build.directory, baseline=baseline)
-    if show:
-        OUT.print(f"\n[bold]{name}[/] answers", end="")
-    started = time.perf_counter()
-    text = _stream(llm, prompt, show)
-    seconds = time.perf_counter() - started
-    kept = llm.engine.topk_positions()
-    right = _count_right(llm, others)
-    nbytes = _cache_bytes(build, baseline)
-    answer = Answer(name, text, prompt.answer, nbytes, seconds, right, len(others))
-    if show:
-        _print_answer(answer)
-        for line in kept_picture(build.manifest.geometry, kept, prompt.tokens) if kept else ():
-            OUT.print(line)
-    return answer
-
-
-def _stream(llm: LLM, prompt: VaultPrompt, show: bool) -> str:
-    text = ""
-    for increment in llm.stream(prompt.text, PARAMS):
-        text += increment.text
-        if show:
-            OUT.print(increment.text, end="", markup=False)
-    return text
-
-
-def _count_right(llm: LLM, prompts: list[VaultPrompt]) -> int:
-    completions = llm.generate([prompt.text for prompt in prompts], PARAMS) if prompts else []
-    pairs = zip(completions, prompts, strict=True)
-    return sum(completion.text.strip() == prompt.answer.strip() for completion, prompt in pairs)
-
-
-def _cache_bytes(build: Build, baseline: bool) -> int:
-    memory = build_summary(build)["memory"]
-    return int(memory["full_cache_bytes_per_request" if baseline else "cache_bytes_per_request"])
-
-
-def _print_answer(answer: Answer) -> None:
-    verdict = "[green]right[/]" if answer.right else "[red]wrong[/]"
-    others = f"{answer.others_right} of {answer.others} other prompts right, "
-    OUT.print(
-        f"\n{verdict}, {others if answer.others else ''}{size(answer.cache_bytes)} of cache, "
-        f"{answer.seconds:.2f} s"
+def _build(kept: Path | None, scratch: Path, kv_budget: int) -> Build:
+    """The bundled checkpoint's build, in `kept` if the user wants it."""
+    if kept is not None and os.path.lexists(kept):
+        raise UserError(f"{kept} exists already", "choose another --out")
+    options = BuildOptions(
+        model=str(CHECKPOINT),
+        out=kept or scratch / "vault.build",
+        L_max=PROMPT_TOKENS + demo_ask.ANSWER_TOKENS,  # the full cache has to hold the answer too
+        kv_budget=kv_budget,
+        batch=1,
+        baseline=True,
     )
+    with BuildProgress() as progress:
+        return run_build(options, progress)
+
+
+def _show(build: Build, prompts: list[VaultPrompt]) -> None:
+    print_summary(build)
+    demo_view.print_prompt(prompts[0])
+    for baseline in (True, False):
+        demo_view.print_cache(demo_ask.cache_name(build, baseline))
+        answer = demo_ask.ask(build, baseline, prompts, demo_view.print_text)
+        demo_view.print_answer(answer)
+        if answer.kept:
+            demo_view.print_kept(build, answer.kept, prompts[0].tokens)
+
+
+def _keep_silent(_: str) -> None:
+    """What --json tells while the answer comes."""

@@ -15,19 +15,13 @@ import random
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from snapexport.commands import prompt
-from snapexport.commands.console import ERR, OUT
+from snapexport.commands import diff_view, prompt
+from snapexport.commands.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.runtime.engine import Limits
 from snapexport.runtime.prompts import load_tokenizer, read
-
-if TYPE_CHECKING:
-    from snapexport.accuracy.difference import Difference
 
 HELP = "accuracy against transformers, by Polygraphy"
 
@@ -41,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="lengths of the random prompts (default: one that sinks and ring hold, the longest)",
+        help="lengths of the random prompts (default: one that sinks and ring hold with its "
+        "continuation, and one that is two chunks longer than the cache, but not L_max itself: "
+        "transformers would take hours over a very long one)",
     )
     parser.add_argument(
         "--steps", type=int, default=16, metavar="N", help="decode steps (default: 16)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random tokens")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random tokens (default: 0)")
     parser.add_argument(
         "--model", metavar="MODEL", help="reference checkpoint (default: the build's own weights)"
     )
@@ -59,22 +55,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and write the commands that repeat it."""
     build = Build.open(arguments.build)
+    with needs_extra("cpu"):
+        from snapexport.runtime.onnxruntime_engine import require_runnable
+    require_runnable(build, baseline=False)
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
         from snapexport.accuracy.report import compare_build
-    out = arguments.out or build.directory.with_name(build.directory.name + ".diff")
+    out = arguments.out or _beside(build.directory.resolve())
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
         found, commands = compare_build(build, arguments.model, prompts, arguments.steps, out)
     if arguments.json:
         print(json.dumps({"differences": [asdict(d) for d in found], "commands": str(commands)}))
     else:
-        _print_table(build, found)
-        OUT.print(f"repeat it without snapexport: [bold]{commands}[/]")
+        diff_view.print_differences(build, found, commands)
     return int(any(difference.broken for difference in found))
 
 
+def _beside(directory: Path) -> Path:
+    return directory.with_name(directory.name + ".diff")
+
+
 def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
-    """The prompt that was given, or random tokens from the seed."""
+    """The prompt that was given, or random ones. Raises UserError for what can't be run."""
     longest = build.manifest.geometry.L_max - arguments.steps
     if arguments.steps < 1 or longest < 1:
         raise UserError(
@@ -82,15 +84,10 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
             f"the build's L_max is {build.manifest.geometry.L_max}: leave room for a prompt",
         )
     text = prompt.read(arguments)
-    if text is not None:
-        limits = Limits.of(build.manifest, full_cache=True)
-        (request,) = read(text, None, load_tokenizer(build.directory), limits)
-        prompts = [list(request.prompt_token_ids)]
+    if text is None:
+        prompts = _random_prompts(build, arguments, longest)
     else:
-        chance = random.Random(arguments.seed)
-        vocabulary = range(build.manifest.model.vocab_size)
-        lengths = arguments.lengths or _default_lengths(build, longest, arguments.steps)
-        prompts = [chance.choices(vocabulary, k=length) for length in lengths]
+        prompts = [_given_prompt(build, arguments, text)]
     for tokens in prompts:
         if not 1 <= len(tokens) <= longest:
             raise UserError(
@@ -100,33 +97,29 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
     return prompts
 
 
+def _given_prompt(build: Build, arguments: argparse.Namespace, text: str) -> list[int]:
+    for flag in ("lengths", "seed"):
+        if getattr(arguments, flag) is not None:
+            raise UserError(
+                f"--{flag} is for random prompts, and a prompt was given", "give one of them"
+            )
+    limits = Limits.of(build.manifest, full_cache=True)
+    (request,) = read(text, None, load_tokenizer(build.directory), limits)
+    return list(request.prompt_token_ids)
+
+
+def _random_prompts(build: Build, arguments: argparse.Namespace, longest: int) -> list[list[int]]:
+    rng = random.Random(arguments.seed or 0)
+    vocabulary = range(build.manifest.model.vocab_size)
+    lengths = arguments.lengths or _default_lengths(build, longest, arguments.steps)
+    return [rng.choices(vocabulary, k=length) for length in lengths]
+
+
 def _default_lengths(build: Build, longest: int, steps: int) -> list[int]:
-    """One prompt that sinks and ring hold with its continuation, and the longest."""
-    window = min(layer.L_sink + layer.L_recent for layer in build.manifest.geometry.layers)
-    return sorted({max(1, min(window - steps, longest)), longest})
-
-
-def _print_table(build: Build, found: "list[Difference]") -> None:
-    table = Table("prompt", "output", "compared", "max error", "top-1", "KL", "", box=None)
-    for column in table.columns:
-        column.no_wrap = True
-    for one in found:
-        distance = one.distance
-        table.add_row(
-            str(one.prompt_length),
-            one.output.removesuffix(".logits"),
-            f"{one.runner} to {one.reference}",
-            f"{distance.max_abs_error:.2g}",
-            f"{distance.top1_agreement:.3f}",
-            f"{distance.kl_divergence:.2g}",
-            _verdict(one),
-        )
-    OUT.print(table)
-    if not build.has_baseline and build.manifest.geometry.compresses:
-        OUT.print("the build has no full-cache graphs to compare: build it with --baseline")
-
-
-def _verdict(one: "Difference") -> str:
-    if not one.lossless:
-        return "[yellow]compressed[/]"
-    return "[red]DIFFERS[/]" if one.broken else "[green]equal[/]"
+    """One prompt of which nothing is dropped, and one that no layer's cache holds whole."""
+    geometry, chunks = build.manifest.geometry, 2 * build.manifest.prefill_chunk
+    if not geometry.compresses:
+        return sorted({1, min(longest, chunks)})
+    held = min(layer.L_sink + layer.L_recent for layer in geometry.layers) - steps
+    slots = max(layer.slots for layer in geometry.layers)
+    return sorted({max(1, min(held, longest)), min(longest, slots + chunks)})

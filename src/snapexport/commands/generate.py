@@ -7,13 +7,13 @@ examples:
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapexport.commands import flags, prompt
 from snapexport.commands.console import ERR
+from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import Increment, SamplingParams
 
@@ -87,8 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     for increment in llm.stream(text, params):
         completion.add(increment)
         if not arguments.json:
-            sys.stdout.write(increment.text)
-            sys.stdout.flush()
+            print(increment.text, end="", flush=True)
+    if completion.finish_reason == "error":
+        raise UserError("the model's logits are not finite", "build it again with --dtype fp32")
     report = completion.report()
     print(json.dumps(report) if arguments.json else "")
     if ERR.is_terminal and not arguments.json:

@@ -1,4 +1,8 @@
-"""What a prompt kept, as a picture in the terminal: a row per layer and KV head."""
+"""What a prompt kept, as a picture in the terminal: a row per layer and KV head.
+
+A row reads without colour: an S for the sinks, columns of the positions between sinks and ring,
+a bar, and the ring.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +14,9 @@ from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 
 SHADES = " ·░▒▓█"
 SINK, RING, KEPT = "cyan", "green", "yellow"
+SINK_MARK, BAR, RING_MARK = "S", "|", "="
 MOST_ROWS = 64
+_NAME = "layer {:2d} head {:2d} "
 
 
 def kept_picture(
@@ -21,32 +27,51 @@ def kept_picture(
     kept: for each layer the voted positions [Hkv, K], -1 where unused.
     """
     rows = [
-        (f"layer {layer:2d} head {head:2d} ", place, positions[positions >= 0])
+        (_NAME.format(layer, head), place, positions[positions >= 0])
         for layer, place in enumerate(geometry.layers)
         for head, positions in enumerate(kept[layer])
     ]
-    lines = [_row(name, place, positions, prompt_length, width) for name, place, positions in rows]
-    hidden = len(lines) - MOST_ROWS
-    more = [Text(f"(and {hidden} more layers and heads: --json has all)")] if hidden > 0 else []
-    return [_scale(prompt_length, width), *lines[:MOST_ROWS], *more, _legend()]
+    lines = [_row(*row, prompt_length, width) for row in rows[:MOST_ROWS]]
+    hidden = len(rows) - MOST_ROWS
+    more = [Text(f"(and {hidden} more heads: `inspect --json` has all)")] if hidden > 0 else []
+    return [_scale(prompt_length, lines), *lines, *more, _legend()]
 
 
 def _row(name: str, place: LayerGeometry, kept: NDArray[np.int64], length: int, width: int) -> Text:
-    window = [p for p in place.source_positions(length) if p >= 0]
-    share = _share([*window, *kept.tolist()], length, width)
-    line = Text(name)
-    for column, part in enumerate(share):
-        middle = (column + 0.5) * length / width
-        line.append(_shade(part), style=_style(place, middle, length))
-    return line
+    voted, ring = _regions(place, length)
+    voted_columns, ring_columns = _columns(len(voted), len(ring), width)
+    line = Text(name).append(SINK_MARK if place.L_sink else " ", style=SINK)
+    for part in _shares(kept, voted, voted_columns):
+        line.append(_shade(part), style=KEPT)
+    return line.append(BAR).append(RING_MARK * ring_columns, style=RING)
 
 
-def _share(positions: list[int], length: int, width: int) -> NDArray[np.float64]:
-    """Of the positions in each column, the part that is held."""
-    edges = np.linspace(0, length, width + 1)
-    held, _ = np.histogram(positions, edges)
-    there, _ = np.histogram(np.arange(length), edges)
-    share: NDArray[np.float64] = held / np.maximum(there, 1)
+def _regions(place: LayerGeometry, length: int) -> tuple[range, range]:
+    """The prompt's positions past the sinks: those that the vote is on, and the ring's."""
+    sinks_end = min(place.L_sink, length)
+    ring_start = max(sinks_end, length - place.L_recent)
+    return range(sinks_end, ring_start), range(ring_start, length)
+
+
+def _columns(voted: int, ring: int, width: int) -> tuple[int, int]:
+    """Columns of both regions, in proportion; none is hidden, and none has less than a position."""
+    width = min(width, voted + ring)
+    if not voted or not ring:
+        return (width, 0) if voted else (0, width)
+    ring_columns = max(1, min(width - 1, round(width * ring / (voted + ring))))
+    return width - ring_columns, ring_columns
+
+
+def _shares(kept: NDArray[np.int64], voted: range, columns: int) -> NDArray[np.float64]:
+    """Of the positions in each column, the part that was kept."""
+    if not columns:
+        return np.zeros(0)
+    # In whole numbers: a position on an edge has to fall where its column is counted.
+    there, held = (
+        np.bincount((positions - voted.start) * columns // len(voted), minlength=columns)
+        for positions in (np.array(voted), kept)
+    )
+    share: NDArray[np.float64] = held / there
     return share
 
 
@@ -54,19 +79,13 @@ def _shade(part: float) -> str:
     return SHADES[int(np.ceil(part * (len(SHADES) - 1)))]
 
 
-def _style(place: LayerGeometry, position: float, length: int) -> str:
-    if position < place.L_sink:
-        return SINK
-    return RING if position >= length - place.L_recent else KEPT
-
-
-def _scale(length: int, width: int) -> Text:
-    left, right = "position 0".ljust(17), str(length - 1)
+def _scale(length: int, rows: list[Text]) -> Text:
+    left, right = "position 0".ljust(len(_NAME.format(0, 0))), str(length - 1)
+    width = max((len(row) for row in rows), default=0) - len(left)
     return Text(left + right.rjust(width), style="dim")
 
 
 def _legend() -> Text:
-    legend = Text("held: ")
-    for name, style in (("sinks", SINK), ("kept by the vote", KEPT), ("ring", RING)):
-        legend.append(f"█ {name}  ", style=style)
-    return legend.append("darker: more of the column's positions", style="dim")
+    legend = Text("held: ").append(SINK_MARK, style=SINK).append(" sinks  ")
+    legend.append(SHADES.strip(), style=KEPT).append(" kept by the vote, darker: more of a column")
+    return legend.append("  " + BAR).append(RING_MARK * 3, style=RING).append(" ring")

@@ -1,0 +1,82 @@
+"""Loads the checkpoint's own transformers model in fp32: what everything is compared to.
+
+Refuses a checkpoint that can't be the build's own, since every difference would mean nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.exporter import architectures, hub
+from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+
+_SAME = ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""What the manifest says of the model under the names of config.json, and the graphs depend on."""
+
+
+def reference_model(build: Build, checkpoint: str | None) -> Any:
+    """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError."""
+    return _own_model(build) if checkpoint is None else _model_of(build, checkpoint)
+
+
+def _model_of(build: Build, model: str) -> Any:
+    checkpoint = Checkpoint.open(hub.resolve(model))
+    architectures.require_verified(checkpoint)
+    config = _matching_config(build, checkpoint)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            checkpoint.directory, config=config, dtype=torch.float32
+        ).eval()
+    except RuntimeError:  # shapes: what else can be wrong was looked at before
+        raise UserError(
+            f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
+            "download the checkpoint again: the file is damaged or incomplete",
+        ) from None
+
+
+def _own_model(build: Build) -> Any:
+    if not (build.directory / CONFIG).is_file():
+        raise UserError(
+            f"{build.directory} has no {CONFIG}, which transformers needs",
+            "name the checkpoint that was built with --model",
+        )
+    config = _matching_config(build, _config_alone(build))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for file in build.manifest.weights:
+        _load(model, build.directory / file.file)
+    model.tie_weights()
+    return model
+
+
+def _load(model: Any, file: Path) -> None:
+    tensors = {name: tensor.float() for name, tensor in load_file(file).items()}
+    model.load_state_dict(tensors, strict=False, assign=True)
+
+
+def _config_alone(build: Build) -> Checkpoint:
+    """The build as a checkpoint whose weights lie elsewhere."""
+    return Checkpoint(directory=build.directory, config={}, generation_config={}, tensors={})
+
+
+def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:
+    config = architectures.load_config(checkpoint)
+    built = build.manifest.model
+    architecture = (config.architectures or ["(none)"])[0]
+    _require_same(checkpoint, "architecture", architecture, built.architecture)
+    for name in _SAME:
+        _require_same(checkpoint, name, getattr(config, name), getattr(built, name))
+    return config
+
+
+def _require_same(checkpoint: Checkpoint, name: str, value: object, built: object) -> None:
+    if value != built:
+        raise UserError(
+            f"{checkpoint.directory} is not the model that was built: its {name} is {value}, "
+            f"the build's is {built}",
+            "pass the checkpoint that was built as --model",
+        )

@@ -1,0 +1,99 @@
+"""What diff can't compare is refused in one way, before anything is run."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.commands.app import main
+from snapexport.contract.build_directory import Build
+from tests.oracle import checkpoints
+
+
+@pytest.fixture
+def own_build(tiny_build: Build, tmp_path: Path) -> Build:
+    """A copy to spoil."""
+    shutil.copytree(tiny_build.directory, tmp_path / "copy.build")
+    return Build.open(tmp_path / "copy.build")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], build: Build, *flags: object) -> str:
+    assert main(["diff", str(build.directory), *map(str, flags)]) == 2
+    out, err = capsys.readouterr()
+    error, empty, hint = err.strip("\n").split("\n")
+    assert (out, empty) == ("", "")
+    assert (error[:7], hint[:6]) == ("error: ", "hint: ")
+    return error
+
+
+def test_a_build_is_compared_from_inside(
+    capsys: pytest.CaptureFixture[str], own_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_build.directory)
+    assert main(["diff", ".", "--lengths", "5", "--steps", "1"]) == 0
+    assert own_build.directory.with_name("copy.build.diff").is_dir()
+    assert "equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--steps", "0"], "--steps 0 is not between"),
+        (["--lengths", "64"], "64 prompt tokens and 16 steps don't fit"),
+        (["--lengths", "0"], "0 prompt tokens"),
+        (["--prompt", "x", "--lengths", "5"], "--lengths is for random prompts"),
+        (["--prompt", "x", "--seed", "0"], "--seed is for random prompts"),
+        (["--model", "/nonexistent"], "no such directory"),
+    ],
+)
+def test_flags_that_make_no_sequence_are_refused(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, flags: list[str], message: str
+) -> None:
+    assert message in refusal(capsys, tiny_build, *flags)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("qwen2", {}, "its architecture is Qwen2ForCausalLM"),
+        ("llama", {"vocab_size": 300}, "its vocab_size is 300, the build's is 257"),
+        ("llama", {"num_hidden_layers": 1}, "its num_hidden_layers is 1, the build's is 2"),
+    ],
+)
+def test_a_reference_of_another_kind_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    tiny_build: Build,
+    tmp_path: Path,
+    architecture: str,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    other = checkpoints.make(architecture, tmp_path / "other", **changes)
+    assert message in refusal(capsys, tiny_build, "--model", other)
+
+
+def test_a_reference_whose_weights_do_not_fit_is_refused(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
+) -> None:
+    other = checkpoints.make("llama", tmp_path / "other", vocab_size=300)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 257}))
+    assert "don't fit its config.json" in refusal(capsys, tiny_build, "--model", other)
+
+
+def test_a_build_without_config_needs_its_checkpoint(
+    capsys: pytest.CaptureFixture[str], own_build: Build, checkpoint: Path, tmp_path: Path
+) -> None:
+    (own_build.directory / "config.json").unlink()
+    assert "has no config.json" in refusal(capsys, own_build)
+    flags = ["--model", str(checkpoint), "--out", str(tmp_path / "d"), "--lengths", "5"]
+    assert main(["diff", str(own_build.directory), *flags]) == 0
+
+
+def test_what_the_cpu_cannot_run_is_refused(
+    capsys: pytest.CaptureFixture[str], own_build: Build
+) -> None:
+    own_build.manifest.model_copy(update={"dtype": "bf16"}).write(own_build.directory)
+    assert "is a bf16 build" in refusal(capsys, own_build)
