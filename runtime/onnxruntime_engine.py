@@ -109,6 +109,7 @@ def _caches(buffers: Buffers) -> list[NDArray[Any]]:
 
 
 def require_runnable(build: Build, baseline: bool) -> None:
+    """Raise a UserError for what the CPU, or this build, can't do."""
     if build.manifest.dtype == "bf16":
         raise UserError(
             f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
