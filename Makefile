@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test lint types check train-vault scale memory clean
+.PHONY: setup demo test lint types check train-vault vault-recall scale memory clean
 
 setup: $(STAMP)
 
@@ -33,8 +33,14 @@ types: $(STAMP)
 
 check: lint types test
 
-train-vault: $(STAMP)    ## train the bundled checkpoint again, into vault-checkpoint/
-	OMP_WAIT_POLICY=passive $(BIN)/python tools/train_vault --out vault-checkpoint
+train-vault: $(STAMP)    ## train the bundled checkpoint again, into vault-checkpoint/, 30 minutes
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/train_vault --minutes 20 --seed 0 \
+		--out vault-checkpoint/first
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/train_vault --minutes 8 --seed 1 --rate 1e-3 \
+		--resume vault-checkpoint/first --out vault-checkpoint/last
+
+vault-recall: $(STAMP)   ## what it remembers, by cache: the table of docs/vault.md
+	$(BIN)/python tools/vault_recall.py
 
 scale: $(STAMP)          ## time and memory of exporting a Llama-3.1-8B-shaped checkpoint
 	$(BIN)/python tools/measure_scale.py
