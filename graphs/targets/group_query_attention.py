@@ -24,7 +24,7 @@ class GroupQueryAttention:
         lengths: dict[str, list[gs.Tensor]] = {}
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
-                valid = marker.inputs[6]
+                *_, valid = marker.inputs
                 if valid.name not in lengths:
                     lengths[valid.name] = _lengths(graph, valid)
                 self._rewrite(graph, marker, lengths[valid.name])

@@ -88,8 +88,8 @@ class Trainer:
 
     def rate(self) -> float:
         """Warm up, hold, and in the last stage fall along a cosine of the time left."""
-        warm = self.args.rate * min(1.0, (self.step + 1) / WARM_UP_STEPS)
-        left = 60 * self.args.minutes - self.final_start
+        warm: float = self.args.rate * min(1.0, (self.step + 1) / WARM_UP_STEPS)
+        left: float = 60 * self.args.minutes - self.final_start
         if left <= 0:
             return warm
         done = min(1.0, (self.seconds() - self.final_start) / left)
@@ -105,7 +105,7 @@ class Trainer:
         logits, stream = predict(self.model, batch)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
         self.window = window_loss(self.model, batch, stream)
-        (loss + WINDOW_WEIGHT * self.window).backward()
+        torch.autograd.backward(loss + WINDOW_WEIGHT * self.window)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()

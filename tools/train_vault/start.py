@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 32
 # The fastest rotary planes tell neighbours apart; the slow ones do not blur with distance.
 SHARP_PLANES, SHARPNESS = 5, 4.5
 FIRST_SLOW_PLANE = 6
@@ -31,9 +32,9 @@ def build_model(
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_SIZE,
         initializer_range=0.1,
         max_position_embeddings=longest,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -57,8 +58,8 @@ def prepare(model: LlamaForCausalLM) -> None:
     read = frame[0] @ torch.linalg.qr(torch.randn(config.hidden_size, config.hidden_size))[0]
     read -= torch.outer(read @ common, common) / (common @ common)
     _look_back(model.model.layers[0].self_attn, config, common)
-    _gather(model.model.layers[0].self_attn, config, read, frame)
-    _look_up(model.model.layers[-1].self_attn, config, read, frame)
+    _gather(model.model.layers[0].self_attn, read, frame)
+    _look_up(model.model.layers[-1].self_attn, read, frame)
     for layer in model.model.layers:
         layer.mlp.down_proj.weight *= MIXING_SIZE
 
@@ -68,7 +69,7 @@ def _frame(config: LlamaConfig, common: torch.Tensor) -> list[torch.Tensor]:
 
     Only the slow planes of a slot are used, so that comparing does not blur.
     """
-    size, heads = config.head_dim, config.num_attention_heads
+    size, heads = HEAD_SIZE, HEADS
     slow = [place for place in range(size) if place % (size // 2) >= FIRST_SLOW_PLANE]
     columns = torch.cat(
         [common[:, None], torch.randn(config.hidden_size, heads * len(slow))], dim=1
@@ -88,29 +89,25 @@ def _look_back(attention: LlamaAttention, config: LlamaConfig, common: torch.Ten
     The embeddings share a component, which the heads turn into a query and a key that
     agree, after the rotation, at the wanted distance.
     """
-    size = config.head_dim
+    size = HEAD_SIZE
     seen = common / common.norm() * math.sqrt(config.hidden_size / 2)
-    for head in range(config.num_key_value_heads):
+    for head in range(KV_HEADS):
         _answer(attention.k_proj.weight[head * size : (head + 1) * size], seen, _turned(size, 0))
-    for head in range(config.num_attention_heads):
+    for head in range(HEADS):
         rows = attention.q_proj.weight[head * size : (head + 1) * size]
         _answer(rows, seen, _turned(size, head + 1))
 
 
-def _gather(
-    attention: LlamaAttention, config: LlamaConfig, read: torch.Tensor, slots: list[torch.Tensor]
-) -> None:
+def _gather(attention: LlamaAttention, read: torch.Tensor, slots: list[torch.Tensor]) -> None:
     """Let each head write what it sees into its own slot."""
-    attention.v_proj.weight.copy_(read.repeat(config.num_key_value_heads, 1))
+    attention.v_proj.weight.copy_(read.repeat(KV_HEADS, 1))
     attention.o_proj.weight.copy_(HISTORY_SIZE * torch.cat(slots).T)
 
 
-def _look_up(
-    attention: LlamaAttention, config: LlamaConfig, read: torch.Tensor, slots: list[torch.Tensor]
-) -> None:
+def _look_up(attention: LlamaAttention, read: torch.Tensor, slots: list[torch.Tensor]) -> None:
     """Seek the place after the query's own token, or after its last two, and copy it."""
-    size, groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    for head in range(config.num_attention_heads):
+    size, groups = HEAD_SIZE, HEADS // KV_HEADS
+    for head in range(HEADS):
         rows, group = slice(head * size, (head + 1) * size), head // groups
         source = slice(group * size, (group + 1) * size)
         attention.q_proj.weight[rows] *= NOISE_SIZE

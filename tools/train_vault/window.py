@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from rows import TAUGHT, Batch
+from start import HEAD_SIZE, KV_HEADS
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import rotate_half
 
@@ -23,14 +24,14 @@ def window_loss(model: LlamaForCausalLM, batch: Batch, stream: torch.Tensor) -> 
     seen = _attention(model, stream, asking)
     first = _entries(batch.ids, asking)[:, :, None, None] + 2
     index = torch.cat([first, first + 1], dim=-1).expand(-1, -1, seen.shape[2], -1)
-    groups = model.config.num_key_value_heads
-    mass = seen.gather(-1, index).sum(-1).unflatten(-1, (groups, -1)).mean(-1)
+    each = seen.gather(-1, index).sum(-1)
+    mass = each.view(*each.shape[:-1], KV_HEADS, -1).mean(-1)
     return -(mass + 1e-6).log().mean()
 
 
 def _attention(model: LlamaForCausalLM, stream: torch.Tensor, asking: torch.Tensor) -> torch.Tensor:
     """Compute the last layer's attention of some places: row, place, head, position."""
-    layer, size = model.model.layers[-1], model.config.head_dim
+    layer, size = model.model.layers[-1], HEAD_SIZE
     normed = layer.input_layernorm(stream)
     positions = torch.arange(stream.shape[1])
     cos, sin = (part[0, :, None] for part in model.model.rotary_emb(normed, positions[None]))
@@ -42,7 +43,8 @@ def _attention(model: LlamaForCausalLM, stream: torch.Tensor, asking: torch.Tens
     key = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
     scores = torch.einsum("bnhd,bthd->bnht", query, key) / size**0.5
     later = positions > asking[:, :, None, None]
-    return scores.masked_fill(later, float("-inf")).softmax(-1)
+    attention: torch.Tensor = scores.masked_fill(later, float("-inf")).softmax(-1)
+    return attention
 
 
 def _entries(ids: torch.Tensor, asking: torch.Tensor) -> torch.Tensor:
