@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 from onnxscript import optimizer
+from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint, TensorSpan
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
-
-
 _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
@@ -53,7 +52,7 @@ def _require_shape(name: str, value: ir.Value, span: TensorSpan) -> None:
 
 
 def _is_fake(value: ir.Value) -> bool:
-    return "Fake" in type(getattr(value.const_value, "raw", None)).__name__
+    return isinstance(getattr(value.const_value, "raw", None), FakeTensor)
 
 
 def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]) -> None:

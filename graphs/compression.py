@@ -28,25 +28,25 @@ def compress_layer(
     graph: gs.Graph, geometry: CacheGeometry, layer: int, scale: float, states: PromptStates
 ) -> None:
     """Append the layer's hand-over and its outputs: present.{l}.* and topk_positions.{l}."""
-    place = geometry.layers[layer]
+    layout = geometry.layers[layer]
     present = [
-        cache_like(states.key, names.present_key(layer), place.slots),
-        cache_like(states.value, names.present_value(layer), place.slots),
+        cache_like(states.key, names.present_key(layer), layout.slots),
+        cache_like(states.value, names.present_value(layer), layout.slots),
     ]
     positions = _select(graph, geometry, layer, scale, states)
     inputs = [states.key, states.value, states.prompt_length, positions]
-    call(graph, "SnapStreamGather", inputs, present, **_window(place))
+    call(graph, "SnapStreamGather", inputs, present, **_window(layout))
     graph.outputs.extend(present)
-    if place.K:
+    if layout.K:
         graph.outputs.append(positions)
 
 
 def _select(
     graph: gs.Graph, geometry: CacheGeometry, layer: int, scale: float, states: PromptStates
 ) -> gs.Tensor:
-    place = geometry.layers[layer]
-    shape = (*states.key.shape[:2], place.K)
-    if place.K == 0:
+    layout = geometry.layers[layer]
+    shape = (*states.key.shape[:2], layout.K)
+    if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(names.topk_positions(layer), np.int64, shape)
     call(
@@ -54,13 +54,13 @@ def _select(
         "SnapKVSelect",
         [states.query_window, states.key, states.prompt_length],
         [positions],
-        K=[place.K],
+        K=[layout.K],
         pool_kernel=[1, geometry.pool_kernel],
         scale=scale,
-        **_window(place),
+        **_window(layout),
     )
     return positions
 
 
-def _window(place: LayerGeometry) -> dict[str, int]:
-    return {"L_sink": place.L_sink, "L_recent": place.L_recent}
+def _window(layout: LayerGeometry) -> dict[str, int]:
+    return {"L_sink": layout.L_sink, "L_recent": layout.L_recent}

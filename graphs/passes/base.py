@@ -1,6 +1,5 @@
 """What all passes have in common: they rewrite every marker of a graph, or fail loudly."""
 
-from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ class SurgeryError(RuntimeError):
     """A graph is not what a pass has to find: a defect of ours, not of the user's."""
 
 
-def markers(graph: gs.Graph, domain: str, op: str) -> Iterator[tuple[int, gs.Node]]:
+def markers(graph: gs.Graph, domain: str, op: str) -> list[tuple[int, gs.Node]]:
     """(layer, node) of each marker, in the order of the layers, each layer exactly once."""
     found = sorted(
         (node for node in graph.nodes if (node.domain, node.op) == (domain, op)),
@@ -28,7 +27,7 @@ def markers(graph: gs.Graph, domain: str, op: str) -> Iterator[tuple[int, gs.Nod
     layers = [int(node.attrs["layer"]) for node in found]
     if not layers or layers != list(range(len(layers))):
         raise SurgeryError(f"{domain}::{op} stands for the layers {layers}")
-    return iter(list(zip(layers, found, strict=True)))
+    return list(zip(layers, found, strict=True))
 
 
 def node(

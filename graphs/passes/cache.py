@@ -1,5 +1,7 @@
 """Cache inputs and outputs of a graph, and the attention that reads and writes them."""
 
+from typing import NamedTuple
+
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
@@ -7,22 +9,31 @@ from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, node
 
 
+class Place(NamedTuple):
+    """Where new rows are written, and how many slots are then valid: int64 [B] each."""
+
+    slot: gs.Tensor
+    valid_length: gs.Tensor
+
+
 def attend_with_cache(
-    graph: gs.Graph, layer: int, marker: gs.Node, slots: int, where: list[gs.Tensor], appends: bool
+    graph: gs.Graph, layer: int, marker: gs.Node, slots: int, place: Place, appends: bool
 ) -> None:
-    """Replace a traced attention by one over a cache of `slots`; `where` is slot, valid_length."""
+    """Replace a traced attention by one over a cache of `slots` that is written at `place`."""
     scale = marker.attrs["scale"]
-    qkv, outputs = cut(graph, marker)
-    caches = list(zip(qkv[1:], (names.past_key(layer), names.past_value(layer)), strict=True))
-    past = [cache_like(states, name, slots) for states, name in caches]
-    presents = (names.present_key(layer), names.present_value(layer))
+    (query, key, value), outputs = cut(graph, marker)
+    past = [
+        cache_like(key, names.past_key(layer), slots),
+        cache_like(value, names.past_value(layer), slots),
+    ]
     present = [
-        cache_like(states, name, slots) for states, name in zip(qkv[1:], presents, strict=True)
+        cache_like(key, names.present_key(layer), slots),
+        cache_like(value, names.present_value(layer), slots),
     ]
     node(
         graph,
         CACHE_ATTENTION,
-        qkv + past + where,
+        [query, key, value, *past, *place],
         outputs + present,
         domain=CACHE_DOMAIN,
         layer=layer,

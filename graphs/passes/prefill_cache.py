@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import graph_input, int64s, markers, node
-from snapexport.graphs.passes.cache import attend_with_cache
+from snapexport.graphs.passes.cache import Place, attend_with_cache
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,6 @@ class PrefillCache:
         past_length = graph_input(graph, names.PAST_LENGTH)
         chunk = graph_input(graph, names.INPUT_IDS).shape[1]
         (valid_length,) = node(graph, "Add", [past_length, int64s(graph, chunk)])
-        where = [past_length, valid_length]
+        place = Place(past_length, valid_length)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            attend_with_cache(graph, layer, marker, self.L_max, where, appends=True)
+            attend_with_cache(graph, layer, marker, self.L_max, place, appends=True)

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.geometry import CacheGeometry, Policy
+from snapexport.contract.geometry import (
+    DEFAULT_L_OBS,
+    DEFAULT_POOL_KERNEL,
+    CacheGeometry,
+    Policy,
+)
 from snapexport.contract.manifest import DTYPES, TARGETS, DType, ModelFacts, Target
 
 DEFAULT_COMPRESSION = 4
 """Without --kv-budget, --L-recent or --K the cache gets L_max / 4 slots: SnapStream's own ratio."""
 
 DEFAULT_L_SINK = 4
-DEFAULT_L_OBS = 8
-"""KV-Compress found 8 best; SnapKV uses 32."""
-
-DEFAULT_POOL_KERNEL = 7
 DEFAULT_CHUNK = 512
 """Long enough that a chunk is bound by arithmetic, short enough not to stall running streams."""
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from snapexport.commands import prompt
 from snapexport.commands.console import OUT
 from snapexport.commands.picture import kept_picture
@@ -95,8 +97,6 @@ def _print_verified(unverified: list[str]) -> None:
 
 
 def _print_kept(build: Build, kept: dict[str, Any]) -> None:
-    import numpy as np
-
     length = kept["prompt_tokens"]
     if not kept["topk_positions"]:
         OUT.print(f"all {length} positions are kept: the cache is the full one")

@@ -17,6 +17,11 @@ from snapexport.contract.errors import UserError
 Policy = Literal["snapstream", "streaming", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
+DEFAULT_L_OBS = 8
+"""KV-Compress found 8 best; SnapKV uses 32."""
+
+DEFAULT_POOL_KERNEL = 7
+
 PerLayer = int | tuple[int, ...]
 """One value for all the layers, or one for each."""
 
@@ -65,7 +70,7 @@ class LayerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class CacheGeometry:
-    """Every symbol of the cache, for all layers. Built by `full` and `snapstream`, or by hand.
+    """Every symbol of the cache, for all layers. Valid once it exists.
 
     L_max: longest prompt, tokens. L_obs: the last prompt tokens, whose queries vote (SnapKV).
     pool_kernel: width of the average pool over the votes (odd).
@@ -77,8 +82,8 @@ class CacheGeometry:
     L_sink: PerLayer
     L_recent: PerLayer
     K: PerLayer
-    L_obs: int = 32
-    pool_kernel: int = 7
+    L_obs: int = DEFAULT_L_OBS
+    pool_kernel: int = DEFAULT_POOL_KERNEL
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
