@@ -3,11 +3,13 @@
 Sees logits and nothing of where they come from: no engine, no slot, no neighbour.
 """
 
+from collections import deque
+
 from tokenizers import Tokenizer
 
 from snapexport.runtime.engine import Limits, Logits
-from snapexport.runtime.requests import FinishReason, Increment, Request
-from snapexport.runtime.sampling import can_sample, generator, sample
+from snapexport.runtime.requests import FinishReason, Increment, Request, SamplingParams
+from snapexport.runtime.sampling import can_sample, generator, sample, score
 from snapexport.runtime.text import NoText, TextStream
 
 
@@ -20,25 +22,38 @@ class Generation:
         self.prompt_token_ids = request.prompt_token_ids
         self.last_token = request.prompt_token_ids[-1]
         self._request_id = request_id
-        self._params = request.params
+        self._continuation = deque(request.continuation)
+        self._samples = request.params is not None
+        self._params = request.params or SamplingParams()
         self._limits = limits
-        self._rng = generator(request.params)
-        self._text = TextStream(tokenizer, request.params.stop) if tokenizer else NoText()
+        self._rng = generator(self._params)
+        self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
+        self._known = len(request.prompt_token_ids)
         self._count = 0
 
     @property
     def position(self) -> int:
         """Where the last token stands, counted from the beginning of the prompt."""
-        return len(self.prompt_token_ids) + self._count - 1
+        return self._known + self._count - 1
 
     def advance(self, logits: Logits) -> Increment:
         """Choose the next token from logits [V]; the end, "error", where they allow no choice."""
         if not can_sample(logits):
             return Increment(self._request_id, self._text.finish(), (), "error")
+        if self._continuation:
+            return self._follow(logits)
         self.last_token = sample(logits, self._params, self._rng)
         self._count += 1
         text, reason = self._read(self.last_token)
         return Increment(self._request_id, text, (self.last_token,), reason)
+
+    def _follow(self, logits: Logits) -> Increment:
+        """Take the continuation's next token, whatever the logits say, and score it."""
+        self.last_token = self._continuation.popleft()
+        self._known += 1
+        ends = not self._continuation and not self._samples
+        scored = score(logits, self.last_token)
+        return Increment(self._request_id, "", (), "length" if ends else None, scored)
 
     def _read(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self._limits.eos_token_id and not self._params.ignore_eos:

@@ -14,8 +14,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.runtime import prompts as prompts_module
 from snapexport.runtime.engine import Engine
 from snapexport.runtime.loop import Loop
-from snapexport.runtime.prompts import Params, Prompt, load_tokenizer
-from snapexport.runtime.requests import Completion, Increment, Request, SamplingParams
+from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
+from snapexport.runtime.requests import Completion, Increment, Request, SamplingParams, Score
 
 
 class LLM:
@@ -58,15 +58,30 @@ class LLM:
         self._outbox: deque[Increment] = deque()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        continuations: Continuations = None,
     ) -> list[Completion]:
-        """Complete every prompt: a text, token ids, or a list of either. The order is kept."""
-        requests = self._read(prompts, params)
-        parts: dict[int, list[Increment]] = defaultdict(list)
-        for increment in self._follow(requests):
-            parts[increment.request_id].append(increment)
-        in_order = [parts[request_id] for request_id in sorted(parts)]
-        return [_joined(*pair) for pair in zip(requests, in_order, strict=True)]
+        """Complete every prompt: a text, token ids, or a list of either. The order is kept.
+
+        continuations: for each prompt what follows it, and what the completion goes on from. It is
+        fed through decode, so that the vote over the prompt knows nothing of it: a question that
+        comes later.
+        """
+        requests = self._read(prompts, params, continuations)
+        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
+    ) -> list[Score]:
+        """How likely each prompt's continuation is, token by token, through the compressed cache.
+
+        The first token's probability comes from prefill, which attends to everything.
+        """
+        limits = self.engine.limits
+        requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
+        return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Increment]:
         """Complete one prompt step by step. Closing the iterator cancels the request."""
@@ -96,8 +111,21 @@ class LLM:
         """Whether `step` has anything left to do or to tell."""
         return self._loop.busy or bool(self._outbox)
 
-    def _read(self, prompts: Prompt | Sequence[Prompt], params: Params) -> list[Request]:
-        return prompts_module.read(prompts, params, self.tokenizer, self.engine.limits)
+    def _read(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params,
+        continuations: Continuations = None,
+    ) -> list[Request]:
+        limits = self.engine.limits
+        return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+
+    def _run(self, requests: Sequence[Request]) -> list[list[Increment]]:
+        """All the increments of each request, in the order of the requests."""
+        parts: dict[int, list[Increment]] = defaultdict(list)
+        for increment in self._follow(requests):
+            parts[increment.request_id].append(increment)
+        return [parts[request_id] for request_id in sorted(parts)]
 
     def _follow(self, requests: Sequence[Request]) -> Iterator[Increment]:
         """Submit, step and hand out until the requests end, or the caller leaves."""
@@ -134,3 +162,12 @@ def _joined(request: Request, increments: Sequence[Increment]) -> Completion:
     reason = increments[-1].finish_reason
     assert reason is not None
     return Completion(request.prompt_token_ids, text, tokens, reason)
+
+
+def _scored(request: Request, increments: Sequence[Increment]) -> Score:
+    scores = [increment.score for increment in increments if increment.score is not None]
+    return Score(
+        request.continuation[: len(scores)],
+        tuple(score.logprob for score in scores),
+        len(scores) == len(request.continuation) and all(score.is_greedy for score in scores),
+    )

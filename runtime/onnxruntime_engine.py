@@ -16,7 +16,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.runtime.engine import Integers, Limits, Logits
-from snapexport.runtime.onnxruntime_prefill import Chunked, Compress, Copy, SingleShot
+from snapexport.runtime.onnxruntime_prefill import Chunked, Compress, Copy, PromptCache, SingleShot
 from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
 
 
@@ -33,7 +33,9 @@ class OnnxRuntimeEngine:
         baseline: bool = False,
         threads: int | None = None,
         prepack: bool = False,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
+        """prompt_cache: another engine's, to prefill what their prompts have in common once."""
         require_runnable(build, baseline)
         self._build = build
         self._threads = threads
@@ -47,6 +49,7 @@ class OnnxRuntimeEngine:
         self._decode_buffers = buffers_for(decode.entry, lengths)
         self._decode = decode.bind(self._decode_buffers)
         prefill = self._graph("baseline/prefill" if from_baseline else "prefill")
+        self.prompt_cache = prompt_cache
         self._prefill, self._kept = self._make_prefill(prefill)
         self._last_prefilled = 0
 
@@ -72,8 +75,7 @@ class OnnxRuntimeEngine:
         for cache in _caches(self._decode_buffers):
             cache[slot] = 0
         if slot == self._last_prefilled:
-            for cache in _caches(self._prefill.buffers):
-                cache[...] = 0
+            self._prefill.clear()
 
     def topk_positions(self) -> list[NDArray[np.int64]] | None:
         """For each layer what the last prompt kept, [Hkv, K], -1 where unused.
@@ -93,11 +95,12 @@ class OnnxRuntimeEngine:
         if self._build.manifest.single_shot:
             single_shot = SingleShot(graph, decode, batch)
             return single_shot, single_shot.buffers
-        buffers = buffers_for(graph.entry)
+        cache = self.prompt_cache = self.prompt_cache or PromptCache(graph)
+        buffers = buffers_for(graph.entry, cache.buffers)
         if not self._compresses:
-            return Chunked(graph, buffers, Copy(buffers, decode)), {}
+            return Chunked(graph, cache, buffers, Copy(buffers, decode)), {}
         compress = Compress(self._graph("compress"), buffers, decode, batch)
-        return Chunked(graph, buffers, compress), compress.buffers
+        return Chunked(graph, cache, buffers, compress), compress.buffers
 
     def _graph(self, name: GraphName, prepack: bool = False) -> Graph:
         return Graph(self._build, name, self._threads, prepack)

@@ -41,26 +41,76 @@ class SingleShot:
         self._bound[slot].run()
         return _logits(self.buffers)
 
+    def clear(self) -> None:
+        """Nothing: there is no cache but the slot."""
+
+
+class PromptCache:
+    """The full-length cache of the prompt in prefill, and which tokens stand in it.
+
+    Whole chunks of a prompt that begins like the last one are there already, to the bit: they are
+    not run again. Engines of the same model may share one, if each prompt is prefilled to its end.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        arrays = buffers_for(graph.entry)
+        self.buffers = {name: arrays[name] for name in arrays if names.is_cache(name)}
+        self._held: list[int] = []
+        self._chunk = len(arrays[names.INPUT_IDS][0])
+
+    def holds(self, token_ids: Sequence[int], start: int) -> bool:
+        """Whether a chunk at `start` would write what is there."""
+        end = start + len(token_ids)
+        return end <= len(self._held) and self._held[start:end] == list(token_ids)
+
+    def wrote(self, token_ids: Sequence[int], start: int) -> None:
+        """A chunk was run. One off the grid, as the last is, spoils the chunks that it overlaps."""
+        aligned = start - start % self._chunk
+        del self._held[aligned:]
+        if start == aligned == len(self._held):
+            self._held += token_ids
+
+    def clear(self) -> None:
+        """Forget all, and leave no number that isn't finite."""
+        self._held.clear()
+        for cache in self.buffers.values():
+            cache[...] = 0
+
 
 class Chunked:
     """A chunk at a time into the full-length cache, which the hand-over reads at the end."""
 
-    def __init__(self, graph: Graph, buffers: Buffers, hand_over: HandOver) -> None:
+    def __init__(
+        self, graph: Graph, cache: PromptCache, buffers: Buffers, hand_over: HandOver
+    ) -> None:
         self.buffers = buffers
         self._bound = graph.bind(buffers)
+        self._cache = cache
         self._hand_over = hand_over
+        self._no_logits = np.zeros_like(self.buffers[names.LOGITS][0], np.float32)
 
     def run(
         self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
     ) -> Logits:
-        """The chunk's logits [V]; the prompt's last chunk fills the slot."""
+        """The chunk's logits [V]; the prompt's last chunk fills the slot.
+
+        A chunk that is in the cache already gives zeros: nobody reads logits amid a prompt.
+        """
+        is_last = past_length + len(token_ids) == prompt_length
+        if not is_last and self._cache.holds(token_ids, past_length):
+            return self._no_logits
         _write_tokens(self.buffers, token_ids)
         self.buffers[names.PAST_LENGTH][:] = past_length
         self.buffers[names.CHUNK_LENGTH][:] = len(token_ids)
         self._bound.run()
-        if past_length + len(token_ids) == prompt_length:
+        self._cache.wrote(token_ids, past_length)
+        if is_last:
             self._hand_over.fill(slot, prompt_length)
         return _logits(self.buffers)
+
+    def clear(self) -> None:
+        """Leave nothing of the prompt."""
+        self._cache.clear()
 
 
 class Compress:

@@ -4,6 +4,7 @@ Everything is checked here, before anything is queued. Knows no scheduler and ru
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from snapexport.runtime.requests import Request, SamplingParams
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Continuations = Prompt | Sequence[Prompt] | None
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
@@ -33,14 +35,67 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
 
 
 def read(
-    prompts: Prompt | Sequence[Prompt], params: Params, tokenizer: Tokenizer | None, limits: Limits
+    prompts: Prompt | Sequence[Prompt],
+    params: Params,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    continuations: Continuations = None,
 ) -> list[Request]:
     """One request for each prompt, in order. Raises UserError."""
     each = _one_or_many(prompts)
-    return [
-        Request(_token_ids(prompt, tokenizer, limits), _usable(one, tokenizer))
-        for prompt, one in zip(each, _params_for_each(params, len(each)), strict=True)
+    how = [_usable(one, tokenizer) for one in _params_for_each(params, len(each))]
+    requests = [
+        Request(_token_ids(prompt, tokenizer, limits), one)
+        for prompt, one in zip(each, how, strict=True)
     ]
+    if continuations is None:
+        return requests
+    return _with_continuations(requests, continuations, tokenizer, limits)
+
+
+def read_scored(
+    prompts: Prompt | Sequence[Prompt],
+    continuations: Prompt | Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+) -> list[Request]:
+    """The same for continuations that are scored, with nothing sampled after them."""
+    requests = read(prompts, None, tokenizer, limits, continuations)
+    return [replace(request, params=None) for request in requests]
+
+
+def _with_continuations(
+    requests: list[Request],
+    continuations: Prompt | Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+) -> list[Request]:
+    each = _one_or_many(continuations)
+    if len(each) != len(requests):
+        raise UserError(
+            f"{len(each)} continuations for {len(requests)} prompts", "give one for each prompt"
+        )
+    return [
+        replace(request, continuation=_continuation(request, text, tokenizer, limits))
+        for request, text in zip(requests, each, strict=True)
+    ]
+
+
+def _continuation(
+    request: Request, text: Prompt, tokenizer: Tokenizer | None, limits: Limits
+) -> tuple[int, ...]:
+    """Its tokens, without those that a tokenizer puts before a text."""
+    ids = _encode(text, tokenizer, False) if isinstance(text, str) else list(_iterable(text))
+    if not ids:
+        raise UserError("a continuation is empty", "give it one token or more")
+    together = len(request.prompt_token_ids) + len(ids)
+    if together > limits.positions:
+        raise UserError(
+            f"a prompt and its continuation have {together} tokens, "
+            f"the build has {limits.positions} positions",
+            "shorten them",
+        )
+    return tuple(_known_token(token, limits.vocab_size) for token in ids)
 
 
 def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -84,14 +139,15 @@ def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> t
     return tuple(_known_token(token, limits.vocab_size) for token in ids)
 
 
-def _encode(text: str, tokenizer: Tokenizer | None) -> list[int]:
+def _encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> list[int]:
     if tokenizer is None:
         raise _no_tokenizer("a prompt is text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"a prompt is not valid text: {error}", "pass valid Unicode") from None
-    return tokenizer.encode(text).ids if text else []  # an empty text could become a lone BOS
+    # An empty text could become a lone BOS.
+    return tokenizer.encode(text, add_special_tokens=is_start).ids if text else []
 
 
 def _known_token(token: object, vocab_size: int) -> int:

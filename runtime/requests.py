@@ -56,20 +56,49 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt that fits the engine, and how it is to be continued. Made by `prompts.read`."""
+    """A prompt that fits the engine, and how it is to be continued. Made by `prompts.read`.
+
+    continuation: tokens that follow the prompt, and are fed one by one through decode, after the
+    prompt was compressed. params None: the request ends with them, and nothing is sampled.
+    """
 
     prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
+    params: SamplingParams | None
+    continuation: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """How likely a given token was: its natural log probability, and whether it was the best."""
+
+    logprob: float
+    is_greedy: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """What one step added to one request. The last one, and no other, has a finish_reason."""
+    """What one step added to one request. The last one, and no other, has a finish_reason.
+
+    A step that took a token of the request's continuation has its score, and no text or token.
+    """
 
     request_id: int
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    score: TokenScore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A continuation's tokens, the log probability of each, and whether greedy decoding gives them.
+
+    Shorter than what was asked where the logits turned out to be no numbers.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_greedy: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Pure functions of one request's logits and its own generator, so that neighbours
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.requests import SamplingParams, TokenScore
 
 Logits = NDArray[np.float32]
 Weights = NDArray[np.float64]
@@ -31,6 +31,13 @@ def sample(logits: Logits, params: SamplingParams, rng: np.random.Generator) -> 
     bounds = np.cumsum(weights)
     drawn = np.searchsorted(bounds, rng.random() * bounds[-1], side="right")
     return int(tokens[min(int(drawn), len(tokens) - 1)])
+
+
+def score(logits: Logits, token: int) -> TokenScore:
+    """The natural log probability of one token under logits [V]."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    logprob = float(shifted[token] - np.log(np.exp(shifted).sum()))
+    return TokenScore(logprob, is_greedy=int(np.argmax(logits)) == token)
 
 
 def candidates(logits: Logits, params: SamplingParams) -> tuple[Tokens, Weights]:

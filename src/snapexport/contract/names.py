@@ -54,6 +54,11 @@ def is_present(name: str) -> bool:
     return name.startswith(_PRESENT)
 
 
+def is_cache(name: str) -> bool:
+    """Whether it names a cache, before or after the step."""
+    return is_past(name) or is_present(name)
+
+
 def past_of(present: str) -> str:
     """The cache input that may share its buffer with the cache output `present`."""
     return present.replace(_PRESENT, _PAST, 1) if is_present(present) else present
