@@ -14,12 +14,18 @@ VERIFIED = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
 }
 """Architecture and its config's model_type. Checked by the tests: logits, greedy tokens and kept
 positions agree with transformers'."""
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE variants whose frequencies don't depend on how long the sequence has become."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_MAY_SLIDE = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+"""The model_types whose code looks at `sliding_window`."""
 
 
 def require_verified(checkpoint: Checkpoint) -> str:
@@ -52,30 +58,90 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
         raise UserError(
             f"transformers refuses config.json: {first_line(error)}", "mend config.json"
         ) from None
+    _require_verified_type(config)
+    _require_causal(config)
+    _require_known_layers(config)
     _require_static_rope(config)
-    _require_full_attention(config)
     return config
 
 
-def _require_static_rope(config: "PretrainedConfig") -> None:
-    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_type not in STATIC_ROPE:
+def _require_verified_type(config: "PretrainedConfig") -> None:
+    # A Mistral with layer types is a Ministral to transformers.
+    if config.model_type not in VERIFIED.values():
         raise UserError(
-            f"RoPE of type '{rope_type}' changes its frequencies with the sequence's length: "
-            "cached keys can't stay valid in a fixed-size cache",
-            f"these types work: {', '.join(STATIC_ROPE)}",
+            f"transformers takes the checkpoint for a model_type '{config.model_type}', "
+            "which is not supported",
+            f"these are verified: {', '.join(VERIFIED.values())}",
         )
 
 
-def _require_full_attention(config: "PretrainedConfig") -> None:
+def _require_causal(config: "PretrainedConfig") -> None:
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UserError(
+            "the checkpoint attends in both directions (use_bidirectional_attention)",
+            "take a causal model: only those can be decoded token by token",
+        )
+
+
+def _require_known_layers(config: "PretrainedConfig") -> None:
+    known = (FULL, SLIDING) if config.model_type in _MAY_SLIDE else (FULL,)
+    others = sorted(set(_layer_types(config)) - set(known))
+    if others:
+        raise UserError(
+            f"layers of type '{others[0]}' are not supported in a model_type '{config.model_type}'",
+            f"these are: {', '.join(known)}",
+        )
     window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    # Mistral's every layer slides where a window is set; Qwen2's config says which layers do.
-    if kinds != {"full_attention"} or (window and config.model_type == "mistral"):
+    if SLIDING in _layer_types(config) and (window is None or window < 1):
         raise UserError(
-            f"the checkpoint uses sliding-window attention (window {window})",
-            "only full attention is supported so far: take a version of the model without it",
+            f"layers are of type '{SLIDING}', but sliding_window is {window}", "mend config.json"
         )
+
+
+def _layer_types(config: "PretrainedConfig") -> list[str]:
+    usual = SLIDING if _slides_throughout(config) else FULL
+    return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
+
+
+def _slides_throughout(config: "PretrainedConfig") -> bool:
+    """Mistral has no layer types: every layer slides where a window is set."""
+    return config.model_type == "mistral" and config.sliding_window is not None
+
+
+def sliding_windows(config: "PretrainedConfig") -> list[int]:
+    """How many positions each layer attends to, its own included; 0: all of them."""
+    windows = {FULL: 0, SLIDING: window_of(config, getattr(config, "sliding_window", None))}
+    return [windows[kind] for kind in _layer_types(config)]
+
+
+def window_of(config: "PretrainedConfig", window: int | None) -> int:
+    """A layer's window as transformers has it -> 0 where the model's longest sequence fits."""
+    return 0 if window is None or window >= _position_limit(config) else window
+
+
+def _require_static_rope(config: "PretrainedConfig") -> None:
+    for rope in _ropes(config):
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise UserError(
+                f"a model_type '{config.model_type}' has one RoPE, config.json gives one for each "
+                "type of layer",
+                "mend rope_parameters in config.json",
+            )
+        rope_type = rope.get("rope_type", "default")
+        if rope_type not in STATIC_ROPE:
+            raise UserError(
+                f"RoPE of type '{rope_type}' changes its frequencies with the sequence's length: "
+                "cached keys can't stay valid in a fixed-size cache",
+                f"these types work: {', '.join(STATIC_ROPE)}",
+            )
+
+
+def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
+    """The model's RoPE, or one for each of its layer types (Gemma 3)."""
+    rope: dict[str, Any] = config.rope_parameters or {}
+    if config.model_type != "gemma3_text":
+        return [rope]
+    return [rope[kind] for kind in sorted(set(_layer_types(config)))]
 
 
 def model_facts(
@@ -91,6 +157,7 @@ def model_facts(
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab_size=config.vocab_size,
         max_position_embeddings=_position_limit(config),
+        sliding_window=sliding_windows(config),
         eos_token_id=_end_tokens(
             checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
         ),
@@ -98,9 +165,13 @@ def model_facts(
 
 
 def _position_limit(config: "PretrainedConfig") -> int:
-    """The longest sequence the model is made for: YaRN stretches what it was trained on."""
-    rope: dict[str, Any] = config.rope_parameters or {}
+    """The longest sequence the model is made for."""
     limit = int(config.max_position_embeddings)
+    return max(_stretched(limit, rope) for rope in _ropes(config))
+
+
+def _stretched(limit: int, rope: dict[str, Any]) -> int:
+    """YaRN stretches what the model was trained on."""
     if rope.get("rope_type") != "yarn":
         return limit
     trained = rope.get("original_max_position_embeddings") or limit

@@ -17,23 +17,38 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx import ops as onnx_ops
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
+from snapexport.exporter.architectures import window_of
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
 
 
 def _attention_marker(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, **__: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Any,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **__: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [B,H,C,D] and [B,Hkv,C,D] in, [B,C,H,D] out.
 
     Queries and keys arrive after RoPE, which is how the cache keeps keys.
     """
     batch, heads, chunk, head_dim = query.shape
+    attributes: dict[str, Any] = {
+        "layer": _layer_index(module),
+        "scale": float(scaling),
+        "window": window_of(module.config, sliding_window),
+        "softcap": float(softcap or 0.0),
+    }
     out = onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{ATTENTION}",
         (query, key, value),
-        {"layer": _layer_index(module), "scale": float(scaling)},
+        attributes,
         dtype=query.dtype,
         shape=(batch, chunk, heads, head_dim),
         version=1,
@@ -61,6 +76,19 @@ def _rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
     )
 
 
+def _gemma_rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
+    """Gemma's weights lie around zero, and it rounds to the model's dtype only at the end."""
+    states = hidden_states.float()
+    normed = onnx_ops.symbolic(
+        "::RMSNormalization",
+        (states, self.weight.float() + 1.0),
+        {"axis": -1, "epsilon": self.eps, "stash_type": 1},
+        dtype=states.dtype,
+        shape=states.shape,
+    )
+    return normed.type_as(hidden_states)
+
+
 def _apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -81,8 +109,7 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
     with fake:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     model.eval()
-    # The frequencies are computed, not loaded: they have to be real to become constants.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    _compute_buffers(model, config)
     _mark_norms(model)
     modeling = sys.modules[type(model).__module__]
     original = modeling.apply_rotary_pos_emb
@@ -93,7 +120,17 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
         modeling.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
 
 
+def _compute_buffers(model: Any, config: PretrainedConfig) -> None:
+    """What is computed and not loaded has to be real, to become a constant."""
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    embedding = model.model.embed_tokens
+    if hasattr(embedding, "embed_scale"):  # Gemma
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
+
+
 def _mark_norms(model: nn.Module) -> None:
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = types.MethodType(_rms_norm, module)
+        name = type(module).__name__
+        if name.endswith("RMSNorm"):
+            forward = _gemma_rms_norm if name.startswith("Gemma") else _rms_norm
+            module.forward = types.MethodType(forward, module)

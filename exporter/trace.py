@@ -33,6 +33,7 @@ class _Prefill(nn.Module):
     def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Tensor:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
         hidden = _hidden_states(self.model, input_ids, position_ids)
+        # Not by the model's own logits_to_keep: that transposes the whole chunk, twice.
         last = hidden.index_select(1, chunk_length - 1)
         return _logits(self.model, last)
 
@@ -56,8 +57,14 @@ def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tenso
 
 def _logits(model: Any, hidden_states: Tensor) -> Tensor:
     """Hidden states [B,1,E] -> logits [B,V]."""
-    logits: Tensor = model.lm_head(hidden_states)
-    return logits[:, 0].float()
+    logits: Tensor = model.lm_head(hidden_states)[:, 0].float()
+    softcap = model.config.final_logit_softcapping if _is_gemma(model.config) else None
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _is_gemma(config: PretrainedConfig) -> bool:
+    """Of the verified architectures these alone look at `final_logit_softcapping`."""
+    return config.model_type in ("gemma2", "gemma3_text")
 
 
 def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:

@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.graphs.compression import PromptStates, compress_layer
+from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
 from snapexport.graphs.passes.cache import cache_like
@@ -21,7 +21,7 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
     for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
         states = _inputs(layer, marker, geometry, prompt_length)
         graph.inputs.extend([states.key, states.value, states.query_window])
-        compress_layer(graph, geometry, layer, float(marker.attrs["scale"]), states)
+        compress_layer(graph, geometry, layer, Scores.of(marker), states)
     return graph
 
 

@@ -4,6 +4,7 @@ Chunked prefill has it in a graph of its own, compress.onnx; single-shot prefill
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -12,6 +13,18 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.graphs.passes.base import call, fresh
 from snapexport.graphs.passes.cache import cache_like
+
+
+class Scores(NamedTuple):
+    """What attention does to the products of queries and keys. softcap 0: nothing more."""
+
+    scale: float
+    softcap: float
+
+    @classmethod
+    def of(cls, marker: gs.Node) -> "Scores":
+        """As a traced attention has it."""
+        return cls(float(marker.attrs["scale"]), float(marker.attrs["softcap"]))
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,7 @@ class PromptStates:
 
 
 def compress_layer(
-    graph: gs.Graph, geometry: CacheGeometry, layer: int, scale: float, states: PromptStates
+    graph: gs.Graph, geometry: CacheGeometry, layer: int, scores: Scores, states: PromptStates
 ) -> None:
     """Append the layer's hand-over and its outputs: present.{l}.* and topk_positions.{l}."""
     layout = geometry.layers[layer]
@@ -33,7 +46,7 @@ def compress_layer(
         cache_like(states.key, names.present_key(layer), layout.slots),
         cache_like(states.value, names.present_value(layer), layout.slots),
     ]
-    positions = _select(graph, geometry, layer, scale, states)
+    positions = _select(graph, geometry, layer, scores, states)
     inputs = [states.key, states.value, states.prompt_length, positions]
     call(graph, "SnapStreamGather", inputs, present, **_window(layout))
     graph.outputs.extend(present)
@@ -42,7 +55,7 @@ def compress_layer(
 
 
 def _select(
-    graph: gs.Graph, geometry: CacheGeometry, layer: int, scale: float, states: PromptStates
+    graph: gs.Graph, geometry: CacheGeometry, layer: int, scores: Scores, states: PromptStates
 ) -> gs.Tensor:
     layout = geometry.layers[layer]
     shape = (*states.key.shape[:2], layout.K)
@@ -56,8 +69,9 @@ def _select(
         [positions],
         K=[layout.K],
         pool_kernel=[1, geometry.pool_kernel],
-        scale=scale,
+        **scores._asdict(),
         **_window(layout),
+        **geometry.vote_options,
     )
     return positions
 

@@ -3,8 +3,11 @@
 trace::Attention -- a policy pass says where keys and values are kept -->
 cache::CacheAttention | cache::PromptAttention -- a target pass says with which operators --> ONNX.
 
-All have the attributes `layer` and `scale`, take query [B,H,C,D], key and value [B,Hkv,C,D] (keys
-after RoPE), and give the attention's output as [B,C,H,D].
+All take query [B,H,C,D], key and value [B,Hkv,C,D] (keys after RoPE), give the attention's output
+as [B,C,H,D], and have the attributes
+- `layer` and `scale`;
+- `window`: position i attends to i - window < j <= i alone, as in transformers. 0: to all j <= i;
+- `softcap`: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2). 0.0: none.
 """
 
 TRACE_DOMAIN = "snapexport.trace"
@@ -18,7 +21,8 @@ CACHE_ATTENTION = "CacheAttention"
 -> (output, present_key, present_value).
 
 Writes the C new rows at `slot`, then row i attends to the first valid_length - C + 1 + i slots.
-`appends` = 1 says that slot + C = valid_length always: the rows are written at the end."""
+`appends` = 1 says that slot + C = valid_length always: the rows are written at the end, slots are
+positions, and there may be a window."""
 
 PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value). Causal attention inside one chunk that holds the whole prompt."""

@@ -10,10 +10,11 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Target
 from snapexport.contract.names import DOMAIN
 from snapexport.graphs.compress import compress_graph
-from snapexport.graphs.functions import TEXTS, function
+from snapexport.graphs.functions import NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
+from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.prefill_cache import PrefillCache
 from snapexport.graphs.passes.query_windows import QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
@@ -36,20 +37,32 @@ def prefill(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) ->
         passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]
     else:
         passes = [PrefillCache(geometry.L_max)]
-    return _finish(graph, passes, target)
+    return _finish(graph, geometry, passes, target)
 
 
 def compress(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) -> onnx.ModelProto:
     """The hand-over after the last chunk. `traced` is the prefill's trace, for its shapes."""
-    return _finish(compress_graph(gs.import_onnx(traced), geometry), [], target)
+    graph = compress_graph(gs.import_onnx(traced), geometry)
+    return _finish(graph, geometry, [], target)
 
 
-def decode(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) -> onnx.ModelProto:
-    """One token for every slot."""
-    return _finish(gs.import_onnx(traced), [DecodeCache(geometry)], target)
+def decode(
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    *,
+    with_queries: bool = False,
+) -> onnx.ModelProto:
+    """One token for every slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
+    passes: list[Pass] = [DecodeCache(geometry)]
+    if with_queries:
+        passes.append(DecodeQueries())
+    return _finish(gs.import_onnx(traced), geometry, passes, target)
 
 
-def _finish(graph: gs.Graph, passes: Sequence[Pass], target: Target) -> onnx.ModelProto:
+def _finish(
+    graph: gs.Graph, geometry: CacheGeometry, passes: Sequence[Pass], target: Target
+) -> onnx.ModelProto:
     for one in (*passes, *TARGET_PASSES[target]):
         one.apply(graph)
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
@@ -57,7 +70,10 @@ def _finish(graph: gs.Graph, passes: Sequence[Pass], target: Target) -> onnx.Mod
     model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=_opsets(graph))
     model.ir_version = IR_VERSION
     model.producer_name = "snapexport"
-    model.functions.extend(function(name) for name in TEXTS if name in called)
+    softcapped = any(node.attrs.get("softcap") for node in graph.nodes if node.domain == DOMAIN)
+    model.functions.extend(
+        function(name, geometry.vote_options, softcapped) for name in NAMES if name in called
+    )
     _require_finished(model)
     return model
 

@@ -24,7 +24,8 @@ class OnnxRuntimeEngine:
     """A build on the CPU.
 
     `baseline` runs its graphs without compression. `prepack` buys faster decoding of 2 to 16 slots
-    with a second copy of the weights.
+    with a second copy of the weights. `decode_buffers` are decode's inputs and outputs as they are
+    after a step: to be looked at.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class OnnxRuntimeEngine:
         decode = self._graph("baseline/decode" if from_baseline else "decode", prepack)
         # The full cache's graph has no use for the prompt's length, and no such input.
         lengths = {names.PROMPT_LENGTH: np.zeros(self.limits.batch, np.int64)}
-        self._decode_buffers = buffers_for(decode.entry, lengths)
-        self._decode = decode.bind(self._decode_buffers)
+        self.decode_buffers = buffers_for(decode.entry, lengths)
+        self._decode = decode.bind(self.decode_buffers)
         prefill = self._graph("baseline/prefill" if from_baseline else "prefill")
         self.prompt_cache = prompt_cache
         self._prefill, self._kept = self._make_prefill(prefill)
@@ -64,15 +65,15 @@ class OnnxRuntimeEngine:
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
     ) -> Logits:
         """One token for every slot. The logits stay valid until the next call."""
-        self._decode_buffers[names.INPUT_IDS][:, 0] = input_ids
-        self._decode_buffers[names.POSITION_IDS][:, 0] = position_ids
-        self._decode_buffers[names.PROMPT_LENGTH][:] = prompt_length
+        self.decode_buffers[names.INPUT_IDS][:, 0] = input_ids
+        self.decode_buffers[names.POSITION_IDS][:, 0] = position_ids
+        self.decode_buffers[names.PROMPT_LENGTH][:] = prompt_length
         self._decode.run()
-        return self._decode_buffers[names.LOGITS].astype(np.float32, copy=False)
+        return self.decode_buffers[names.LOGITS].astype(np.float32, copy=False)
 
     def clear(self, slot: int) -> None:
         """Zero the slot, and the full-length cache if the slot's prompt is what it holds."""
-        for cache in _caches(self._decode_buffers):
+        for cache in _caches(self.decode_buffers):
             cache[slot] = 0
         if slot == self._last_prefilled:
             self._prefill.clear()
@@ -91,7 +92,7 @@ class OnnxRuntimeEngine:
 
     def _make_prefill(self, graph: Graph) -> tuple[SingleShot | Chunked, Buffers]:
         """The way into a slot, and the buffers that hold the kept positions afterwards."""
-        decode, batch = self._decode_buffers, self.limits.batch
+        decode, batch = self.decode_buffers, self.limits.batch
         if self._build.manifest.single_shot:
             single_shot = SingleShot(graph, decode, batch)
             return single_shot, single_shot.buffers

@@ -79,11 +79,66 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "RoPE of type 'dynamic'",
     ),
-    "sliding window": (
+    "layers of another kind": (
+        lambda m: edit_config(m, layer_types=["full_attention", "chunked_attention"]),
+        "layers of type 'chunked_attention' are not supported in a model_type 'llama'",
+    ),
+    "Ministral by another name": (
         lambda m: edit_config(
-            m, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64
+            m,
+            architectures=["MistralForCausalLM"],
+            model_type="mistral",
+            sliding_window=64,
+            layer_types=["full_attention", "sliding_attention"],
         ),
-        "sliding-window attention",
+        "takes the checkpoint for a model_type 'ministral'",
+    ),
+    "layers that slide over nothing": (
+        lambda m: edit_config(
+            m,
+            architectures=["Qwen2ForCausalLM"],
+            model_type="qwen2",
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+        "layers are of type 'sliding_attention', but sliding_window is None",
+    ),
+    "attention in both directions": (
+        lambda m: edit_config(
+            m,
+            architectures=["Gemma2ForCausalLM"],
+            model_type="gemma2",
+            use_bidirectional_attention=True,
+        ),
+        "attends in both directions",
+    ),
+    "images too": (
+        lambda m: edit_config(
+            m, architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3"
+        ),
+        "the architecture Gemma3ForConditionalGeneration of a model_type 'gemma3'",
+    ),
+    "experts and learned sinks": (
+        lambda m: edit_config(m, architectures=["GptOssForCausalLM"], model_type="gpt_oss"),
+        "the architecture GptOssForCausalLM of a model_type 'gpt_oss'",
+    ),
+    "RoPE by layer type": (
+        lambda m: edit_config(
+            m, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+        ),
+        "a model_type 'llama' has one RoPE",
+    ),
+    "length-dependent RoPE of one layer type": (
+        lambda m: edit_config(
+            m,
+            architectures=["Gemma3ForCausalLM"],
+            model_type="gemma3_text",
+            layer_types=["full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        "RoPE of type 'dynamic'",
     ),
     "another vocabulary": (lambda m: edit_config(m, vocab_size=99), "has shape"),
 }

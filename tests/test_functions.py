@@ -1,5 +1,7 @@
 """Each model-local function, run alone by ONNX Runtime, against its definition in plain Python."""
 
+from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,20 @@ import torch
 from numpy.typing import NDArray
 
 from snapexport.contract.geometry import LayerGeometry
-from snapexport.graphs.functions import TEXTS, function
+from snapexport.graphs.functions import NAMES, function
+from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 
 Array = NDArray[Any]
 
 
-def run(name: str, feeds: dict[str, Array], attributes: dict[str, Any]) -> list[Array]:
-    """Call the function on the feeds, in their order."""
-    proto = function(name)
+def run(
+    name: str,
+    feeds: dict[str, Array],
+    attributes: dict[str, Any],
+    vote: dict[str, str] = DEFAULTS,
+) -> list[Array]:
+    """Call the function on the feeds, in their order. vote: the options of SnapKVSelect."""
+    proto = function(name, vote)
     node = onnx.helper.make_node(
         name, list(feeds), list(proto.output), domain="snapexport", **attributes
     )
@@ -38,7 +46,7 @@ def run(name: str, feeds: dict[str, Array], attributes: dict[str, Any]) -> list[
     return session.run(None, feeds)
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_body_is_standard_operators(name: str) -> None:
     proto = function(name)
     assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 24)]
@@ -65,35 +73,70 @@ def test_query_window_is_the_last_valid_rows(valid: int, first: int) -> None:
     assert np.array_equal(window, query[:, :, first : first + 3])
 
 
-def vote(query: Array, key: Array, length: int, place: LayerGeometry, kernel: int) -> list[Any]:
+def vote(
+    query: Array,
+    key: Array,
+    length: int,
+    place: LayerGeometry,
+    kernel: int,
+    options: dict[str, str],
+) -> list[Any]:
     """SnapKV's vote of one KV head, written with torch: query [G,W,D], key [T,D]."""
     if place.kept(length) == 0:
         return [-1] * place.K
     span = slice(place.L_sink, length - place.L_recent)
-    scores = torch.from_numpy(query @ key[span].T / np.sqrt(key.shape[1]))
-    share = scores.double().softmax(-1).sum(1, keepdim=True)
-    pooled = torch.nn.functional.avg_pool1d(share, kernel, 1, kernel // 2).mean(0)[0]
-    best = pooled.topk(place.kept(length)).indices + place.L_sink
+    scores = torch.from_numpy(query @ key[:length].T / np.sqrt(key.shape[1])).double()
+    if options["softmax"] == "candidates":
+        share = scores[..., span].softmax(-1)
+    else:
+        future = torch.ones_like(scores).triu(length - query.shape[1] + 1).bool()
+        share = scores.masked_fill(future, -torch.inf).softmax(-1)[..., span]
+    share = share**2 if options["vote"] == "sum-squares" else share
+    votes = share.sum(1, keepdim=True)
+    if options["pool"] == "max":
+        pooled = torch.nn.functional.max_pool1d(votes, kernel, 1, kernel // 2)
+    else:
+        pooled = torch.nn.functional.avg_pool1d(votes, kernel, 1, kernel // 2)
+    group = {"mean": pooled.mean, "max": pooled.amax, "sum": pooled.sum}[options["group"]]
+    # Stable: a highest vote is its neighbours' too, and ties go to the lower position.
+    ranked = group(0)[0].sort(descending=True, stable=True).indices
+    best = ranked[: place.kept(length)] + place.L_sink
     return sorted(best.tolist()) + [-1] * (place.K - place.kept(length))
 
 
-@pytest.mark.parametrize("length", [5, 9, 10, 13, 40, 64])
-@pytest.mark.parametrize("kernel", [1, 5])
-def test_select_keeps_the_winners_of_the_vote(length: int, kernel: int) -> None:
-    place = LayerGeometry(L_sink=2, L_recent=7, K=6)
-    rng = np.random.default_rng(length)
-    query = 3 * rng.standard_normal((1, 4, 3, 8)).astype(np.float32)
+EVERY_VOTE = [dict(zip(STAGES, names, strict=True)) for names in product(*STAGES.values())]
+
+
+@pytest.mark.parametrize("options", EVERY_VOTE, ids=lambda options: "-".join(options.values()))
+def test_select_keeps_the_winners_of_the_vote(options: dict[str, str]) -> None:
+    place, kernel = LayerGeometry(L_sink=2, L_recent=7, K=6), 5
+    for length in (5, 9, 10, 13, 40, 64):
+        rng = np.random.default_rng(length)
+        query = 3 * rng.standard_normal((1, 4, 3, 8)).astype(np.float32)
+        key = rng.standard_normal((1, 2, 64, 8)).astype(np.float32)
+        feeds = {"query_window": query, "key": key, "prompt_length": np.array([length])}
+        attributes = asdict(place) | {"K": [6], "pool_kernel": [1, kernel], "scale": 8**-0.5}
+        (kept,) = run("SnapKVSelect", feeds, attributes, options)
+        expected = [
+            vote(query[0, 2 * head : 2 * head + 2], key[0, head], length, place, kernel, options)
+            for head in range(2)
+        ]
+        assert kept[0].tolist() == expected
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_option_can_change_what_is_kept(stage: str) -> None:
+    """But for sum and mean over a group of fixed size, which rank alike."""
+    attributes = {"L_sink": 2, "L_recent": 7, "K": [6], "pool_kernel": [1, 5], "scale": 0.35}
+    rng = np.random.default_rng(0)
     key = rng.standard_normal((1, 2, 64, 8)).astype(np.float32)
-    feeds = {"query_window": query, "key": key, "prompt_length": np.array([length])}
-    attributes = {
-        "L_sink": 2, "L_recent": 7, "K": [6], "pool_kernel": [1, kernel], "scale": 8**-0.5
-    }  # fmt: skip
-    (kept,) = run("SnapKVSelect", feeds, attributes)
-    expected = [
-        vote(query[0, 2 * head : 2 * head + 2], key[0, head], length, place, kernel)
-        for head in range(2)
-    ]
-    assert kept[0].tolist() == expected
+    queries = [4 * rng.standard_normal((1, 4, 3, 8)).astype(np.float32) for _ in range(8)]
+    kept = set()
+    for name in STAGES[stage]:
+        feeds = [{"query_window": q, "key": key, "prompt_length": np.array([60])} for q in queries]
+        options = DEFAULTS | {stage: name}
+        kept.add(str([run("SnapKVSelect", one, attributes, options) for one in feeds]))
+    assert len(kept) == 2
 
 
 def test_a_tie_goes_to_the_lower_position() -> None:

@@ -16,6 +16,7 @@ from tests.oracle.compare import (
 torch.set_num_threads(1)
 
 MAIN = ("llama", "llama-tied", "mistral", "qwen2", "qwen2-tied", "qwen3")
+MAIN += ("qwen3-sliding", "gemma2", "gemma3")
 LENGTHS = (1, 3, 12, 20, 21, 33, 64, 97, 160)
 """Below the sinks, below the ring's end, at it, one more, around the chunks of 32, at L_max."""
 
@@ -36,7 +37,7 @@ def test_baseline_is_plain_transformers(name: str) -> None:
     assert_agrees_with_plain(build, name, (1, 65, 96), f"{name} baseline")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 def test_decode_goes_on_to_the_models_position_limit(name: str) -> None:
     case = with_baseline(name)
     want = cases.oracle(case, case.L_max, MAX_POSITIONS - case.L_max)

@@ -20,12 +20,18 @@ GEOMETRIES = (
     Case("qwen2", L_max=70, L_sink=7, L_recent=9, L_obs=9, K=17, batch=2),
     Case("qwen3-mha", prefill_chunk=95),
     Case("llama-mqa", target="portable"),
+    Case("mistral", budget="pyramid", K=20),
+    Case(policy="sage", L_obs=1, pool_kernel=1),
+    Case("qwen3", policy="snapkv", L_sink=0, softmax="causal", L_obs=16),
+    Case("qwen2", vote="sum-squares", pool="max", group="max"),
+    Case("llama-mqa", softmax="causal", group="sum", target="portable"),
 )
 SINGLE_SHOT = (
     Case(prefill_chunk=96, baseline=True),
     Case("llama-linear", prefill_chunk=96, policy="streaming", batch=2),
     Case("qwen3-mha", prefill_chunk=96, L_obs=1, pool_kernel=7, K=96),
     Case(prefill_chunk=96, target="portable"),
+    Case("mistral", prefill_chunk=96, budget="pyramid", softmax="causal", pool="max"),
 )
 """Each also takes a checkpoint of another kind: of RoPE, of its files, of its KV heads."""
 

@@ -105,13 +105,18 @@ def test_the_vote_is_what_loops_count(
 ) -> None:
     query, key = random_attention(length)
     layer = LayerGeometry(sink, recent, K)
-    scores = vote(query[:, -window:], key, layer, pool, 0.25)
+    scores = vote(query[:, -window:], key, layer, counted(layer, window, pool), 0.25)
     slow = looped_vote(query.numpy(), key.numpy(), sink, recent, window, pool)
     assert scores.shape == slow.shape
     assert np.allclose(scores, slow, rtol=1e-9)
     for got, row in zip(keep(scores, layer).tolist(), slow, strict=True):
         best = sorted(range(len(row)), key=lambda j: (-row[j], j))[:K]
         assert got == sorted(j + sink for j in best) + [-1] * (K - len(best))
+
+
+def counted(layer: LayerGeometry, window: int, pool: int) -> CacheGeometry:
+    sizes = (layer.L_sink, layer.L_recent, layer.K)
+    return CacheGeometry("snapstream", 256, 1, *sizes, L_obs=window, pool_kernel=pool)
 
 
 def random_attention(length: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +152,9 @@ def test_the_vote_keeps_what_kvpress_keeps() -> None:
     scores = torch.nn.functional.avg_pool1d(attention.mean(-2), 5, padding=2, stride=1)
     want = scores.view(2, 2, -1).mean(1).topk(12).indices.sort(-1).values + 4
     layer = LayerGeometry(4, 16, 12)
-    assert torch.equal(keep(vote(query[:, -8:], key, layer, 5, 0.25), layer), want)
+    assert torch.equal(
+        keep(vote(query[:, -8:], key, layer, counted(layer, 8, 5), 0.25), layer), want
+    )
 
 
 def test_ties_go_to_the_lower_position() -> None:

@@ -4,18 +4,35 @@ The body is the definition. ONNX Runtime inlines it; TensorRT takes the plugin o
 where one is registered, and the body where none is.
 """
 
-import onnx
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from snapexport.graphs.functions import query_window, ring_slot, snapkv_select, snapstream_gather
+from snapexport.graphs.functions.vote import DEFAULTS
 
-TEXTS = {
-    "RingSlot": ring_slot.TEXT,
-    "QueryWindow": query_window.TEXT,
-    "SnapKVSelect": snapkv_select.TEXT,
-    "SnapStreamGather": snapstream_gather.TEXT,
-}
+if TYPE_CHECKING:
+    import onnx
+
+NAMES = ("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather")
 
 
-def function(name: str) -> onnx.FunctionProto:
-    """The model-local function of that name."""
-    return onnx.parser.parse_function(TEXTS[name])
+def function(
+    name: str, vote: Mapping[str, str] = DEFAULTS, softcapped: bool = False
+) -> "onnx.FunctionProto":
+    """The model-local function of that name.
+
+    vote: SnapKVSelect's options, one of each stage. softcapped: whether its softcap isn't 0.
+    """
+    import onnx
+
+    return onnx.parser.parse_function(_text(name, vote, softcapped))
+
+
+def _text(name: str, vote: Mapping[str, str], softcapped: bool) -> str:
+    texts = {
+        "RingSlot": ring_slot.TEXT,
+        "QueryWindow": query_window.TEXT,
+        "SnapKVSelect": snapkv_select.text(vote, softcapped),
+        "SnapStreamGather": snapstream_gather.TEXT,
+    }
+    return texts[name]

@@ -2,19 +2,24 @@
 
 query_window [1,H,W,D], key [1,Hkv,T,D], prompt_length int64 [1]
     -> topk_positions int64 [1,Hkv,K], ascending, -1 where unused.
-Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]), scale (float).
+Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]), scale and softcap
+(float, 0: none), and the names of the vote's options (softmax, vote, pool, group). The body that
+stands in a graph is made for its options and for whether there is a softcap; a plugin reads them.
 
-Softmax over the candidates alone (SnapStream, Eq. 3; Listing 6 takes it over all keys and slices by
-the padded length), sum over the window (SnapKV, Eq. 1), average pool with the zero padding counted
-in the mean, mean over the query heads of a KV head, K highest (SnapKV, Eq. 2), ties to the lower
-position. Everything outside the candidates has probability 0, so that pooling over all positions
-is pooling over the candidates with zero padding. Scores are summed in fp32 whatever the dtype.
+Attention of the window's queries, shared out among keys, added over the window, pooled over the
+candidates, agreed on by the query heads of a KV head; the K highest win (SnapKV, Eq. 1 and 2;
+SnapStream, Eq. 3), ties to the lower position. SnapStream's Listing 6 slices by the padded length:
+here pads never vote. Scores are summed in fp32 whatever the dtype.
 """
 
-TEXT = """
+from collections.abc import Mapping
+
+from snapexport.graphs.functions.vote import STAGES
+
+_TEXT = """
 <domain: "snapexport", opset_import: ["": 24]>
-SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale> (query_window, key, prompt_length)
-    => (topk_positions)
+SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, pool, group>
+    (query_window, key, prompt_length) => (topk_positions)
 {
   s = Constant <value_int: int = @L_sink> ()
   R = Constant <value_int: int = @L_recent> ()
@@ -23,6 +28,7 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale> (query_window, key, promp
   one = Constant <value_int = 1> ()
   unused = Constant <value_int = -1> ()
   rest = Constant <value_ints = [-1]> ()
+  window_axis = Constant <value_ints = [2]> ()
   no_vote = Constant <value_float = 0.0> ()
   ineligible = Constant <value_float = -1.0> ()
   lowest = Constant <value_float = -3.0e38> ()
@@ -36,7 +42,7 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale> (query_window, key, promp
   before_ring = Less (position, end)
   candidate = And (after_sinks, before_ring)
 
-  # Scores of the query heads folded into their KV head: [1, Hkv, H/Hkv * W, T].
+  # Scores [1, H, W, T], the query heads folded into their KV head for the product.
   kv_heads = Shape <start = 0, end = 2> (key)
   head_dim = Shape <start = 3> (key)
   folded_shape = Concat <axis = 0> (kv_heads, rest, head_dim)
@@ -46,25 +52,21 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale> (query_window, key, promp
   scaled = Mul (folded, factor)
   key_t = Transpose <perm = [0, 1, 3, 2]> (key)
   products = MatMul (scaled, key_t)
-  scores = Cast <to = 1> (products)
-  masked = Where (candidate, scores, lowest)
-  attention = Softmax <axis = -1> (masked)
-  share = Where (candidate, attention, no_vote)
+  folded_scores = Cast <to = 1> (products)
+  per_query = Shape <start = 0, end = 3> (query_window)
+  per_query_shape = Concat <axis = 0> (per_query, T)
+%(scores)s
 
-  # Votes of each query head, pooled: [1, H, 1, T].
-  per_head = Shape <start = 0, end = 3> (query_window)
-  per_query_shape = Concat <axis = 0> (per_head, T)
-  per_query = Reshape (share, per_query_shape)
-  window_axis = Constant <value_ints = [2]> ()
-  votes = ReduceSum <keepdims = 1> (per_query, window_axis)
-  pooled = AveragePool <kernel_shape: ints = @pool_kernel, auto_pad = "SAME_UPPER",
-                        count_include_pad = 1> (votes)
-
-  # Mean over the query heads of each KV head: [1, Hkv, T].
+  # --softmax
+%(softmax)s
+  # --vote
+%(vote)s
+  # --pool
+%(pool)s
+  # --group
   grouped_shape = Concat <axis = 0> (kv_heads, rest, T)
   grouped = Reshape (pooled, grouped_shape)
-  group_vote = ReduceMean <keepdims = 0> (grouped, window_axis)
-
+%(group)s
   # The K highest, in the order of their positions; T stands for "none", and sorts last.
   eligible = Where (candidate, group_vote, ineligible)
   best, chosen = TopK <axis = -1, largest = 1, sorted = 1> (eligible, k)
@@ -75,3 +77,18 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale> (query_window, key, promp
   topk_positions = Where (past_end, unused, ascending)
 }
 """
+
+
+_PLAIN = "  scores = Reshape (folded_scores, per_query_shape)"
+
+_SOFTCAPPED = """  uncapped = Reshape (folded_scores, per_query_shape)
+  softcap = Constant <value_float: float = @softcap> ()
+  capped = Div (uncapped, softcap)
+  bent = Tanh (capped)
+  scores = Mul (bent, softcap)"""
+
+
+def text(choices: Mapping[str, str], softcapped: bool) -> str:
+    """The function for one option of each stage of the vote."""
+    stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
+    return _TEXT % (stages | {"scores": _SOFTCAPPED if softcapped else _PLAIN})

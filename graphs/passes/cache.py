@@ -20,7 +20,8 @@ def attend_with_cache(
     graph: gs.Graph, layer: int, marker: gs.Node, slots: int, place: Place, appends: bool
 ) -> None:
     """Replace a traced attention by one over a cache of `slots` that is written at `place`."""
-    scale = marker.attrs["scale"]
+    # A cache that isn't appended to is a ring: it holds nothing that lies outside of the window.
+    attributes = attention_attributes(marker, slots if appends else 0)
     (query, key, value), outputs = cut(graph, marker)
     past = [
         cache_like(key, names.past_key(layer), slots),
@@ -36,12 +37,19 @@ def attend_with_cache(
         [query, key, value, *past, *place],
         outputs + present,
         domain=CACHE_DOMAIN,
-        layer=layer,
-        scale=scale,
         appends=int(appends),
+        **attributes,
     )
     graph.inputs.extend(past)
     graph.outputs.extend(present)
+
+
+def attention_attributes(marker: gs.Node, positions: int) -> dict[str, object]:
+    """What every attention marker carries; no window where it hides none of the `positions`."""
+    attributes = {name: marker.attrs[name] for name in ("layer", "scale", "window", "softcap")}
+    if attributes["window"] >= positions:
+        attributes["window"] = 0
+    return attributes
 
 
 def cache_like(states: gs.Tensor, name: str, slots: int) -> gs.Variable:

@@ -8,7 +8,15 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
+from snapexport.graphs.passes.base import (
+    SurgeryError,
+    call,
+    fresh,
+    graph_input,
+    int64s,
+    markers,
+    node,
+)
 from snapexport.graphs.passes.cache import Place, attend_with_cache
 
 
@@ -22,8 +30,12 @@ class DecodeCache:
         compresses = self.geometry.compresses
         places = self._ring(graph) if compresses else self._full(graph)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            slots, place = self.geometry.layers[layer].slots, places[self.geometry.layers[layer]]
-            attend_with_cache(graph, layer, marker, slots, place, appends=not compresses)
+            shape = self.geometry.layers[layer]
+            if compresses:
+                _require_ring(layer, marker, shape)
+            attend_with_cache(
+                graph, layer, marker, shape.slots, places[shape], appends=not compresses
+            )
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
         """A cache that holds every position."""
@@ -41,6 +53,13 @@ class DecodeCache:
         return {
             layer: _ring_slot(graph, inputs, layer) for layer in dict.fromkeys(self.geometry.layers)
         }
+
+
+def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry) -> None:
+    """A window is kept by a ring of its size, and by nothing else: no mask is left in decode."""
+    window = int(marker.attrs["window"])
+    if window and shape != LayerGeometry(L_sink=0, L_recent=window, K=0):
+        raise SurgeryError(f"layer {layer} slides over {window} positions, its cache is {shape}")
 
 
 def _ring_slot(graph: gs.Graph, inputs: list[gs.Tensor], layer: LayerGeometry) -> Place:

@@ -9,10 +9,10 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.graphs.compression import PromptStates, compress_layer
+from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
-from snapexport.graphs.passes.cache import cache_like
+from snapexport.graphs.passes.cache import attention_attributes, cache_like
 from snapexport.graphs.passes.query_windows import query_window
 
 
@@ -25,21 +25,15 @@ class SingleShot:
     def apply(self, graph: gs.Graph) -> None:
         prompt_length = self._rename_lengths(graph)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            scale = float(marker.attrs["scale"])
-            (query, key, value), outputs = cut(graph, marker)
-            node(
-                graph,
-                PROMPT_ATTENTION,
-                [query, key, value],
-                outputs,
-                domain=CACHE_DOMAIN,
-                layer=layer,
-                scale=scale,
-            )
+            scores = Scores.of(marker)
+            attributes = attention_attributes(marker, self.geometry.L_max)
+            qkv, outputs = cut(graph, marker)
+            node(graph, PROMPT_ATTENTION, qkv, outputs, domain=CACHE_DOMAIN, **attributes)
+            query, key, value = qkv
             if self.geometry.compresses:
                 window = query_window(graph, layer, query, prompt_length, self.geometry.L_obs)
                 states = PromptStates(window, key, value, prompt_length)
-                compress_layer(graph, self.geometry, layer, scale, states)
+                compress_layer(graph, self.geometry, layer, scores, states)
             else:
                 self._output_full(graph, layer, key, value)
 

@@ -14,6 +14,7 @@ from snapexport.graphs.passes.base import cut, fresh, int64s, node
 
 _INT32 = 6  # onnx.TensorProto.INT32
 _MICROSOFT = "com.microsoft"
+_NO_WINDOW = -1
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class GroupQueryAttention:
                 self._rewrite(graph, marker, _whole_prompt(graph, marker.inputs[0].shape[2]))
 
     def _rewrite(self, graph: gs.Graph, marker: gs.Node, lengths: list[gs.Tensor]) -> None:
-        scale = marker.attrs["scale"]
+        window = marker.attrs["window"]
         (query, key, value, *cache), (out, *present) = cut(graph, marker)
         batch, heads, chunk, _ = query.shape
         past = cache[:2] or [gs.Variable.empty(), gs.Variable.empty()]
@@ -45,7 +46,10 @@ class GroupQueryAttention:
             domain=_MICROSOFT,
             num_heads=heads,
             kv_num_heads=key.shape[1],
-            scale=scale,
+            scale=marker.attrs["scale"],
+            softcap=marker.attrs["softcap"],
+            # Counts the row's own position, as transformers' windows do.
+            local_window_size=window or _NO_WINDOW,
         )
         shape = int64s(graph, batch, chunk, heads, value.shape[3])
         node(graph, "Reshape", [attended, shape], [out])

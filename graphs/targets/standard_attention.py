@@ -1,11 +1,13 @@
 """Cache markers to standard operators: TensorScatter and Attention of opset 24."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node
+from snapexport.graphs.targets.window_masks import WindowMasks
 
 _NONE = gs.Variable.empty
 
@@ -15,40 +17,64 @@ class StandardAttention:
     """Whatever marker is left becomes standard operators."""
 
     def apply(self, graph: gs.Graph) -> None:
+        masks = WindowMasks(graph)
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION:
-                self._with_cache(graph, marker)
+                _with_cache(graph, marker, masks)
             elif marker.op == PROMPT_ATTENTION:
-                self._whole_prompt(graph, marker)
+                _whole_prompt(graph, marker, masks)
 
-    def _with_cache(self, graph: gs.Graph, marker: gs.Node) -> None:
-        scale = marker.attrs["scale"]
-        (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
-        for past, new, cache in zip((past_key, past_value), states, present, strict=True):
-            node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
-        inputs = [*present, _NONE(), _NONE(), _NONE(), valid]
-        if query.shape[2] == 1:
-            _decode_attention(graph, query, inputs, out, scale)
-        else:
-            # With a valid length, causal is bottom-right aligned: the chunk's rows come last.
-            attended = node(graph, "Attention", [query, *inputs], scale=scale, is_causal=1)
-            node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
-    def _whole_prompt(self, graph: gs.Graph, marker: gs.Node) -> None:
-        scale = marker.attrs["scale"]
-        qkv, (out,) = cut(graph, marker)
-        attended = node(graph, "Attention", qkv, scale=scale, is_causal=1)
-        node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
+def _with_cache(graph: gs.Graph, marker: gs.Node, masks: WindowMasks) -> None:
+    scores, window = _scores(marker), int(marker.attrs["window"])
+    (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
+    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
+        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+    rows, slots = query.shape[2], past_key.shape[2]
+    mask = masks.mask(valid, rows, slots, window) if window else _NONE()
+    inputs = [*present, mask, _NONE(), _NONE(), valid]
+    if rows == 1 and not window:
+        _decode_attention(graph, query, inputs, out, scores)
+    else:
+        # With a valid length, causal is bottom-right aligned: the chunk's rows come last.
+        _causal_attention(graph, [query, *inputs], out, scores)
+
+
+def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: WindowMasks) -> None:
+    scores, window = _scores(marker), int(marker.attrs["window"])
+    qkv, (out,) = cut(graph, marker)
+    length = qkv[0].shape[2]
+    mask = [masks.mask(None, length, length, window)] if window else []
+    _causal_attention(graph, qkv + mask, out, scores)
+
+
+def _scores(marker: gs.Node) -> dict[str, Any]:
+    """What is done to the scores before the softmax; the mask comes after it."""
+    return {"scale": marker.attrs["scale"], "softcap": marker.attrs["softcap"]}
+
+
+def _causal_attention(
+    graph: gs.Graph, inputs: list[gs.Tensor], out: gs.Tensor, scores: dict[str, Any]
+) -> None:
+    attended = node(graph, "Attention", inputs, is_causal=1, **scores)
+    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
 def _decode_attention(
-    graph: gs.Graph, query: gs.Tensor, inputs: list[gs.Tensor], out: gs.Tensor, scale: float
+    graph: gs.Graph,
+    query: gs.Tensor,
+    inputs: list[gs.Tensor],
+    out: gs.Tensor,
+    scores: dict[str, Any],
 ) -> None:
-    """One query per head: a KV head's query heads are folded into rows, 1.5 to 3 times faster."""
+    """One query per head: a KV head's query heads are folded into rows, 1.5 to 3 times faster.
+
+    Not under a mask, which ONNX Runtime wants with as many rows as there are queries.
+    """
     batch, heads, _, head_dim = query.shape
     kv_heads = inputs[0].shape[1]
     rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
     folded = node(graph, "Reshape", [query, rows])
-    attended = node(graph, "Attention", folded + inputs, scale=scale)
+    attended = node(graph, "Attention", folded + inputs, **scores)
     shape = int64s(graph, batch, 1, heads, inputs[1].shape[3])
     node(graph, "Reshape", [*attended, shape], [out])

@@ -14,7 +14,10 @@ import torch
 
 from snapexport.building import build
 from snapexport.building.options import CACHE_FIELDS
+from snapexport.building.presets import VOTE_FIELDS
+from snapexport.contract.budget import topk_per_layer
 from snapexport.contract.geometry import CacheGeometry, Policy
+from snapexport.exporter.architectures import sliding_windows
 
 from . import checkpoints, masked
 from .masked import OracleRun
@@ -47,6 +50,11 @@ class Case:
     K: int = 12
     L_obs: int = 8
     pool_kernel: int = 5
+    vote: str = "sum"
+    pool: str = "avg"
+    softmax: str = "candidates"
+    group: str = "mean"
+    budget: str = "uniform"
     prefill_chunk: int = 32
     batch: int = 3
     baseline: bool = False
@@ -54,11 +62,23 @@ class Case:
 
     @property
     def geometry(self) -> CacheGeometry:
-        layers = masked.load(checkpoint(self.checkpoint), masked.MASKED).config.num_hidden_layers
+        """Written out here once more, as the design has it."""
+        config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
+        windows = sliding_windows(config)
         if self.policy == "full":
-            return CacheGeometry.full(self.L_max, layers)
-        sizes = (self.L_sink, self.L_recent, 0 if self.policy == "streaming" else self.K)
-        return CacheGeometry(self.policy, self.L_max, layers, *sizes, self.L_obs, self.pool_kernel)
+            return CacheGeometry.full(self.L_max, len(windows))
+        K = 0 if self.policy == "streaming" else self.K
+        room = self.L_max - self.L_sink - self.L_recent
+        voted = iter(topk_per_layer(self.budget, K, windows.count(0), room))
+        return CacheGeometry(
+            self.policy,
+            self.L_max,
+            len(windows),
+            L_sink=tuple(0 if window else self.L_sink for window in windows),
+            L_recent=tuple(window or self.L_recent for window in windows),
+            K=tuple(0 if window else next(voted) for window in windows),
+            **{name: getattr(self, name) for name in ("L_obs", "pool_kernel", *VOTE_FIELDS)},
+        )
 
     def __str__(self) -> str:
         """What differs from the defaults."""
@@ -71,7 +91,7 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     """The one place that knows how a build is asked for."""
     options = asdict(case)
     del options["checkpoint"]
-    unused = {"streaming": ("K",), "full": CACHE_FIELDS}.get(case.policy, ())
+    unused = {"streaming": ("K", *VOTE_FIELDS), "full": CACHE_FIELDS}.get(case.policy, ())
     options.update(dict.fromkeys(unused))
     build(model_dir, out, **options)
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -17,6 +19,8 @@ from transformers import (
 
 VOCABULARY = 257
 MAX_POSITIONS = 1024
+WINDOW = 24
+"""Positions that a sliding layer sees: several fit into the prompts of the tests."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -46,6 +50,16 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_MIXED: dict[str, Any] = {
+    "rope_parameters": _PLAIN_ROPE,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": WINDOW,
+}
+_TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+}
 
 _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16}),
@@ -68,6 +82,43 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "qwen2": (Qwen2Config, {"rope_parameters": _PLAIN_ROPE}),
     "qwen2-tied": (Qwen2Config, {"rope_parameters": _PLAIN_ROPE, "tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {"rope_parameters": _PLAIN_ROPE, "head_dim": 32}),
+    "mistral-sliding": (
+        MistralConfig,
+        {"rope_parameters": _PLAIN_ROPE, "head_dim": 16, "sliding_window": WINDOW},
+    ),
+    "qwen2-sliding": (
+        Qwen2Config,
+        {
+            "rope_parameters": _PLAIN_ROPE,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-sliding": (Qwen3Config, _MIXED | {"head_dim": 32, "use_sliding_window": True}),
+    "gemma2": (
+        Gemma2Config,
+        _MIXED
+        | {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 12.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        _MIXED
+        | {
+            "rope_parameters": _TWO_ROPES,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 ARCHITECTURES = tuple(_RECIPES)
 
@@ -102,14 +153,24 @@ def make(
 def randomise(model: PreTrainedModel, seed: int) -> None:
     """Draw every parameter anew: weights by fan-in and gain, norms around one, biases too."""
     generator = torch.Generator().manual_seed(seed)
+    gemma = model.config.model_type.startswith("gemma")
+    added = 1.0 if gemma else 0.0  # to the weight of a norm
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
-            parameter.copy_(_norm_mean(name) + 0.25 * noise)
+            parameter.copy_(_norm_mean(name) - added + 0.25 * noise)
         elif name.endswith(".bias"):
             parameter.copy_(0.5 * noise)
         else:
             parameter.copy_(noise * _scale(name, parameter))
+    if gemma:
+        _weaken_embeddings(model)
+
+
+def _weaken_embeddings(model: Any) -> None:
+    """They come in times sqrt(hidden_size) and are tied: a token would be followed by itself."""
+    model.model.embed_tokens.weight *= 0.1
+    model.model.norm.weight += 6.0
 
 
 def _norm_mean(name: str) -> float:

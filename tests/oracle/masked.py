@@ -1,7 +1,8 @@
 """What a build must answer: the real transformers model, its full cache masked to the kept tokens.
 
 Every position's key and value stays in transformers' own cache. During decode an attention function
-hides, per layer and KV head, what the compressed cache would no longer hold. Knows no graph.
+hides, per layer and KV head, what the compressed cache would no longer hold; in layers that slide,
+whatever has left their window too, prompt or not. Knows no graph.
 """
 
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ def _greedy(
     model: Any, prompt: Sequence[int], steps: int, **options: Any
 ) -> tuple[NDArray[np.float32], list[int], DynamicCache]:
     """Logits [steps + 1, V], the argmax of each, and the cache of all that was fed."""
-    past = DynamicCache(config=model.config)
+    past = DynamicCache()  # with the config, it would drop what sliding layers no longer see
     feed, logits, tokens = list(prompt), [], []
     for _ in range(steps + 1):
         ids = torch.tensor([feed])
@@ -123,11 +124,13 @@ class Memory:
     kept: dict[int, Tensor] = field(default_factory=dict)
     gaps: dict[int, Tensor] = field(default_factory=dict)
 
-    def visible(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> Tensor:
+    def visible(
+        self, layer: int, query: Tensor, key: Tensor, scaling: float, softcap: float | None
+    ) -> Tensor:
         """Bool [Hkv, Q, N] for query [H, Q, D] against all keys [Hkv, N, D]."""
         heads, total, _ = key.shape
         if total == self.prompt_length:
-            self._remember(layer, query, key, scaling)
+            self._remember(layer, query, key, scaling, softcap)
         if total == self.prompt_length or self.geometry.policy == "full":
             return causal(query.shape[1], total).expand(heads, -1, -1)
         return self.visible_in_decode(layer, total - 1)[:, None]
@@ -140,9 +143,11 @@ class Memory:
         voted = (self.kept[layer][:, :, None] == every).any(1)
         return sink | recent | voted
 
-    def _remember(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+    def _remember(
+        self, layer: int, query: Tensor, key: Tensor, scaling: float, softcap: float | None
+    ) -> None:
         shape, window = self.geometry.layers[layer], query[:, -self.geometry.L_obs :]
-        scores = vote(window, key, shape, self.geometry.pool_kernel, scaling)
+        scores = vote(window, key, shape, self.geometry, scaling, softcap)
         self.kept[layer] = keep(scores, shape)
         self.gaps[layer] = gap(scores, shape.K)
 
@@ -150,6 +155,12 @@ class Memory:
 def causal(queries: int, keys: int) -> Tensor:
     """Bool [Q, N]: the last query sees all the keys."""
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+def in_window(queries: int, keys: int, window: int | None) -> Tensor:
+    """Bool [Q, N]: each query sees itself and the window - 1 keys before it, or all of them."""
+    reach = keys if window is None else window
+    return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries - reach + 1)
 
 
 def _attend(
@@ -161,14 +172,19 @@ def _attend(
     *,
     scaling: float,
     memory: Memory,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """One request: query [1, H, Q, D], key and value [1, Hkv, N, D] -> [1, Q, H, D]."""
     assert attention_mask is None, "the mask is the memory's alone"
     heads, dim = key.shape[1], key.shape[-1]
-    visible = memory.visible(module.layer_idx, query[0], key[0], scaling)
+    visible = memory.visible(module.layer_idx, query[0], key[0], scaling, softcap)
+    visible = visible & in_window(query.shape[2], key.shape[2], sliding_window)
     grouped = query.reshape(heads, -1, query.shape[2], dim)
     scores = grouped @ key[0][:, None].mT * scaling
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
     mixed = weights @ value[0][:, None]
     return mixed.reshape(query.shape).transpose(1, 2), None

@@ -3,26 +3,54 @@
 import torch
 from torch import Tensor
 
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 
 _GRAIN = 2.0**46
 """Votes are rounded to its inverse: sums of such numbers are exact, so that equal sums are ties."""
 
 
-def vote(window: Tensor, key: Tensor, layer: LayerGeometry, pool: int, scaling: float) -> Tensor:
+def vote(
+    window: Tensor,
+    key: Tensor,
+    layer: LayerGeometry,
+    geometry: CacheGeometry,
+    scaling: float,
+    softcap: float | None = None,
+) -> Tensor:
     """Score of every candidate, float64 [Hkv, n].
 
     window: post-RoPE queries of the last L_obs prompt tokens [H, W, D]; key [Hkv, L, D].
     """
-    candidates = key[:, layer.L_sink : max(layer.L_sink, key.shape[1] - layer.L_recent)].double()
-    heads, count, dim = candidates.shape
-    if count == 0:
-        return candidates.new_zeros(heads, 0)
+    heads, length, dim = key.shape
+    span = slice(layer.L_sink, max(layer.L_sink, length - layer.L_recent))
+    if len(range(length)[span]) == 0:
+        return key.new_zeros(heads, 0, dtype=torch.float64)
     queries = window.double().reshape(heads, -1, window.shape[1], dim)
-    attention = (queries @ candidates[:, None].mT * scaling).softmax(-1)
-    votes = (attention.sum(2) * _GRAIN).round() / _GRAIN
-    padded = torch.nn.functional.pad(votes, (pool // 2, pool // 2))
-    return padded.unfold(-1, pool, 1).sum(-1).sum(1) / (pool * votes.shape[1])
+    scores = queries @ key.double()[:, None].mT * scaling
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    share = _share(scores, span, geometry.softmax)
+    votes = share.pow(2).sum(2) if geometry.vote == "sum-squares" else share.sum(2)
+    pooled = _pooled((votes * _GRAIN).round() / _GRAIN, geometry)
+    if geometry.group == "max":
+        return pooled.amax(1)
+    return pooled.sum(1) / (pooled.shape[1] if geometry.group == "mean" else 1)
+
+
+def _share(scores: Tensor, span: slice, softmax: str) -> Tensor:
+    """Attention of each query [Hkv, G, W, L] -> what the candidates have of it [Hkv, G, W, n]."""
+    if softmax == "candidates":
+        return scores[..., span].softmax(-1)
+    rows, length = scores.shape[-2:]
+    seen = torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1)[..., span]
+
+
+def _pooled(votes: Tensor, geometry: CacheGeometry) -> Tensor:
+    """Votes [Hkv, G, n], each with its neighbours; zeros beyond the candidates count in a mean."""
+    reach = geometry.pool_kernel // 2
+    windows = torch.nn.functional.pad(votes, (reach, reach)).unfold(-1, geometry.pool_kernel, 1)
+    return windows.amax(-1) if geometry.pool == "max" else windows.sum(-1) / geometry.pool_kernel
 
 
 def keep(scores: Tensor, layer: LayerGeometry) -> Tensor:

@@ -97,7 +97,7 @@ decode(make())  # the libraries' own pages
 grown = {}
 for baseline in (False, True):
     engine = make(baseline=baseline)
-    for name, array in engine._decode_buffers.items():
+    for name, array in engine.decode_buffers.items():
         array[...] = 0  # the caches' own pages
     before = of_process("VmRSS")
     reset()

@@ -14,8 +14,7 @@ from snapexport.accuracy.sequence import (
     SequenceRunner,
 )
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import DType
+from snapexport.contract.manifest import DType, Manifest
 
 TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2}
 """Largest absolute error of logits where nothing was dropped, by the dtypes that the CPU runs."""
@@ -79,7 +78,7 @@ def _pair(
             output=output,
             reference=reference.name,
             runner=runner.name,
-            lossless=runner.lossless or _drops_nothing(build.manifest.geometry, feed, output),
+            lossless=runner.lossless or _drops_nothing(build.manifest, feed, output),
             passed=bool(verdict),
             distance=Distance.between(expected[output], actual[output]),
         )
@@ -94,7 +93,11 @@ def _prompt_length(feed: Feed) -> int:
     return int(feed[PROMPT_LENGTH][0])
 
 
-def _drops_nothing(geometry: CacheGeometry, feed: Feed, output: str) -> bool:
-    """Prefill attends to everything; decode does while sinks and ring hold every position."""
-    window = min(layer.L_sink + layer.L_recent for layer in geometry.layers)
-    return output != DECODE_LOGITS or feed[INPUT_IDS].shape[1] <= window
+def _drops_nothing(manifest: Manifest, feed: Feed, output: str) -> bool:
+    """Prefill attends to everything; decode does while sinks and ring hold every position.
+
+    The ring of a layer that slides always holds what the layer attends to.
+    """
+    layers = zip(manifest.geometry.layers, manifest.model.sliding_window, strict=True)
+    held = [place.L_sink + place.L_recent for place, window in layers if not window]
+    return output != DECODE_LOGITS or all(feed[INPUT_IDS].shape[1] <= slots for slots in held)

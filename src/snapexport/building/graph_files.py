@@ -5,10 +5,13 @@ from pathlib import Path
 
 import onnx
 
-from snapexport.contract.build_directory import sha256_of
+from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import GraphEntry, GraphName, Target, TensorSpec
+from snapexport.contract.manifest import GraphEntry, GraphName, Target, TensorSpec, TraceName
 from snapexport.graphs import surgery
+
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,38 @@ class Traces:
     decode: onnx.ModelProto
     prefill_chunk: int
 
+    def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
+        """Beside the baseline's graphs, and with their weights."""
+        return {
+            "prefill": write_graph(f"{BASELINE}/prefill.trace", self.prefill, directory),
+            "decode": write_graph(f"{BASELINE}/decode.trace", self.decode, directory),
+        }
+
+    @classmethod
+    def of(cls, build: Build) -> "Traces":
+        """Those of a finished build. Raises UserError where it has none."""
+        if not build.manifest.traces:
+            raise UserError(
+                f"{build.directory} has no baseline graphs", "build it again with --baseline"
+            )
+        prefill, decode = (
+            onnx.load(build.trace(name), load_external_data=False) for name in ("prefill", "decode")
+        )
+        return cls(prefill, decode, build.manifest.prefill_chunk)
+
 
 def finished_graphs(
-    traces: Traces, geometry: CacheGeometry, target: Target, baseline: bool
+    traces: Traces,
+    geometry: CacheGeometry,
+    target: Target,
+    *,
+    baseline: bool = False,
+    with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
-    """Every graph of the build, ready to be written."""
+    """Every graph of the build, ready to be written. with_queries: decode shows its queries."""
     graphs: dict[GraphName, onnx.ModelProto] = {
         "prefill": surgery.prefill(traces.prefill, geometry, target),
-        "decode": surgery.decode(traces.decode, geometry, target),
+        "decode": surgery.decode(traces.decode, geometry, target, with_queries=with_queries),
     }
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, geometry, target)
@@ -37,7 +64,7 @@ def finished_graphs(
     return graphs
 
 
-def write_graph(name: GraphName, model: onnx.ModelProto, directory: Path) -> GraphEntry:
+def write_graph(name: str, model: onnx.ModelProto, directory: Path) -> GraphEntry:
     """Write one graph below the build `directory`; its entry in the manifest."""
     path = directory / f"{name}.onnx"
     path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,20 +1,25 @@
 """What a build is asked for, and the cache geometry that follows from it.
 
-Resolves budgets and defaults; what makes a geometry valid is `CacheGeometry`'s. The command line's
-flags and defaults are made from this class.
+Resolves budgets, presets and defaults; what makes a geometry valid is `CacheGeometry`'s. The flags
+of the command line and their defaults are made from this class.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from snapexport.building.presets import PRESETS, flag_of, require_preset
+from snapexport.contract.budget import BUDGETS, topk_per_layer
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
     DEFAULT_L_OBS,
     DEFAULT_POOL_KERNEL,
+    POLICIES,
     CacheGeometry,
     Policy,
 )
 from snapexport.contract.manifest import DTYPES, TARGETS, DType, ModelFacts, Target
+from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 
 DEFAULT_COMPRESSION = 4
 """Without --kv-budget, --L-recent or --K the cache gets L_max / 4 slots: SnapStream's own ratio."""
@@ -23,7 +28,11 @@ DEFAULT_L_SINK = 4
 DEFAULT_CHUNK = 512
 """Long enough that a chunk is bound by arithmetic, short enough not to stall running streams."""
 
-CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel")
+_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {"budget": BUDGETS}
+
+
+def _choice(name: str) -> Any:
+    return field(default=None, metadata={"choices": _CHOICES[name]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +49,11 @@ class BuildOptions:
     K: int | None = None
     L_obs: int | None = None
     pool_kernel: int | None = None
+    vote: str | None = _choice("vote")
+    pool: str | None = _choice("pool")
+    softmax: str | None = _choice("softmax")
+    group: str | None = _choice("group")
+    budget: str | None = _choice("budget")
     batch: int = 4
     prefill_chunk: int | None = None
     dtype: DType = "fp32"
@@ -48,33 +62,38 @@ class BuildOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        _require_one_of("--policy", self.policy, POLICIES)
         _require_one_of("--dtype", self.dtype, DTYPES)
         _require_one_of("--target", self.target, TARGETS)
+        for name, choices in _CHOICES.items():
+            if (given := getattr(self, name)) is not None:
+                _require_one_of(flag_of(name), given, choices)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        require_preset(self.policy, vars(self))
         if self.policy == "full":
             self._require_nothing_to_compress()
         else:
             self._require_one_budget()
 
     def _require_nothing_to_compress(self) -> None:
-        given = [name for name in CACHE_FIELDS if getattr(self, name) is not None]
-        if given:
-            flag = "--" + given[0].replace("_", "-")
-            raise UserError(f"--policy full keeps everything, but {flag} is given", f"drop {flag}")
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"--policy full keeps everything, but {given[0]} is given", f"drop {given[0]}"
+            )
         if self.baseline:
             raise UserError(
                 "--baseline adds the full cache's graphs, which --policy full builds already",
                 "leave one of them out",
             )
 
+    def _given_cache_flags(self) -> list[str]:
+        return [flag_of(name) for name in CACHE_FIELDS if getattr(self, name) is not None]
+
     def _require_one_budget(self) -> None:
-        K = 0 if self.policy == "streaming" else self.K
-        if self.policy == "streaming" and self.K:
-            raise UserError(f"--policy streaming keeps no top-k, but --K is {self.K}", "drop --K")
         if self.kv_budget is None:
             return
-        if self.L_recent is not None and K is not None:
+        if self.L_recent is not None and (K := self._value("K", None)) is not None:
             raise UserError(
                 "--kv-budget is given together with both --L-recent and --K"
                 if K
@@ -88,6 +107,11 @@ class BuildOptions:
                 f"use a budget below {self.L_max}, or --policy full",
             )
 
+    def _value(self, name: str, default: Any) -> Any:
+        """As given, as the policy's preset has it, or the default."""
+        given = getattr(self, name)
+        return PRESETS[self.policy].get(name, default) if given is None else given
+
     def geometry(self, model: ModelFacts) -> CacheGeometry:
         """The cache of `model` under these options. Raises UserError."""
         if self.L_max > model.max_position_embeddings:
@@ -98,22 +122,46 @@ class BuildOptions:
             )
         if self.policy == "full":
             return CacheGeometry.full(self.L_max, model.num_hidden_layers)
-        L_sink = _or(self.L_sink, DEFAULT_L_SINK)
+        if all(model.sliding_window):
+            return self._rings_alone(model)
+        return self._compressed(model)
+
+    def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
+        """Every layer slides: the exact cache is small already, and nothing is left to vote on."""
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"every layer of the model slides over its last {max(model.sliding_window)} "
+                f"positions: {given[0]} has nothing to divide",
+                f"drop {given[0]}: a ring of that size is exact",
+            )
+        layers, rings = model.num_hidden_layers, _column(model.sliding_window)
+        L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
+        return CacheGeometry(self.policy, self.L_max, layers, 0, rings, 0, L_obs)
+
+    def _compressed(self, model: ModelFacts) -> CacheGeometry:
+        L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
+        windows = model.sliding_window
+        budget = self._value("budget", "uniform")
+        room = self.L_max - L_sink - L_recent
+        voted = iter(topk_per_layer(budget, K, windows.count(0), room))
         return CacheGeometry(
             self.policy,
             self.L_max,
             model.num_hidden_layers,
-            L_sink=L_sink,
-            L_recent=L_recent,
-            K=K,
-            L_obs=_or(self.L_obs, max(1, min(DEFAULT_L_OBS, L_recent, self.L_max))),
-            pool_kernel=_or(self.pool_kernel, DEFAULT_POOL_KERNEL),
+            # A layer that slides over w positions has its exact cache in a ring of w slots.
+            L_sink=_column([0 if window else L_sink for window in windows]),
+            L_recent=_column([window or L_recent for window in windows]),
+            K=_column([0 if window else next(voted) for window in windows]),
+            L_obs=self._value("L_obs", max(1, min(DEFAULT_L_OBS, L_recent, self.L_max))),
+            pool_kernel=self._value("pool_kernel", DEFAULT_POOL_KERNEL),
+            budget=budget,
+            **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
 
     def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
         """L_recent and K: as given, or sharing what the sinks leave of the budget."""
-        K = 0 if self.policy == "streaming" else self.K
+        K = self._value("K", None)
         if self.L_recent is not None and K is not None:
             return self.L_recent, K
         budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
@@ -144,8 +192,16 @@ class BuildOptions:
         return chunk
 
 
+CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel", *_CHOICES)
+
+
 def _or(given: int | None, default: int) -> int:
     return default if given is None else given
+
+
+def _column(values: list[int]) -> int | tuple[int, ...]:
+    """One value where all the layers agree."""
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def _require_one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:

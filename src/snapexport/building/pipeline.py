@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
 
-from snapexport.building.graph_files import Traces, finished_graphs, write_graph
+from snapexport.building.graph_files import BASELINE, Traces, finished_graphs, write_graph
 from snapexport.building.options import BuildOptions
 from snapexport.building.progress import Progress
 from snapexport.building.staging import staged
@@ -27,12 +27,18 @@ from snapexport.contract.manifest import (
     GraphName,
     Manifest,
     ModelFacts,
+    TraceName,
 )
 from snapexport.exporter import architectures, hub, link, trace, weight_files, weights
 from snapexport.exporter.checkpoint import Checkpoint
 
-COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-BASELINE = "baseline"
+COPIED = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 _TORCH: dict[DType, torch.dtype] = {
     "fp32": torch.float32,
@@ -61,8 +67,9 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
         traces, placed = trace_model(plan, directory, progress)
         progress.stage("surgery")
         graphs = write_graphs(plan, traces, directory)
+        kept = traces.write(directory) if options.baseline else {}
         progress.stage("hashing the weights")
-        manifest_of(plan, graphs, placed, directory).write(directory)
+        manifest_of(plan, graphs, kept, placed, directory).write(directory)
         build = Build.open(directory)
     return dataclasses.replace(build, directory=options.out)
 
@@ -105,13 +112,14 @@ def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName,
     options = plan.options
     if options.baseline:
         weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
-    graphs = finished_graphs(traces, plan.geometry, options.target, options.baseline)
+    graphs = finished_graphs(traces, plan.geometry, options.target, baseline=options.baseline)
     return {name: write_graph(name, model, directory) for name, model in graphs.items()}
 
 
 def manifest_of(
     plan: Plan,
     graphs: dict[GraphName, GraphEntry],
+    traces: dict[TraceName, GraphEntry],
     placed: weights.PlacedWeights,
     directory: Path,
 ) -> Manifest:
@@ -125,6 +133,7 @@ def manifest_of(
         dtype=plan.options.dtype,
         target=plan.options.target,
         graphs=graphs,
+        traces=traces,
         weights=weight_files.describe(placed, directory),
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
     )

@@ -35,6 +35,19 @@ def staged(target: Path, overwrite: bool) -> Iterator[Path]:
             raise
 
 
+@contextmanager
+def scratch(beside: Path) -> Iterator[Path]:
+    """Yield an empty hidden directory beside a build, on its file system, that goes at the end."""
+    beside = Path(os.path.normpath(beside.absolute()))
+    _remove_abandoned(beside)
+    directory = Path(tempfile.mkdtemp(prefix=f".{beside.name}.partial-", dir=beside.parent))
+    try:
+        with _locked(directory):
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _require_free(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return

@@ -29,13 +29,21 @@ CHOICES = {
     "overwrite": "replace an existing build",
 }
 CACHE = {
-    "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; full: keep all",
+    "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: the last "
+    "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",
     "kv_budget": "slots per layer and KV head, all parts together (default: L_max / 4)",
     "L_sink": "first positions kept for ever, the attention sinks (default: 4)",
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens whose queries vote (default: 8)",
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 7)",
+    "vote": "how the queries' attention adds up; squares favour one that is sure (default: sum)",
+    "pool": "mean or highest vote of the neighbours (default: avg)",
+    "softmax": "attention among the candidates alone, or all keys up to the query "
+    "(default: candidates)",
+    "group": "how the query heads of a KV head agree (default: mean)",
+    "budget": "top-k slots alike in all layers, or fewer in each further one as PyramidKV has it "
+    "(default: uniform)",
 }
 
 

@@ -19,7 +19,7 @@ def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping
 
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
     """What the flags of `add_fields` were given, by field."""
-    return {name: getattr(arguments, name) for name in helps}
+    return {name: _field_value(getattr(arguments, name)) for name in helps}
 
 
 def _add_flag(
@@ -27,25 +27,37 @@ def _add_flag(
 ) -> None:
     name = "--" + field.name.replace("_", "-")
     required = field.default is dataclasses.MISSING
-    if not required and field.default is not None and hint is not bool:
-        text += f" (default: {field.default})"
+    if not required and field.default is not None and hint is not bool and "(default" not in text:
+        text += f" (default: {_spelled(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default
+    hint = _without_none(hint)
+    is_literal = typing.get_origin(hint) is typing.Literal
     if hint is bool:
         parser.add_argument(name, action="store_true", **settings)
-    elif typing.get_origin(hint) is typing.Literal:
-        parser.add_argument(name, choices=typing.get_args(hint), **settings)
+    elif choices := field.metadata.get("choices", typing.get_args(hint) if is_literal else ()):
+        parser.add_argument(name, choices=choices, **settings)
+    elif typing.get_origin(hint) is tuple:
+        kind = typing.get_args(hint)[0]
+        parser.add_argument(name, type=kind, nargs="+", metavar=_METAVARS[kind], **settings)
     else:
-        kind = _plain(hint)
-        parser.add_argument(name, type=kind, metavar=_METAVARS[kind], **settings)
+        parser.add_argument(name, type=hint, metavar=_METAVARS[hint], **settings)
 
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}
 
 
-def _plain(hint: Any) -> type:
+def _without_none(hint: Any) -> Any:
     """`int | None` is int."""
     if isinstance(hint, types.UnionType):
         (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
-    assert isinstance(hint, type)
     return hint
+
+
+def _spelled(default: object) -> str:
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _field_value(given: Any) -> Any:
+    """A flag with several values gives a list; options are immutable."""
+    return tuple(given) if isinstance(given, list) else given

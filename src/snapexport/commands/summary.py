@@ -1,12 +1,13 @@
 """What a build is, for people and for programs: geometry and memory, full against compressed."""
 
+from collections import Counter
 from typing import Any
 
 from rich.table import Table
 
 from snapexport.commands.console import OUT
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
 
@@ -71,12 +72,25 @@ def _model_line(manifest: Manifest) -> str:
 def _cache_line(geometry: CacheGeometry) -> str:
     if geometry.policy == "full":
         return f"full: every position up to {geometry.L_max}"
-    parts = f"{geometry.L_sink} sinks + {geometry.L_recent} recent + {geometry.K} kept"
-    slots = sorted({layer.slots for layer in geometry.layers})
-    return (
-        f"{geometry.policy}: {parts} = {' or '.join(map(str, slots))} slots for prompts up to "
-        f"{geometry.L_max} (window {geometry.L_obs}, pool {geometry.pool_kernel})"
-    )
+    layers = Counter(geometry.layers)
+    parts = ", ".join(f"{_parts(layer)}{_times(layers, layer)}" for layer in layers)
+    line = f"{geometry.policy}: {parts} for prompts up to {geometry.L_max}"
+    if not any(layer.K for layer in layers):
+        return line
+    vote = ", ".join(geometry.vote_options.values())
+    return f"{line} (window {geometry.L_obs}, pool {geometry.pool_kernel}; {vote})"
+
+
+def _parts(layer: LayerGeometry) -> str:
+    """One layer's slots. A layer that slides has a ring alone."""
+    if layer.slots == layer.L_recent:
+        return f"a ring of {layer.slots}"
+    return f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept = {layer.slots} slots"
+
+
+def _times(layers: Counter[LayerGeometry], layer: LayerGeometry) -> str:
+    count = layers[layer]
+    return f" in {count} layer{'s' if count > 1 else ''}" if len(layers) > 1 else ""
 
 
 def size(nbytes: float) -> str:

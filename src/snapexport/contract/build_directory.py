@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import REBUILD, GraphEntry, GraphName, Manifest, WeightFile
+from snapexport.contract.manifest import (
+    REBUILD,
+    GraphEntry,
+    GraphName,
+    Manifest,
+    TraceName,
+    WeightFile,
+)
 
 _BLOCK = 1 << 22
 
@@ -42,7 +49,7 @@ class Build:
         Weights are many gigabytes: reading all of them is left to `verify_weights`.
         """
         build = cls(Path(directory), Manifest.read(Path(directory)))
-        for entry in build.manifest.graphs.values():
+        for entry in (*build.manifest.graphs.values(), *build.manifest.traces.values()):
             build._check_graph(entry)
         for weights in build.manifest.weights:
             build._check_weights(weights)
@@ -51,6 +58,10 @@ class Build:
     def graph(self, name: GraphName) -> Path:
         """Path of a graph that this build has."""
         return self.directory / self.manifest.graphs[name].file
+
+    def trace(self, name: TraceName) -> Path:
+        """Path of a trace that this build has."""
+        return self.directory / self.manifest.traces[name].file
 
     @property
     def has_baseline(self) -> bool:

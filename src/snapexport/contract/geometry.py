@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from snapexport.contract.errors import UserError
 
-Policy = Literal["snapstream", "streaming", "full"]
+Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 DEFAULT_L_OBS = 8
@@ -73,7 +73,8 @@ class CacheGeometry:
     """Every symbol of the cache, for all layers. Valid once it exists.
 
     L_max: longest prompt, tokens. L_obs: the last prompt tokens, whose queries vote (SnapKV).
-    pool_kernel: width of the average pool over the votes (odd).
+    pool_kernel: width of the pool over the votes (odd). vote, pool, softmax, group: the vote's
+    options by name; budget: how K came to differ by layer.
     """
 
     policy: Policy
@@ -84,6 +85,11 @@ class CacheGeometry:
     K: PerLayer
     L_obs: int = DEFAULT_L_OBS
     pool_kernel: int = DEFAULT_POOL_KERNEL
+    vote: str = "sum"
+    pool: str = "avg"
+    softmax: str = "candidates"
+    group: str = "mean"
+    budget: str = "uniform"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -111,7 +117,8 @@ class CacheGeometry:
                 f"--L-obs {self.L_obs} is more than the {self.L_max} tokens of the longest prompt",
                 f"use --L-obs {self.L_max} or less",
             )
-        recent = min(layer.L_recent for layer in self.layers)
+        rings = [layer.L_recent for layer in self.layers if layer.K]
+        recent = min(rings, default=self.L_obs)
         if self.L_obs > recent:
             raise UserError(
                 f"--L-obs {self.L_obs} is larger than --L-recent {recent}: "
@@ -134,6 +141,12 @@ class CacheGeometry:
 
     def _column(self, value: PerLayer) -> tuple[int, ...]:
         return (value,) * self.num_layers if isinstance(value, int) else value
+
+    @property
+    def vote_options(self) -> dict[str, str]:
+        """The options of SnapKVSelect, by stage."""
+        stages = ("softmax", "vote", "pool", "group")
+        return {stage: getattr(self, stage) for stage in stages}
 
     @property
     def compresses(self) -> bool:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -24,6 +24,7 @@ Target = Literal["onnxruntime", "portable"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 TARGETS: tuple[Target, ...] = get_args(Target)
 GraphName = Literal["prefill", "compress", "decode", "baseline/prefill", "baseline/decode"]
+TraceName = Literal["prefill", "decode"]
 
 REBUILD = "build it again with `snapexport build`"
 
@@ -33,7 +34,10 @@ class _Strict(BaseModel):
 
 
 class ModelFacts(_Strict):
-    """What a runtime has to know of the checkpoint, under the names of its config.json."""
+    """What a runtime has to know of the checkpoint, under the names of its config.json.
+
+    sliding_window: that of each layer, in positions; 0 where it attends to everything.
+    """
 
     architecture: str
     num_hidden_layers: int
@@ -42,6 +46,7 @@ class ModelFacts(_Strict):
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
+    sliding_window: list[int]
     eos_token_id: list[int]
 
 
@@ -72,7 +77,11 @@ class WeightFile(_Strict):
 
 
 class Manifest(_Strict):
-    """Everything a run has to know of a build."""
+    """Everything a run has to know of a build.
+
+    traces: what the graphs were made from, where the build has its baseline. They hold markers in
+    place of attention and cannot run; surgery makes the graphs of another cache from them.
+    """
 
     format_version: int
     model: ModelFacts
@@ -82,6 +91,7 @@ class Manifest(_Strict):
     dtype: DType
     target: Target
     graphs: dict[GraphName, GraphEntry]
+    traces: dict[TraceName, GraphEntry]
     weights: list[WeightFile]
     versions: dict[str, str]
 

@@ -39,6 +39,11 @@ def query_window(layer: int) -> str:
     return f"query_window.{layer}"
 
 
+def query(layer: int) -> str:
+    """Scaled queries of a decode step, [B,H,1,D], where it was made to show them."""
+    return f"query.{layer}"
+
+
 def topk_positions(layer: int) -> str:
     """What the vote kept, int64 [1,Hkv,K], ascending, -1 where unused."""
     return f"topk_positions.{layer}"

@@ -1,0 +1,27 @@
+"""--softmax: among which keys a query's attention is shared out.
+
+scores, float32 [1,H,W,T] -> share [1,H,W,T], zero outside the candidates.
+"""
+
+OPTIONS = {
+    # SnapStream, Eq. 3: the candidates alone, so that every query casts one whole vote.
+    "candidates": """
+  masked = Where (candidate, scores, lowest)
+  attention = Softmax <axis = -1> (masked)
+  share = Where (candidate, attention, no_vote)
+""",
+    # SnapKV, Listing 1: all keys up to the query itself, so that a query which looks at the sinks
+    # or the ring has less of a vote. Row i of the window stands at L - W + i.
+    "causal": """
+  window_size = Shape <start = 2, end = 3> (query_window)
+  rows = Squeeze (window_size)
+  row = Range (zero, rows, one)
+  first_row = Sub (prompt_length, window_size)
+  row_position = Add (first_row, row)
+  row_column = Unsqueeze (row_position, rest)
+  is_past = LessOrEqual (position, row_column)
+  masked = Where (is_past, scores, lowest)
+  attention = Softmax <axis = -1> (masked)
+  share = Where (candidate, attention, no_vote)
+""",
+}

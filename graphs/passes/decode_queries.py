@@ -1,0 +1,33 @@
+"""The queries of decoded tokens as outputs: to measure what attention looks at, never to serve."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.contract import names
+from snapexport.contract.errors import UserError
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
+from snapexport.graphs.passes.base import fresh, markers, node
+
+
+@dataclass(frozen=True)
+class DecodeQueries:
+    """Adds query.{l} [B,H,1,D] to a decode step's outputs. Runs after DecodeCache.
+
+    After RoPE, and times attention's scale: the product with the keys is what the softmax takes.
+    """
+
+    def apply(self, graph: gs.Graph) -> None:
+        for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
+            if marker.attrs["softcap"]:
+                raise UserError(
+                    "attention is soft-capped: what it looks at is not in queries and keys alone",
+                    "leave its hit rate out",
+                )
+            query = marker.inputs[0]
+            scale = gs.Constant(fresh(graph, "scale"), np.array(marker.attrs["scale"], np.float32))
+            (factor,) = node(graph, "CastLike", [scale, query])
+            output = gs.Variable(names.query(layer), query.dtype, query.shape)
+            node(graph, "Mul", [query, factor], [output])
+            graph.outputs.append(output)

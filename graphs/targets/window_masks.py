@@ -1,0 +1,42 @@
+"""Which slots the rows of a chunk see through a sliding window, for operators without windows."""
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.graphs.passes.base import fresh, int64s, node
+
+
+class WindowMasks:
+    """The masks of one graph. Layers of one window share theirs: it is as large as a head's scores.
+
+    Slots are positions, and the chunk's rows are the last of the valid ones.
+    """
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self._graph = graph
+        self._masks: dict[tuple[str | None, int, int, int], gs.Tensor] = {}
+
+    def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
+        """Bool [B,1,rows,slots]: nothing that lies before a row's window. What lies after, does.
+
+        valid: int64 [B], the slots in use; None for all of them.
+        """
+        key = (None if valid is None else valid.name, rows, slots, window)
+        if key not in self._masks:
+            lengths = int64s(self._graph, slots) if valid is None else valid
+            self._masks[key] = self._new(lengths, rows, slots, window)
+        return self._masks[key]
+
+    def _new(self, valid: gs.Tensor, rows: int, slots: int, window: int) -> gs.Tensor:
+        graph = self._graph
+        # Row i is at position valid - rows + i, and its window begins window - 1 before that.
+        (lengths,) = node(graph, "Unsqueeze", [valid, int64s(graph, 1, 2, 3)])
+        offsets = _range(graph, 1 - rows - window, 1 - window)
+        column = node(graph, "Unsqueeze", [offsets, int64s(graph, 1)])
+        first = node(graph, "Add", [lengths, *column])
+        return node(graph, "GreaterOrEqual", [_range(graph, 0, slots), *first])[0]
+
+
+def _range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
+    scalars = [np.array(value, np.int64) for value in (start, stop, 1)]
+    return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]

@@ -1,0 +1,41 @@
+"""What a policy fixes: a preset is the SnapStream cache with some of its choices taken."""
+
+from collections.abc import Mapping
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import Policy
+
+PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
+    "snapstream": {},
+    # StreamingLLM (arXiv:2309.17453): sinks and ring alone.
+    "streaming": {"K": 0},
+    # SAGE-KV (arXiv:2503.08879): the last token decides, position by position.
+    "sage": {"L_obs": 1, "pool_kernel": 1},
+    # SnapKV (arXiv:2404.14469): only the newest are protected, and attention goes to all keys.
+    "snapkv": {"L_sink": 0, "softmax": "causal"},
+    "full": {},
+}
+
+
+VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget")
+
+
+def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
+    """Raise a UserError for a choice that is not the preset's. None: not given."""
+    for field, fixed in PRESETS[policy].items():
+        if given[field] is not None and given[field] != fixed:
+            flag = flag_of(field)
+            raise UserError(
+                f"--policy {policy} means {flag} {fixed}, but {flag} is {given[field]}",
+                f"drop {flag}, or use --policy snapstream",
+            )
+    unused = [flag_of(field) for field in VOTE_FIELDS if given[field] is not None]
+    if policy == "streaming" and unused:
+        raise UserError(
+            f"--policy streaming keeps no top-k, but {unused[0]} is given", f"drop {unused[0]}"
+        )
+
+
+def flag_of(field: str) -> str:
+    """The command line's name of a field."""
+    return "--" + field.replace("_", "-")
