@@ -3,22 +3,26 @@
 examples:
   snapexport inspect llama.build
   snapexport inspect llama.build --prompt-file report.txt
+  snapexport inspect llama.build --prompt-file report.txt --html kept.html
 """
 
 import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from snapexport.commands import prompt
+from snapexport.commands import page, prompt
 from snapexport.commands.console import OUT
 from snapexport.commands.picture import kept_picture
-from snapexport.commands.summary import build_summary, print_summary
+from snapexport.commands.summary import build_summary, print_summary, size
 from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
 
 HELP = "geometry, memory, operators, what a prompt kept"
 
@@ -28,17 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=False)
     parser.add_argument("--verify", action="store_true", help="read all the weights and check them")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write what the prompt kept as a page to look at"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary, the operators of each graph, and the prompt's kept positions."""
     build = Build.open(arguments.build)
-    text = prompt.read(arguments)
+    text = _prompt(arguments)
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         report["unverified_weights"] = build.verify_weights()
-    kept = kept_positions(build, text) if text is not None else None
+    kept = _kept(build, text, arguments.html)
+    if arguments.html:
+        report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
     if arguments.json:
         print(json.dumps(report | ({"prompt": kept} if kept else {})))
         return 0
@@ -48,7 +57,42 @@ def run(arguments: argparse.Namespace) -> int:
         _print_verified(report["unverified_weights"])
     if kept:
         _print_kept(build, kept)
+    if arguments.html:
+        OUT.print(f"{report['html']['file']}: {size(report['html']['bytes'])}", markup=False)
     return 0
+
+
+def _prompt(arguments: argparse.Namespace) -> str | None:
+    text = prompt.read(arguments)
+    if arguments.html and text is None:
+        raise UserError("--html shows a prompt, and there is none", "give --prompt-file FILE too")
+    return text
+
+
+def _kept(build: Build, text: str | None, html: Path | None) -> dict[str, Any] | None:
+    """What a prompt kept, if there is one; and the page of it, if it is wanted."""
+    if text is None:
+        return None
+    with page.whole_file(html) if html else nullcontext() as write:
+        kept = kept_positions(build, text)
+        if write:
+            write(_page(build, text, kept))
+    return kept
+
+
+def _page(build: Build, text: str, kept: dict[str, Any]) -> str:
+    from snapexport.runtime.prompts import load_tokenizer
+
+    tokenizer = load_tokenizer(build.directory)
+    assert tokenizer is not None, "the prompt was read with one"
+    tokenized = page.TokenizedPrompt.of(text, tokenizer.encode(text))
+    assert len(tokenized.offsets) == kept["prompt_tokens"]
+    return page.render(build.directory.name, tokenized, build.manifest.geometry, _arrays(kept))
+
+
+def _arrays(kept: dict[str, Any]) -> list[NDArray[np.int64]]:
+    """For each layer the voted positions [Hkv, K]."""
+    return [np.array(layer, np.int64) for layer in kept["topk_positions"]]
 
 
 def operators(build: Build) -> dict[str, dict[str, int]] | None:
@@ -101,6 +145,5 @@ def _print_kept(build: Build, kept: dict[str, Any]) -> None:
     if not kept["topk_positions"]:
         OUT.print(f"all {length} positions are kept: the cache is the full one")
         return
-    positions = [np.array(layer, np.int64) for layer in kept["topk_positions"]]
-    for line in kept_picture(build.manifest.geometry, positions, length):
+    for line in kept_picture(build.manifest.geometry, _arrays(kept), length):
         OUT.print(line)
