@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test lint types check train-vault vault-recall scale memory clean
+.PHONY: setup demo test lint types check train-vault train-untaught goldens retrieval scale memory clean
 
 setup: $(STAMP)
 
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[cpu,build,dev]'
+	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,dev]'
 	touch $@
 
 demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
@@ -33,14 +33,28 @@ types: $(STAMP)
 
 check: lint types test
 
+train-vault: export OMP_WAIT_POLICY = passive
 train-vault: $(STAMP)    ## train the bundled checkpoint again, into vault-checkpoint/, 30 minutes
-	OMP_WAIT_POLICY=passive $(BIN)/python tools/train_vault --minutes 20 --seed 0 \
+	$(BIN)/python tools/train_vault --minutes 20 --seed 0 --window 0.1 \
 		--out vault-checkpoint/first
-	OMP_WAIT_POLICY=passive $(BIN)/python tools/train_vault --minutes 8 --seed 1 --rate 1e-3 \
+	$(BIN)/python tools/train_vault --minutes 8 --seed 1 --rate 1e-3 --window 0.1 \
 		--resume vault-checkpoint/first --out vault-checkpoint/last
 
-vault-recall: $(STAMP)   ## what it remembers, by cache: the table of docs/vault.md
-	$(BIN)/python tools/vault_recall.py
+train-untaught: export OMP_WAIT_POLICY = passive
+train-untaught: $(STAMP) ## the same without being taught where to look, for docs/retrieval.md, an hour
+	$(BIN)/python tools/train_vault --minutes 32 --seed 0 --silence 0.5 \
+		--out vault-untaught/first
+	$(BIN)/python tools/train_vault --minutes 12 --seed 1 --rate 1e-3 --silence 0.5 \
+		--resume vault-untaught/first --out vault-untaught/second
+	$(BIN)/python tools/train_vault --minutes 20 --seed 2 --rate 1.5e-3 --silence 0.2 \
+		--resume vault-untaught/second --out vault-untaught/last
+
+retrieval: $(STAMP)      ## what it retrieves, by cache: the tables of docs/retrieval.md, an hour
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/retrieval.py --checkpoint untaught
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/retrieval.py --checkpoint bundled table
+
+goldens:                 ## what published implementations keep: tests/golden, in an environment apart
+	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
 
 scale: $(STAMP)          ## time and memory of exporting a Llama-3.1-8B-shaped checkpoint
 	$(BIN)/python tools/measure_scale.py

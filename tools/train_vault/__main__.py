@@ -12,6 +12,7 @@ import random
 import time
 from pathlib import Path
 
+import group_dropout
 import torch
 from rows import LONGEST, Batch, Shape, make_batch
 from spelling import EOS, check_words, save_tokenizer, train_tokenizer
@@ -41,7 +42,6 @@ FINAL = (
     Shape(128, 2),
 )
 MASTERED = 0.97
-WINDOW_WEIGHT = 0.1
 WARM_UP_STEPS = 50
 
 
@@ -75,6 +75,8 @@ class Trainer:
             self.model = LlamaForCausalLM.from_pretrained(args.resume)
             self.optimizer = self.new_optimizer()
             self.stage, self.final_start = len(STAGES) - 1, 0.0
+        group_dropout.install(self.model, args.silence)
+        self.model.train()
 
     def new_optimizer(self) -> torch.optim.AdamW:
         """Make an optimizer of the model's present weights."""
@@ -104,8 +106,10 @@ class Trainer:
             group["lr"] = self.rate()
         logits, stream = predict(self.model, batch)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        self.window = window_loss(self.model, batch, stream)
-        torch.autograd.backward(loss + WINDOW_WEIGHT * self.window)
+        taught = (
+            self.args.window * window_loss(self.model, batch, stream) if self.args.window else 0
+        )
+        torch.autograd.backward(loss + taught)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -130,7 +134,7 @@ class Trainer:
             if self.step % self.args.report == 0:
                 print(
                     f"{self.seconds():.0f}s step {self.step} T {length} loss {loss:.4f} "
-                    f"window {self.window:.3f} accuracy {mean:.4f} rate {self.rate():.2e}",
+                    f"accuracy {mean:.4f} rate {self.rate():.2e}",
                     flush=True,
                 )
             if self.step % (10 * self.args.report) == 0:
@@ -173,6 +177,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rate", type=float, default=2.5e-3, help="highest learning rate")
+    parser.add_argument("--window", type=float, default=0.0, help="weight of window.py's loss")
+    parser.add_argument(
+        "--silence", type=float, default=0.0, help="share of rows in which a KV head is silent"
+    )
     parser.add_argument("--tokens", type=int, default=4608, help="tokens in a step")
     parser.add_argument("--report", type=int, default=25, help="steps between two reports")
     args = parser.parse_args()

@@ -16,7 +16,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import snapexport
-from snapexport.commands import build, demo, diff, generate, inspect
+from snapexport.commands import build, demo, diff, evaluate, generate, inspect
 from snapexport.contract.errors import UserError
 
 COMMANDS = {
@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": generate,
     "inspect": inspect,
     "diff": diff,
+    "eval": evaluate,
     "demo": demo,
 }
 BAD_INPUT = 2

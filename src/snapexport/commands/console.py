@@ -5,7 +5,15 @@ import sys
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 # Where the encoding has no blocks, shades or letters of a prompt, a "?" is better than no output.
 if isinstance(sys.stdout, io.TextIOWrapper):
@@ -48,3 +56,28 @@ class BuildProgress:
         self._bars.update(
             self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB converted"
         )
+
+
+class AnswerProgress:
+    """A bar that counts answers, with the time that is left."""
+
+    def __init__(self, total: int) -> None:
+        columns = TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self._bars = Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal)
+        self._line = self._bars.add_task("answers", total=total)
+
+    def __enter__(self) -> "AnswerProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def advance(self) -> None:
+        """One more answer."""
+        self._bars.advance(self._line)

@@ -1,0 +1,35 @@
+"""Dropout of whole key-value heads, so that each of them learns the look-up by itself.
+
+A cache that is pruned for each key-value head by itself can only be as good as the worst head. Left
+alone, this small model splits the work: one head finds the entry while the question is read, the
+other while the answer is written. Nothing here says where a head has to look.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from start import KV_HEADS
+from torch import nn
+from transformers import LlamaForCausalLM
+
+
+def install(model: LlamaForCausalLM, share: float) -> None:
+    """Silence, while the model trains, one of the last layer's heads in this share of the rows."""
+    projection = model.model.layers[-1].self_attn.o_proj
+    projection.register_forward_pre_hook(partial(_silence, share))
+
+
+def _silence(
+    share: float, projection: nn.Module, inputs: tuple[torch.Tensor]
+) -> tuple[torch.Tensor] | None:
+    """Attention's output [rows, tokens, heads * size], the heads of a group side by side."""
+    if not projection.training:
+        return None
+    (attended,) = inputs
+    rows, tokens, _ = attended.shape
+    grouped = attended.view(rows, tokens, KV_HEADS, -1)
+    silent = torch.randint(KV_HEADS, (rows, 1)) == torch.arange(KV_HEADS)
+    heard = ~(silent & (torch.rand(rows, 1) < share))
+    return ((grouped * heard[:, None, :, None]).flatten(-2),)
