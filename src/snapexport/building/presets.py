@@ -21,7 +21,13 @@ VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget")
 
 
 def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
-    """Raise a UserError for a choice that is not the preset's. None: not given."""
+    """Raise a UserError for a choice that the preset takes, or has no use for. None: not given."""
+    unused = [field for field in ("K", *VOTE_FIELDS) if given[field]]
+    if policy == "streaming" and unused:
+        flag = flag_of(unused[0])
+        raise UserError(
+            f"--policy streaming keeps no top-k, but {flag} is {given[unused[0]]}", f"drop {flag}"
+        )
     for field, fixed in PRESETS[policy].items():
         if given[field] is not None and given[field] != fixed:
             flag = flag_of(field)
@@ -29,11 +35,6 @@ def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
                 f"--policy {policy} means {flag} {fixed}, but {flag} is {given[field]}",
                 f"drop {flag}, or use --policy snapstream",
             )
-    unused = [flag_of(field) for field in VOTE_FIELDS if given[field] is not None]
-    if policy == "streaming" and unused:
-        raise UserError(
-            f"--policy streaming keeps no top-k, but {unused[0]} is given", f"drop {unused[0]}"
-        )
 
 
 def flag_of(field: str) -> str:
