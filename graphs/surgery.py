@@ -18,7 +18,7 @@ from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.prefill_cache import PrefillCache
 from snapexport.graphs.passes.query_windows import QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
-from snapexport.graphs.targets import TARGET_PASSES
+from snapexport.graphs.targets import BODY_PASSES, TARGET_PASSES
 
 IR_VERSION = 12
 """What opset 24 asks for; newer ones are not read by the ONNX Runtime that users have."""
@@ -74,6 +74,8 @@ def _finish(
     model.functions.extend(
         function(name, geometry.vote_options, softcapped) for name in NAMES if name in called
     )
+    for change in BODY_PASSES[target]:
+        change(model)
     _require_finished(model)
     return model
 

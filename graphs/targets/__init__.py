@@ -1,13 +1,26 @@
 """The last passes: with which operators attention and matrix products are done on each target."""
 
+from collections.abc import Callable
+
+import onnx
+
 from snapexport.contract.manifest import Target
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.standard_attention import StandardAttention
+from snapexport.graphs.targets.tensorrt import MaskedAttention, split_topk
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (StandardAttention(),),
     "onnxruntime": (GroupQueryAttention(), StandardAttention(), FusedMatMul()),
+    "tensorrt": (MaskedAttention(),),
 }
 """Each takes what the one before it left."""
+
+BODY_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
+    "portable": (),
+    "onnxruntime": (),
+    "tensorrt": (split_topk,),
+}
+"""What a target changes in the bodies of our functions, once they stand in the model."""

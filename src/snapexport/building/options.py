@@ -59,6 +59,7 @@ class BuildOptions:
     dtype: DType = "fp32"
     target: Target = "onnxruntime"
     baseline: bool = False
+    trt_decomposable: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -70,6 +71,11 @@ class BuildOptions:
                 _require_one_of(flag_of(name), given, choices)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        if self.trt_decomposable and self.target != "tensorrt":
+            raise UserError(
+                f"--trt-decomposable is for TensorRT, the target is {self.target}",
+                "add --target tensorrt, or leave it out",
+            )
         require_preset(self.policy, vars(self))
         if self.policy == "full":
             self._require_nothing_to_compress()

@@ -31,6 +31,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.exporter import architectures, hub, link, trace, weight_files, weights
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.graphs.targets.tensorrt import allow_decomposition
 
 COPIED = (
     "config.json",
@@ -113,6 +114,9 @@ def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName,
     if options.baseline:
         weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
     graphs = finished_graphs(traces, plan.geometry, options.target, baseline=options.baseline)
+    if options.trt_decomposable:
+        for model in graphs.values():
+            allow_decomposition(model)
     return {name: write_graph(name, model, directory) for name, model in graphs.items()}
 
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import snapexport
-from snapexport.commands import build, demo, diff, evaluate, generate, inspect
+from snapexport.commands import build, demo, diff, evaluate, generate, inspect, lint
 from snapexport.contract.errors import UserError
 
 COMMANDS = {
@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": generate,
     "inspect": inspect,
     "diff": diff,
+    "lint": lint,
     "eval": evaluate,
     "demo": demo,
 }

@@ -24,8 +24,10 @@ CHOICES = {
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
     "dtype": "of weights, activations and cache; the CPU has no bf16",
-    "target": "portable: standard operators only",
+    "target": "tensorrt: in the forms that its parser takes; portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
+    "trt_decomposable": "let TensorRT use several kernels for attention where it has no fused one; "
+    "the graphs then run in TensorRT alone",
     "overwrite": "replace an existing build",
 }
 CACHE = {

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
 DType = Literal["fp32", "fp16", "bf16"]
-Target = Literal["onnxruntime", "portable"]
+Target = Literal["onnxruntime", "tensorrt", "portable"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 TARGETS: tuple[Target, ...] = get_args(Target)
 GraphName = Literal["prefill", "compress", "decode", "baseline/prefill", "baseline/decode"]

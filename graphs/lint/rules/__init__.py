@@ -1,0 +1,40 @@
+"""The conditions beyond a table of operators. A file for each subject, a generator for each rule.
+
+A rule takes (node, view, table) and yields a Problem for everything that it finds wrong. The
+restrictions of operators that no language model's graph has (Resize, NonMaxSuppression, loops,
+recurrent layers) are not among them.
+"""
+
+from collections.abc import Callable, Iterator
+
+from onnx import NodeProto
+
+from snapexport.graphs.lint.findings import Problem
+from snapexport.graphs.lint.rules import attention, cache, constants, layers, operators, topk
+from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.view import GraphView
+
+Rule = Callable[[NodeProto, GraphView, OperatorTable], Iterator[Problem]]
+
+NODE_RULES: tuple[Rule, ...] = (
+    operators.operator,
+    operators.types,
+    operators.inferred,
+    attention.inputs_and_outputs,
+    attention.attributes,
+    attention.ranks,
+    attention.mask,
+    attention.causal_order,
+    attention.lengths,
+    cache.form,
+    cache.place,
+    topk.size,
+    topk.order,
+    constants.known_inputs,
+    layers.pooling,
+    layers.scatter,
+    layers.constant,
+    layers.rotary_embedding,
+    layers.quantization,
+    layers.single_output,
+)

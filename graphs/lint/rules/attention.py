@@ -1,0 +1,120 @@
+"""Attention and TRT_Attention: one output, no cache of its own, masks and causal order."""
+
+from collections.abc import Iterator
+
+from onnx import NodeProto
+
+from snapexport.graphs.lint.findings import Problem
+from snapexport.graphs.lint.rules.operators import STANDARD
+from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.view import GraphView, attribute, has
+
+_HEADER = "NvInfer.h of TensorRT 11.1, IAttention"
+_UNSUPPORTED_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
+_UNSUPPORTED_ATTRIBUTES = ("softcap", "softmax_precision", "qk_matmul_output_mode")
+
+
+def _is_attention(node: NodeProto) -> bool:
+    return node.op_type == "Attention" and node.domain in STANDARD
+
+
+def inputs_and_outputs(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """The cache is TensorScatter's affair, and the valid length the mask's."""
+    if not _is_attention(node):
+        return
+    for index, name in _UNSUPPORTED_INPUTS.items():
+        if has(node.input, index):
+            yield Problem(
+                "attention-input",
+                f"the input {name} is not supported, and may be ignored silently",
+                "write the cache with TensorScatter and hide what is not valid by attn_mask",
+                table.source,
+            )
+    if any(node.output[1:]):
+        yield Problem(
+            "attention-output",
+            f"there are {len(node.output)} outputs, and TensorRT's Attention has one",
+            "take the cache from TensorScatter",
+            table.source,
+        )
+
+
+def attributes(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """Soft-capped scores and the like have no form in TensorRT's Attention."""
+    for name in _UNSUPPORTED_ATTRIBUTES if _is_attention(node) else ():
+        if attribute(node, name):
+            yield Problem(
+                "attention-attribute",
+                f"the attribute {name} is not supported",
+                "write attention as MatMul, Softmax and MatMul in this layer",
+                f"{table.source}, and onnxOpCheckers.cpp",
+            )
+
+
+def ranks(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """[B,H,N,D] for all."""
+    if not _is_attention(node):
+        return
+    shapes = [view.tensor(name).shape for name in node.input[:3]]
+    if any(shape is not None and len(shape) != 4 for shape in shapes):
+        yield Problem(
+            "attention-rank",
+            f"query, key and value are of {[shape and len(shape) for shape in shapes]} dimensions",
+            "reshape them to [batch, heads, length, head size]",
+            table.source,
+        )
+
+
+def mask(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """Bool or the scores' type, and 4-D."""
+    if not _is_attention(node) or not has(node.input, 3):
+        return
+    tensor, scores = view.tensor(node.input[3]), view.tensor(node.input[0]).type
+    if tensor.rank not in (4, None):
+        yield Problem(
+            "attention-mask",
+            f"the mask has {tensor.rank} dimensions, and must have 4",
+            "unsqueeze it to [batch, 1, rows, columns]",
+            table.source,
+        )
+    if None not in (tensor.type, scores) and tensor.type not in ("BOOL", scores):
+        yield Problem(
+            "attention-mask",
+            f"the mask is {tensor.type}, neither BOOL nor the queries' {scores}",
+            "cast it",
+            f"{_HEADER}::setMask",
+        )
+
+
+def causal_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """is_causal counts from the first column, and goes with no mask: the build would fail."""
+    if not _is_attention(node) or not attribute(node, "is_causal", 0):
+        return
+    if has(node.input, 3):
+        yield Problem(
+            "attention-causal",
+            "is_causal and a mask are given together: the engine's build fails",
+            "put the causal order into the mask",
+            f"{_HEADER}::setCausalKind",
+        )
+    shapes = [view.tensor(name).shape for name in node.input[:2]]
+    rows, columns = (shape[2] if shape and len(shape) == 4 else None for shape in shapes)
+    if rows != columns:
+        yield Problem(
+            "attention-causal",
+            f"is_causal with {rows} rows and {columns} columns: row i would see the first i + 1 "
+            "columns, whatever is in the cache",
+            "put the causal order into the mask",
+            "NvInfer.h of TensorRT 11.1, INetworkDefinition::addAttention",
+        )
+
+
+def lengths(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """TRT_Attention's kv_lengths were reported to give wrong tokens without an error."""
+    if node.op_type == "TRT_Attention" and has(node.input, 5):
+        yield Problem(
+            "attention-lengths",
+            "kv_lengths gave wrong tokens silently",
+            "hide what is not valid by the mask",
+            "github.com/NVIDIA/TensorRT-Model-Connect, issues 1035 and 1048",
+        )
