@@ -44,7 +44,7 @@ RUNS = {
         "budgets": ["64", "128", "256", "512"],
         "modes": ["aware", "agnostic"],
         "samples": "50",
-        "hit-samples": "16",
+        "hit-samples": "20",
     },
     "late": {
         "policies": POLICIES,

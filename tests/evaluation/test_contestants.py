@@ -141,7 +141,7 @@ def test_the_full_cache_comes_once() -> None:
         ("snapstream:L_obs=40", 64, "--L-obs 40 is larger than --L-recent 30"),
         ("snapstream", 4, "'snapstream' in 4 slots: --kv-budget 4 leaves"),
         ("snapstream", 600, "'snapstream' in 600 slots: --kv-budget 600 is more than --L-max 512"),
-        ("streaming:K=8", 64, "--policy streaming means --K 0"),
+        ("streaming:K=8", 64, "--policy streaming keeps no top-k"),
         ("sage:L_obs=4", 64, "--policy sage means --L-obs 1"),
         ("full:L_sink=4", 64, "'full:L_sink=4': --policy full keeps everything"),
     ],

@@ -21,6 +21,7 @@ DEFAULT_L_OBS = 8
 """KV-Compress found 8 best; SnapKV uses 32."""
 
 DEFAULT_POOL_KERNEL = 7
+"""The ablation of docs/retrieval.md; SnapKV has 5 or 7."""
 
 PerLayer = int | tuple[int, ...]
 """One value for all the layers, or one for each."""
