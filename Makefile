@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test lint types check train-vault train-untaught goldens retrieval scale memory clean
+.PHONY: setup demo test lint types check train-vault train-untaught goldens retrieval plugins gpu-check scale memory clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,13 @@ train-untaught: $(STAMP) ## the same without being taught where to look, for doc
 retrieval: $(STAMP)      ## what it retrieves, by cache: the tables of docs/retrieval.md, an hour
 	OMP_WAIT_POLICY=passive $(BIN)/python tools/retrieval.py --checkpoint untaught
 	OMP_WAIT_POLICY=passive $(BIN)/python tools/retrieval.py --checkpoint bundled table
+
+plugins: $(STAMP)        ## the TensorRT plugins, given TENSORRT_INCLUDE; the launchers alone without
+	cmake -S plugins -B build/plugins -DSNAPEXPORT_TENSORRT_INCLUDE_DIR=$(TENSORRT_INCLUDE)
+	cmake --build build/plugins --parallel 2
+
+gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: right, free of races, how fast
+	$(BIN)/python tools/gpu_check.py --out build/gpu_check.json
 
 goldens:                 ## what published implementations keep: tests/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens

@@ -1,1 +1,4 @@
-"""Home of the TensorRT plugins. There are none yet: see README.md beside this file."""
+"""The TensorRT plugins: C++ and CUDA, and what builds, calls and checks their launchers.
+
+Not loaded by a build or a run: README.md beside this file has the map.
+"""

@@ -1,0 +1,144 @@
+// Index arithmetic of the cache and of the kernels' tiles, the same on host and device.
+//
+// Positions are 0-based; s = sink, R = recent, T = rows of a cache, L = prompt length, S = s + R + K,
+// G = query heads of a KV head, W = rows of the observation window. Knows no memory and no threads.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define SNAPEXPORT_BOTH __host__ __device__ inline
+#else
+#define SNAPEXPORT_BOTH inline
+#endif
+
+namespace snapexport {
+
+SNAPEXPORT_BOTH int ceil_div(int a, int b) { return (a + b - 1) / b; }
+SNAPEXPORT_BOTH int round_up(int a, int b) { return ceil_div(a, b) * b; }
+SNAPEXPORT_BOTH int min_of(int a, int b) { return a < b ? a : b; }
+SNAPEXPORT_BOTH int max_of(int a, int b) { return a > b ? a : b; }
+
+// Remainder with the divisor's sign, as ONNX's Mod of integers.
+SNAPEXPORT_BOTH int floor_mod(int a, int b) { return (a % b + b) % b; }
+
+// A prompt length as a kernel may use it: whatever stands in memory, no row beyond T is touched.
+SNAPEXPORT_BOTH int clamp_length(int64_t length, int T) {
+  return length < 0 ? 0 : length > T ? T : static_cast<int>(length);
+}
+
+// Half-open.
+struct Range {
+  int begin, end;
+  SNAPEXPORT_BOTH bool empty() const { return end <= begin; }
+  SNAPEXPORT_BOTH int size() const { return empty() ? 0 : end - begin; }
+  SNAPEXPORT_BOTH bool contains(int position) const { return begin <= position && position < end; }
+  SNAPEXPORT_BOTH bool overlaps(int first, int count) const {
+    return !empty() && first < end && begin < first + count;
+  }
+  SNAPEXPORT_BOTH bool covers(int first, int count) const {
+    return begin <= first && first + count <= end;
+  }
+};
+
+// The positions that may be kept: neither sinks nor ring hold them.
+SNAPEXPORT_BOTH Range candidates(int sink, int recent, int length) {
+  return {sink, max_of(sink, length - recent)};
+}
+
+// The keys among which row `row` of the window shares out its attention.
+SNAPEXPORT_BOTH Range attended(bool causal, Range candidates, int length, int window, int row) {
+  return causal ? Range{0, length - window + row + 1} : candidates;
+}
+
+// The position that a sink or ring slot holds after prefill, -1 where there is none.
+SNAPEXPORT_BOTH int window_position(int slot, int sink, int recent, int length) {
+  const int newest = length - 1;
+  if (slot < sink) return slot <= newest ? slot : -1;
+  const int latest = newest - floor_mod(newest - slot, recent);
+  return latest >= sink ? latest : -1;
+}
+
+// What a pool of that width sees around a position: SAME_UPPER, cut to the candidates.
+SNAPEXPORT_BOTH Range pool_range(int position, int width, Range candidates) {
+  const int begin = position - (width - 1) / 2;
+  return {max_of(begin, candidates.begin), min_of(begin + width, candidates.end)};
+}
+
+// --- Columns of scores: the window's rows of a KV head's G query heads, in tiles of 8 ---
+
+constexpr int kColumnTile = 8;    // columns of one tensor-core product
+constexpr int kQuad = 4;          // tiles that row_statistics reduces together
+constexpr int kThreads = 256;     // of every block
+constexpr int kWarps = kThreads / 32;
+constexpr int kSharedBytes = 48 * 1024;  // what every GPU gives a block unasked
+
+// Bytes between two queries in shared memory: 64 modulo 128, so that eight lanes which read 64 bytes
+// of two neighbouring rows meet no bank twice. groups: 64-byte pieces of a row.
+SNAPEXPORT_BOTH int query_stride(int groups) { return (groups | 1) * 64; }
+
+// Columns that fit into shared memory beside the running maximum and sum of each warp.
+SNAPEXPORT_BOTH int columns_that_fit(int groups) {
+  const int bytes = query_stride(groups) + kWarps * 2 * static_cast<int>(sizeof(float));
+  return kSharedBytes / bytes / (kColumnTile * kQuad) * (kColumnTile * kQuad);
+}
+
+// One block's columns: `tiles` tiles from `first_tile`, of each of `heads` heads from `first_head`.
+struct Slice {
+  int first_head, heads, first_tile, tiles;
+  SNAPEXPORT_BOTH int columns() const { return heads * tiles * kColumnTile; }
+  SNAPEXPORT_BOTH int padded_columns() const { return round_up(columns(), kColumnTile * kQuad); }
+  SNAPEXPORT_BOTH int head(int column) const { return first_head + column / (tiles * kColumnTile); }
+  SNAPEXPORT_BOTH int row(int column) const {
+    return first_tile * kColumnTile + column % (tiles * kColumnTile);
+  }
+};
+
+// How a KV head's columns are shared out among blocks: several whole heads to a slice, or, where one
+// head is too much for shared memory, several slices (`splits`) to a head.
+struct Slicing {
+  int group, head_tiles, heads, splits, split_tiles;
+
+  SNAPEXPORT_BOTH Slicing(int group_, int window, int fit)
+      : group(group_), head_tiles(ceil_div(window, kColumnTile)) {
+    const int tiles = fit / kColumnTile;
+    heads = max_of(1, tiles / head_tiles);
+    splits = ceil_div(head_tiles, tiles);
+    split_tiles = ceil_div(head_tiles, splits);
+  }
+  SNAPEXPORT_BOTH int count() const { return ceil_div(group, heads) * splits; }
+  SNAPEXPORT_BOTH int columns() const { return group * head_tiles * kColumnTile; }
+  SNAPEXPORT_BOTH int split(int index) const { return index % splits; }
+  SNAPEXPORT_BOTH Slice slice(int index) const {
+    const int first_head = index / splits * heads;
+    const int first_tile = split(index) * split_tiles;
+    return {first_head, min_of(heads, group - first_head), first_tile,
+            min_of(split_tiles, head_tiles - first_tile)};
+  }
+};
+
+// --- Radix select: a vote's bits, most significant digit first ---
+
+constexpr int kLevels = 3;
+constexpr int kDigitBits = 10;  // 31 bits: the first digit has one more
+constexpr int kBins = 2048;
+constexpr int kSelectTile = 2048;  // positions of one block
+
+// Votes are never negative, so that their bits rank as they do. The sign of a zero must not count.
+SNAPEXPORT_BOTH uint32_t sort_key(uint32_t bits) { return bits & 0x7fffffffu; }
+
+// Everything above the digits from `level` on; all of it at kLevels.
+SNAPEXPORT_BOTH uint32_t prefix(uint32_t key, int level) {
+  return level == 0 ? 0 : key >> (kDigitBits * (kLevels - level));
+}
+
+SNAPEXPORT_BOTH uint32_t digit(uint32_t key, int level) {
+  const uint32_t shifted = key >> (kDigitBits * (kLevels - 1 - level));
+  return level == 0 ? shifted : shifted & ((1u << kDigitBits) - 1);
+}
+
+SNAPEXPORT_BOTH uint32_t extend(uint32_t prefix, uint32_t digit) {
+  return prefix << kDigitBits | digit;
+}
+
+}  // namespace snapexport

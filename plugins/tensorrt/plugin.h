@@ -1,0 +1,81 @@
+// What both plugins share of IPluginV3: all of it but the attributes, the shapes and the launch.
+//
+// A plugin is its attributes and nothing else: shapes come with every call, memory is TensorRT's.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/problem.h"
+
+namespace snapexport {
+
+constexpr const char* kVersion = "1";
+// TensorRT's parser looks for a plugin here when a node names no other.
+constexpr const char* kNamespace = "";
+
+// Tensors in the order of inputs, then outputs.
+struct Signature {
+  const char* name;
+  int inputs, outputs;
+  unsigned int64;  // bit i: tensor i holds int64; all others hold the element type
+  bool is_int64(int tensor) const { return int64 >> tensor & 1; }
+};
+
+class Plugin : public nvinfer1::IPluginV3,
+               public nvinfer1::IPluginV3OneCore,
+               public nvinfer1::IPluginV3OneBuild,
+               public nvinfer1::IPluginV3OneRuntime {
+ public:
+  explicit Plugin(const Signature& signature) : signature_(signature) {}
+
+  nvinfer1::IPluginCapability* getCapabilityInterface(
+      nvinfer1::PluginCapabilityType type) noexcept final;
+  nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept final {
+    return clone();
+  }
+
+  const char* getPluginName() const noexcept final { return signature_.name; }
+  const char* getPluginVersion() const noexcept final { return kVersion; }
+  const char* getPluginNamespace() const noexcept final { return kNamespace; }
+
+  int32_t getNbOutputs() const noexcept final { return signature_.outputs; }
+  int32_t getOutputDataTypes(nvinfer1::DataType* outputs, int32_t output_count,
+                             const nvinfer1::DataType* inputs,
+                             int32_t input_count) const noexcept final;
+  bool supportsFormatCombination(int32_t tensor, const nvinfer1::DynamicPluginTensorDesc* tensors,
+                                 int32_t inputs, int32_t outputs) noexcept final;
+  int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs,
+                          const nvinfer1::DynamicPluginTensorDesc* out,
+                          int32_t outputs) noexcept final;
+  int32_t onShapeChange(const nvinfer1::PluginTensorDesc* in, int32_t inputs,
+                        const nvinfer1::PluginTensorDesc* out, int32_t outputs) noexcept final;
+  nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept final;
+
+ protected:
+  // Why these inputs do not fit the attributes; empty where they do.
+  virtual std::string refusal(const nvinfer1::PluginTensorDesc* in) const = 0;
+  // The attributes by name, pointing into the plugin.
+  virtual std::vector<nvinfer1::PluginField> fields() const = 0;
+
+  bool has_arity(int inputs, int outputs) const;
+
+ private:
+  int32_t accept(const std::vector<nvinfer1::PluginTensorDesc>& in, int outputs) const noexcept;
+
+  const Signature& signature_;
+  std::vector<nvinfer1::PluginField> fields_;
+  nvinfer1::PluginFieldCollection collection_{};
+};
+
+// The kernels' element type; false where they have none.
+bool element_type(nvinfer1::DataType type, ElementType* element);
+
+// Whether a tensor has that many dimensions, all of them known, and the first (the batch) is 1.
+bool is_static(const nvinfer1::Dims& dims, int count);
+
+std::string written(const nvinfer1::Dims& dims);
+
+}  // namespace snapexport

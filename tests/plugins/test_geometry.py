@@ -1,0 +1,90 @@
+"""The kernels' index arithmetic against the contract's and NumPy's, over random geometries."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from snapexport.contract.geometry import LayerGeometry
+from snapexport.plugins import compiling
+
+
+@pytest.fixture(scope="module")
+def native(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("geometry") / "geometry.so"
+    source = Path(__file__).with_name("geometry_api.cpp")
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    include = f"-I{compiling.HOME}"
+    compiling.build([compiler, *flags, include, str(source), "-o", str(library)])
+    return ctypes.CDLL(str(library))
+
+
+def filled(size: int) -> np.ndarray:
+    return np.full(size, -99, np.int32)
+
+
+def at(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def test_slots_hold_what_the_contract_says(native: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        sink, recent = int(rng.integers(0, 9)), int(rng.integers(1, 40))
+        length = int(rng.integers(1, 120))
+        out = filled(sink + recent)
+        native.window_positions(sink, recent, length, at(out))
+        assert out.tolist() == LayerGeometry(sink, recent, 0).source_positions(length)
+
+
+def test_candidates_and_what_a_pool_sees_of_them(native: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        sink, recent, T = (int(rng.integers(low, 50)) for low in (0, 1, 1))
+        length, width = int(rng.integers(0, T + 1)), int(rng.integers(1, 12))
+        out = filled(2 + 2 * T)
+        native.ranges(sink, recent, length, T, width, at(out))
+        span = np.arange(out[0], out[1])
+        assert len(span) == LayerGeometry(sink, recent, 0).candidates(length)
+        assert not len(span) or (out[0], out[1]) == (sink, length - recent)
+        # SAME_UPPER: one more behind than before where the width is even.
+        reach = np.arange(width) - (width - 1) // 2
+        for position in span:
+            expected = np.intersect1d(position + reach, span)
+            begin, end = out[2 + 2 * position : 4 + 2 * position]
+            assert np.arange(begin, end).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8, 16])
+def test_every_column_is_in_one_slice(native: ctypes.CDLL, groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    fit = native.fits(groups)
+    # Queries, and a maximum and a sum for each of 8 warps, in the 48 KiB that every GPU has.
+    assert fit >= 32
+    assert fit * (native.stride(groups) + 8 * 2 * 4) <= 48 * 1024
+    for _ in range(100):
+        group, window = int(rng.integers(1, 40)), int(rng.integers(1, 300))
+        seen = np.zeros(group * -(-window // 8) * 8, np.int32)
+        assert native.cover(group, window, groups, at(seen)) <= fit
+        assert (seen == 1).all()
+
+
+def test_queries_of_eight_lanes_meet_no_bank_twice(native: ctypes.CDLL) -> None:
+    for groups in (1, 2, 4, 8, 16):
+        rows = np.arange(2)[:, None] * native.stride(groups)
+        banks = (rows + np.arange(64)[None, ::4]) // 4 % 32
+        assert len(np.unique(banks)) == 32
+
+
+def test_digits_rank_as_the_numbers_do(native: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(2)
+    for value in [0.0, 1.0, 32.0, *rng.random(200, np.float32) ** 4]:
+        key = int(np.float32(value).view(np.uint32))
+        out = np.zeros(7, np.uint32)
+        native.digits(key, at(out))
+        high, middle, low, *prefixes = (int(one) for one in out)
+        assert (high << 20) + (middle << 10) + low == key
+        assert max(middle, low) < 1024
+        assert high < 2048
+        assert prefixes == [0, key >> 20, key >> 10, key]

@@ -1,0 +1,62 @@
+"""tools/gpu_check.py on the emulated kernels: that it passes what is right, and nothing else."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from snapexport.plugins import reference
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "gpu_check.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_check"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("index", [0, 5, 11, 12])
+def test_the_kernels_pass(tool: ModuleType, emulated_library: Path, index: int) -> None:
+    machine = tool.Machine(emulated_library, "cpu")
+    assert tool.check(machine, tool.SMALL[index]) == ""
+
+
+def test_every_large_case_is_taken_by_the_kernels(tool: ModuleType, emulated_library: Path) -> None:
+    launchers = tool.Machine(emulated_library, "cpu").launchers
+    for case in tool.LARGE:
+        assert launchers.select_refusal(case.select, case.dtype) == ""
+        assert launchers.gather_refusal(case.gather, case.dtype) == ""
+    assert max(case.T for case in tool.LARGE) == 131072
+
+
+def test_a_wrong_position_does_not_pass(tool: ModuleType, emulated_library: Path) -> None:
+    case = tool.SMALL[4]
+    data = tool.Data.fresh(tool.Machine(emulated_library, "cpu"), case)
+    data.select()
+    right = data.positions.clone()
+    assert tool.wrong_positions(data) == ""
+    scores = reference.scores(case.select, data.query, data.key, case.prompt)
+    worst = int(scores[0].argmin()) + case.sink
+    for wrong, complaint in [
+        (torch.cat([right[:, 1:], right[:, :1]], 1), "do not ascend"),
+        (right - case.T, "no candidates"),
+        (right.where(right != right[0, 0], worst).sort(1).values, "kept"),
+    ]:
+        data.positions.copy_(wrong)
+        assert complaint in tool.wrong_positions(data)
+
+
+def test_without_a_gpu_it_says_so(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    with pytest.raises(SystemExit, match="hint: --dry-run"):
+        tool.main()
