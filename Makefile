@@ -22,7 +22,7 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 	$(BIN)/snapexport demo
 
 test: $(STAMP)           ## all tests, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from snapexport.building import build
@@ -16,6 +17,13 @@ from tests.oracle import cases
 from tests.oracle.cases import Case
 
 from .processes import run_python
+
+
+@pytest.fixture(autouse=True)
+def _outspoken() -> None:
+    """`snapexport diff` silences the library for its process, which may be this one."""
+    ort.set_default_logger_severity(2)
+
 
 ROOMY = Case(L_max=1024, L_sink=24, L_recent=500, K=500, batch=32, baseline=True)
 """Decode's caches are 4 MiB for each layer's keys, far more than anything else in a step."""
