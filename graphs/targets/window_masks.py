@@ -30,13 +30,19 @@ class WindowMasks:
     def _new(self, valid: gs.Tensor, rows: int, slots: int, window: int) -> gs.Tensor:
         graph = self._graph
         # Row i is at position valid - rows + i, and its window begins window - 1 before that.
-        (lengths,) = node(graph, "Unsqueeze", [valid, int64s(graph, 1, 2, 3)])
-        offsets = _range(graph, 1 - rows - window, 1 - window)
-        column = node(graph, "Unsqueeze", [offsets, int64s(graph, 1)])
-        first = node(graph, "Add", [lengths, *column])
-        return node(graph, "GreaterOrEqual", [_range(graph, 0, slots), *first])[0]
+        first = row_positions(graph, valid, 1 - rows - window, rows)
+        return node(graph, "GreaterOrEqual", [computed_range(graph, 0, slots), first])[0]
 
 
-def _range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
+def row_positions(graph: gs.Graph, valid: gs.Tensor, offset: int, rows: int) -> gs.Tensor:
+    """Int64 [B,1,rows,1]: valid + offset + i for row i."""
+    (lengths,) = node(graph, "Unsqueeze", [valid, int64s(graph, 1, 2, 3)])
+    offsets = computed_range(graph, offset, offset + rows)
+    (column,) = node(graph, "Unsqueeze", [offsets, int64s(graph, 1)])
+    return node(graph, "Add", [lengths, column])[0]
+
+
+def computed_range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
+    """Int64 [stop - start], computed so that the file does not carry it."""
     scalars = [np.array(value, np.int64) for value in (start, stop, 1)]
     return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]

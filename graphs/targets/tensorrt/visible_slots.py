@@ -4,10 +4,10 @@ TensorRT's Attention takes no valid length, and its causal order counts from the
 for a whole prompt, wrong for a chunk that has a past and for every decode step.
 """
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.passes.base import fresh, int64s, node
+from snapexport.graphs.passes.base import int64s, node
+from snapexport.graphs.targets.window_masks import WindowMasks, computed_range, row_positions
 
 
 class VisibleSlots:
@@ -15,6 +15,7 @@ class VisibleSlots:
 
     def __init__(self, graph: gs.Graph) -> None:
         self._graph = graph
+        self._windows = WindowMasks(graph)
         self._masks: dict[tuple[str | None, int, int, int], gs.Tensor] = {}
 
     def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
@@ -30,25 +31,10 @@ class VisibleSlots:
         return self._masks[key]
 
     def _new(self, valid: gs.Tensor, rows: int, slots: int, window: int) -> gs.Tensor:
-        every_slot = _range(self._graph, 0, slots)
-        last = self._column(valid, -rows, rows)
-        (visible,) = node(self._graph, "LessOrEqual", [every_slot, last])
-        if not window:
-            return visible
-        first = self._column(valid, -rows - window + 1, rows)
-        (recent,) = node(self._graph, "GreaterOrEqual", [every_slot, first])
-        return node(self._graph, "And", [visible, recent])[0]
-
-    def _column(self, valid: gs.Tensor, offset: int, rows: int) -> gs.Tensor:
-        """[B,1,rows,1]: valid + offset + i for row i."""
         graph = self._graph
-        (lengths,) = node(graph, "Unsqueeze", [valid, int64s(graph, 1, 2, 3)])
-        offsets = _range(graph, offset, offset + rows)
-        (column,) = node(graph, "Unsqueeze", [offsets, int64s(graph, 1)])
-        return node(graph, "Add", [lengths, column])[0]
-
-
-def _range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
-    """Computed, so that the file does not carry it."""
-    scalars = [np.array(value, np.int64) for value in (start, stop, 1)]
-    return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]
+        last = row_positions(graph, valid, -rows, rows)
+        visible = node(graph, "LessOrEqual", [computed_range(graph, 0, slots), last])
+        if not window:
+            return visible[0]
+        recent = self._windows.mask(valid, rows, slots, window)
+        return node(graph, "And", [*visible, recent])[0]

@@ -3,12 +3,14 @@
 import io
 import sys
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -25,15 +27,14 @@ if not OUT.is_terminal:
     OUT.width = 120  # a pipe has none, and 80 columns would cut the tables
 
 
-class BuildProgress:
-    """A line that names the stage of a build, and counts the bytes of weights converted."""
+class _OneLine:
+    """A line of progress on a terminal while the block lasts, and nothing elsewhere."""
 
-    def __init__(self) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    def __init__(self, *columns: ProgressColumn, total: int | None) -> None:
         self._bars = Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal)
-        self._line = self._bars.add_task("starting", total=None)
+        self._line = self._bars.add_task("starting", total=total)
 
-    def __enter__(self) -> "BuildProgress":
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
@@ -44,6 +45,14 @@ class BuildProgress:
         trace: TracebackType | None,
     ) -> None:
         self._bars.stop()
+
+
+class BuildProgress(_OneLine):
+    """Names the stage of a build, and counts the bytes of weights converted."""
+
+    def __init__(self) -> None:
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        super().__init__(*columns, total=None)
 
     def stage(self, text: str) -> None:
         """Name the stage that begins."""
@@ -58,25 +67,12 @@ class BuildProgress:
         )
 
 
-class AnswerProgress:
+class AnswerProgress(_OneLine):
     """A bar that counts answers, with the time that is left."""
 
     def __init__(self, total: int) -> None:
         columns = TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self._bars = Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal)
-        self._line = self._bars.add_task("answers", total=total)
-
-    def __enter__(self) -> "AnswerProgress":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
+        super().__init__(*columns, total=total)
 
     def advance(self) -> None:
         """One more answer."""
