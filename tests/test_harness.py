@@ -6,9 +6,7 @@ import os
 import random
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import lm_eval
 import pytest
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.api.registry import get_model
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,7 +22,6 @@ from snapexport.building import build
 from snapexport.contract.errors import UserError
 from snapexport.harness import register
 from snapexport.harness.cli import main
-from snapexport.harness.generation_args import sampling_params
 from snapexport.harness.model import SnapexportLM
 from snapexport.vault import CHECKPOINT, make_prompt
 
@@ -259,49 +255,6 @@ def test_one_beginning_of_sequence_token(compressed: SnapexportLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "params"),
-    [
-        ({}, SamplingParams(max_tokens=256)),
-        ({"until": "\n", "max_gen_toks": 5}, SamplingParams(max_tokens=5, stop=("\n",))),
-        ({"until": ["a", ""], "max_tokens": 5}, SamplingParams(max_tokens=5, stop=("a",))),
-        ({"do_sample": False, "temperature": 1}, SamplingParams()),
-        ({"do_sample": True, "seed": 3}, SamplingParams(temperature=1.0, seed=3)),
-        (
-            {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 3, "num_beams": 1},
-            SamplingParams(temperature=0.5, top_p=0.9, top_k=4, seed=3),
-        ),
-    ],
-)
-def test_generation_arguments(arguments: dict[str, Any], params: SamplingParams) -> None:
-    assert sampling_params(arguments, 256) == params
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"repetition_penalty": 1.1, "min_p": 0.1}, "not known: min_p, repetition_penalty"),
-        ({"num_beams": 4}, "num_beams 4"),
-        ({"max_gen_toks": 5, "max_tokens": 6}, "the length is given more than once"),
-        ({"temperature": -1}, "temperature -1"),
-        ({"max_gen_toks": 0}, "max_tokens 0"),
-        ({"until": 3}, "stop 3"),
-    ],
-)
-def test_wrong_generation_arguments_are_refused(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        sampling_params(arguments, 256)
-
-
-def test_sampling_repeats_with_the_harness_seed() -> None:
-    def draw(seed: int) -> list[int | None]:
-        random.seed(seed)
-        return [sampling_params({"do_sample": True}, 8).seed for _ in range(2)]
-
-    assert draw(1) == draw(1) != draw(2)
-    assert len(set(draw(1))) == 2
-
-
-@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({}, "no build.*build=DIR"),
@@ -419,27 +372,6 @@ def test_the_command_line_tells_errors_without_a_traceback(
     told = capsys.readouterr().err
     assert f"error: {tmp_path} is not a build directory" in told
     assert "\n\nhint: make one with" in told
-
-
-def test_the_installed_script_is_this_command_line() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
-    target = project["project"]["scripts"]["snapexport-lm-eval"]
-    assert EntryPoint("snapexport-lm-eval", target, "console_scripts").load() is main
-
-
-def test_without_the_harness_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", None)
-    assert main() == 2
-    assert capsys.readouterr().err.endswith("hint: pip install 'snapexport[eval]'\n")
-
-
-def test_the_harness_keeps_its_own_models() -> None:
-    register()
-    register()
-    assert get_model("snapexport") is SnapexportLM
-    assert get_model("dummy").__module__ == "lm_eval.models.dummy"
 
 
 def test_neither_torch_nor_transformers_is_loaded(snapstream: Path) -> None:

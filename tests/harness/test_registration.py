@@ -1,0 +1,34 @@
+"""How the harness comes to know the model, and that it keeps its own."""
+
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from lm_eval.api.registry import get_model
+
+from snapexport.harness import register
+from snapexport.harness.cli import main
+from snapexport.harness.model import SnapexportLM
+
+
+def test_the_installed_script_is_this_command_line() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    target = project["project"]["scripts"]["snapexport-lm-eval"]
+    assert EntryPoint("snapexport-lm-eval", target, "console_scripts").load() is main
+
+
+def test_without_the_harness_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", None)
+    assert main() == 2
+    assert capsys.readouterr().err.endswith("hint: pip install 'snapexport[eval]'\n")
+
+
+def test_the_harness_keeps_its_own_models() -> None:
+    register()
+    register()
+    assert get_model("snapexport") is SnapexportLM
+    assert get_model("dummy").__module__ == "lm_eval.models.dummy"
