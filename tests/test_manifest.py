@@ -1,8 +1,10 @@
 """A build that was changed, or that another version wrote, is refused."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,8 @@ def test_its_digest_is_in_the_format_of_sha256sum(tiny_build: Build) -> None:
         (lambda m: m.update(surprise=1), "unknown key 'surprise'"),
         (lambda m: m["geometry"].update(surprise=1), "unknown key 'geometry.surprise'"),
         (lambda m: m["graphs"].update(encode=m["graphs"]["decode"]), "graphs.encode"),
-        (lambda m: m.update(format_version=3), "format_version is 3"),
-        (lambda m: m.update(format_version="2"), "format_version '2'"),
+        (lambda m: m.update(format_version=4), "format_version is 4"),
+        (lambda m: m.update(format_version="3"), "format_version '3'"),
         (lambda m: m.pop("batch"), "batch"),
         (lambda m: m["geometry"].update(pool_kernel=9), "was changed after the build"),
         (lambda m: m["model"].update(eos_token_id=[7]), "was changed after the build"),
@@ -86,3 +88,24 @@ def test_missing_and_broken_files_are_refused(
     with pytest.raises(UserError) as error:
         Build.open(copy)
     assert message in error.value.message
+
+
+def test_a_kill_between_its_two_files_loses_nothing(
+    copy: Path, tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = tiny_build.manifest.model_copy(update={"batch": 7})
+    for writes in range(4):  # each of the three renames fails once, and then none
+        left = iter([True] * writes)
+
+        def replace(source: Path, target: Path, left: Iterator[bool] = left) -> None:
+            if next(left, False):
+                os.replace(source, target)
+            else:
+                raise OSError("killed")
+
+        monkeypatch.setattr(Path, "replace", replace)
+        with pytest.raises(OSError, match="killed") if writes < 3 else nullcontext():
+            changed.write(copy)
+        assert Manifest.read(copy).batch in (tiny_build.manifest.batch, 7)
+    assert Manifest.read(copy).batch == 7
+    assert len((copy / f"{MANIFEST}.sha256").read_text().splitlines()) == 1

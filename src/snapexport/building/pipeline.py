@@ -139,5 +139,6 @@ def manifest_of(
         graphs=graphs,
         traces=traces,
         weights=weight_files.describe(placed, directory),
+        engines={},
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
     )

@@ -10,12 +10,14 @@ import json
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.strict import Strict
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -29,11 +31,7 @@ TraceName = Literal["prefill", "decode"]
 REBUILD = "build it again with `snapexport build`"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ModelFacts(_Strict):
+class ModelFacts(Strict):
     """What a runtime has to know of the checkpoint, under the names of its config.json.
 
     sliding_window: that of each layer, in positions; 0 where it attends to everything.
@@ -50,7 +48,7 @@ class ModelFacts(_Strict):
     eos_token_id: list[int]
 
 
-class TensorSpec(_Strict):
+class TensorSpec(Strict):
     """One graph input or output: `dtype` as NumPy spells it ("bfloat16" for bf16)."""
 
     name: str
@@ -58,7 +56,7 @@ class TensorSpec(_Strict):
     shape: list[int]
 
 
-class GraphEntry(_Strict):
+class GraphEntry(Strict):
     """One ONNX file of the build."""
 
     file: str
@@ -67,7 +65,7 @@ class GraphEntry(_Strict):
     outputs: list[TensorSpec]
 
 
-class WeightFile(_Strict):
+class WeightFile(Strict):
     """One .safetensors file. `sha256` is of the whole file, where it was known or cheap to get."""
 
     file: str
@@ -76,11 +74,12 @@ class WeightFile(_Strict):
     sha256: str | None
 
 
-class Manifest(_Strict):
+class Manifest(Strict):
     """Everything a run has to know of a build.
 
     traces: what the graphs were made from, where the build has its baseline. They hold markers in
     place of attention and cannot run; surgery makes the graphs of another cache from them.
+    engines: what `snapexport engine` added, by the name of their folder below `engines/`.
     """
 
     format_version: int
@@ -93,6 +92,7 @@ class Manifest(_Strict):
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
     weights: list[WeightFile]
+    engines: dict[str, EngineEntry]
     versions: dict[str, str]
 
     @property
@@ -101,10 +101,14 @@ class Manifest(_Strict):
         return self.geometry.is_single_shot(self.prefill_chunk)
 
     def write(self, directory: Path) -> None:
+        """Write or replace it. A kill in between leaves the old one, or the new one, valid."""
         text = self.model_dump_json(indent=2) + "\n"
-        (directory / MANIFEST).write_text(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        (directory / DIGEST).write_text(f"{digest}  {MANIFEST}\n")
+        digest = f"{hashlib.sha256(text.encode()).hexdigest()}  {MANIFEST}\n"
+        path = directory / DIGEST
+        former = path.read_text() if path.is_file() else ""
+        _replace(path, digest + former)
+        _replace(directory / MANIFEST, text)
+        _replace(path, digest)
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -120,6 +124,13 @@ class Manifest(_Strict):
             ) from None
         _check_digest(directory, raw)
         return manifest
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file beside its place and rename it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def _read_bytes(directory: Path) -> bytes:
@@ -163,8 +174,8 @@ def _first(error: ValidationError) -> str:
 
 def _check_digest(directory: Path, raw: bytes) -> None:
     try:
-        recorded = (directory / DIGEST).read_bytes().split()[0]
-    except (FileNotFoundError, IndexError):
-        raise UserError(f"{directory / DIGEST} is missing or empty", REBUILD) from None
-    if hashlib.sha256(raw).hexdigest().encode() != recorded:
+        recorded = (directory / DIGEST).read_bytes().split()[::2]
+    except FileNotFoundError:
+        raise UserError(f"{directory / DIGEST} is missing", REBUILD) from None
+    if hashlib.sha256(raw).hexdigest().encode() not in recorded:
         raise UserError(f"{directory / MANIFEST} was changed after the build", REBUILD)

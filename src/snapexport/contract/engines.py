@@ -1,0 +1,46 @@
+"""A build's TensorRT engines, as its manifest records them: by what, for what, and which files."""
+
+from typing import Literal, get_args
+
+from snapexport.contract.strict import Strict
+
+Hardware = Literal["none", "ampere_plus", "same_compute_capability"]
+"""Which GPUs a plan runs on: those of one architecture and core count alike, every one from Ampere
+on, or all of one compute capability (TensorRT's HardwareCompatibilityLevel)."""
+HARDWARE: tuple[Hardware, ...] = get_args(Hardware)
+
+ENGINES = "engines"
+"""The folder of a build that holds them."""
+
+
+class PlanFile(Strict):
+    """A file below the build. size in bytes."""
+
+    file: str
+    size: int
+    sha256: str
+
+
+class Plan(PlanFile):
+    """One graph's plan. device_memory: bytes of its activations, allocated while it runs."""
+
+    device_memory: int
+
+
+class EngineEntry(Strict):
+    """The plans of one kind of GPU.
+
+    tensorrt: the version that built them. compute_capability: as "9.0", of the GPU that they were
+    built on. stripped: without weights, which are refitted from the graphs when they are loaded.
+    plugins: the library that has to be loaded before them, if there is one. plans: by graph, under
+    the names that the manifest's `graphs` has.
+    """
+
+    tensorrt: str
+    compute_capability: str
+    gpu: str
+    hardware_compatibility: Hardware
+    version_compatible: bool
+    stripped: bool
+    plugins: PlanFile | None
+    plans: dict[str, Plan]
