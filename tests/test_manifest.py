@@ -1,7 +1,6 @@
 """A build that was changed, or that another version wrote, is refused."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -93,13 +92,14 @@ def test_missing_and_broken_files_are_refused(
 def test_a_kill_between_its_two_files_loses_nothing(
     copy: Path, tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rename = Path.replace
     changed = tiny_build.manifest.model_copy(update={"batch": 7})
     for writes in range(4):  # each of the three renames fails once, and then none
         left = iter([True] * writes)
 
         def replace(source: Path, target: Path, left: Iterator[bool] = left) -> None:
             if next(left, False):
-                os.replace(source, target)
+                rename(source, target)
             else:
                 raise OSError("killed")
 
