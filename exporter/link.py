@@ -15,7 +15,12 @@ from snapexport.exporter.weights import WEIGHTS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
+_DTYPES = {
+    "F32": ir.DataType.FLOAT,
+    "F16": ir.DataType.FLOAT16,
+    "BF16": ir.DataType.BFLOAT16,
+    "U8": ir.DataType.UINT8,
+}
 _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 

@@ -6,32 +6,25 @@ never written to: a hard link is the user's own checkpoint.
 """
 
 import errno
-import json
 import os
 import shutil
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import DType
+from snapexport.exporter import int4
 from snapexport.exporter.checkpoint import Checkpoint, TensorSpan, read_header
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, SAFETENSORS_DTYPE, blocks, header
 
 WEIGHTS = "weights"
 CONVERTED = "converted.safetensors"
-SAFETENSORS_DTYPE: dict[DType, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-_NUMPY = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-_BLOCK = 1 << 24  # elements converted at a time
-_HEADER_ALIGNMENT = 64
+QUANTIZED = "int4.safetensors"
+_FLOATS = tuple(SAFETENSORS_DTYPE.values())
 _NO_LINKS_HERE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 
 Progress = Callable[[int], None]
@@ -50,19 +43,27 @@ class PlacedWeights:
 def place(
     checkpoint: Checkpoint, wanted: Iterable[str], dtype: DType, directory: Path, progress: Progress
 ) -> PlacedWeights:
-    """Make `directory` hold every `wanted` tensor as `dtype`. Raises UserError."""
+    """Make `directory` hold every `wanted` tensor as `dtype`. Raises UserError.
+
+    What `int4` calls a part of a tensor is made from that tensor.
+    """
     directory.mkdir(parents=True)
-    spans = {name: _readable(name, checkpoint.tensors[name]) for name in sorted(wanted)}
-    fits = {n: s for n, s in spans.items() if s.dtype == SAFETENSORS_DTYPE[dtype]}
+    names = set(wanted)
+    to_quantize = {int4.whole(name) for name in names if int4.is_part(name)}
+    plain = {name for name in names if not int4.is_part(name)}
+    stored = SAFETENSORS_DTYPE[dtype]
+    spans = {name: _readable(name, checkpoint.tensors[name]) for name in sorted(plain)}
+    fits = {n: s for n, s in spans.items() if s.dtype == stored}
     links = _link_all({span.file for span in fits.values()}, directory)
     placed = {n: _moved(s, links[s.file]) for n, s in fits.items()}
-    rest = {n: s for n, s in spans.items() if n not in fits}
-    if rest:
-        converted = directory / CONVERTED
-        _convert(rest, SAFETENSORS_DTYPE[dtype], converted, progress)
-        placed |= read_header(converted)
-        links[converted] = converted
-    return PlacedWeights(placed, {target: source for source, target in links.items()})
+    if rest := {n: s for n, s in spans.items() if n not in fits}:
+        placed |= _convert(rest, stored, directory / CONVERTED, progress)
+    if to_quantize:
+        whole = {n: _readable(n, checkpoint.tensors[n]) for n in sorted(to_quantize)}
+        placed |= int4.write(whole, stored, directory / QUANTIZED, progress)
+    made = {span.file for span in placed.values()} - set(links.values())
+    sources = {target: source for source, target in links.items()}
+    return PlacedWeights(placed, sources | {file: file for file in sorted(made)})
 
 
 def link_again(source: Path, directory: Path) -> None:
@@ -73,10 +74,10 @@ def link_again(source: Path, directory: Path) -> None:
 
 
 def _readable(name: str, span: TensorSpan) -> TensorSpan:
-    if span.dtype not in _NUMPY:
+    if span.dtype not in _FLOATS:
         raise UserError(
             f"the tensor {name} is stored as {span.dtype}",
-            f"only {', '.join(_NUMPY)} weights are read: start from the original checkpoint",
+            f"only {', '.join(_FLOATS)} weights are read: start from the original checkpoint",
         )
     return span
 
@@ -88,7 +89,7 @@ def _moved(span: TensorSpan, file: Path) -> TensorSpan:
 def _link_all(files: Iterable[Path], directory: Path) -> dict[Path, Path]:
     """Link every file under a name of its own: resolved shards may share theirs."""
     links: dict[Path, Path] = {}
-    taken = {CONVERTED}
+    taken = {CONVERTED, QUANTIZED}
     for index, file in enumerate(sorted(files)):
         # A blob of the Hub's cache has a bare hash for its name; readers go by the suffix.
         name = file.name if file.suffix == ".safetensors" else f"{file.name}.safetensors"
@@ -108,39 +109,24 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _convert(spans: dict[str, TensorSpan], dtype: str, target: Path, progress: Progress) -> None:
+def _convert(
+    spans: dict[str, TensorSpan], dtype: str, target: Path, progress: Progress
+) -> dict[str, TensorSpan]:
     with target.open("xb") as out:
-        out.write(_header(spans, dtype))
+        out.write(header({name: (dtype, span.shape) for name, span in spans.items()}))
         for name, span in spans.items():
-            for block in _blocks(span):
+            for block in blocks(span):
                 out.write(_cast(name, block, dtype).tobytes())
-                progress(block.size * _NUMPY[dtype].itemsize)
+                progress(block.size * NUMPY_DTYPE[dtype].itemsize)
+    return read_header(target)
 
 
 def _cast(name: str, block: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
     with np.errstate(all="ignore"):
-        cast = block.astype(_NUMPY[dtype])
+        cast = block.astype(NUMPY_DTYPE[dtype])
     # Widening to fp32 can't overflow, and is the one that has to be fast.
     if dtype != "F32" and (np.isinf(cast) & ~np.isinf(block)).any():
         raise UserError(
             f"the tensor {name} has values that {dtype} cannot hold", "use --dtype fp32"
         )
     return cast
-
-
-def _header(spans: dict[str, TensorSpan], dtype: str) -> bytes:
-    entries: dict[str, object] = {}
-    end = 0
-    for name, span in spans.items():
-        begin, end = end, end + span.nbytes // _NUMPY[span.dtype].itemsize * _NUMPY[dtype].itemsize
-        entries[name] = {"dtype": dtype, "shape": span.shape, "data_offsets": [begin, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _blocks(span: TensorSpan) -> Iterator[NDArray[np.generic]]:
-    dtype = _NUMPY[span.dtype]
-    data = np.memmap(span.file, dtype, "r", span.offset, shape=(span.nbytes // dtype.itemsize,))
-    for start in range(0, data.size, _BLOCK):
-        yield data[start : start + _BLOCK]

@@ -26,3 +26,8 @@ positions, and there may be a window."""
 
 PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value). Causal attention inside one chunk that holds the whole prompt."""
+
+BLOCK_MATMUL = "BlockMatMul"
+"""trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])
+-> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W's elements are 4 bits wide
+(exporter/int4.py has the layout); there is one where a build has such weights."""

@@ -8,12 +8,18 @@ from snapexport.contract.manifest import Target
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
+from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import MaskedAttention, split_topk
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (StandardAttention(),),
-    "onnxruntime": (GroupQueryAttention(), StandardAttention(), FusedMatMul()),
+    "onnxruntime": (
+        GroupQueryAttention(),
+        StandardAttention(),
+        FusedMatMul(),
+        MatMulNBits(),
+    ),
     "tensorrt": (MaskedAttention(),),
 }
 """Each takes what the one before it left."""

@@ -18,7 +18,15 @@ from snapexport.contract.geometry import (
     CacheGeometry,
     Policy,
 )
-from snapexport.contract.manifest import DTYPES, TARGETS, DType, ModelFacts, Target
+from snapexport.contract.manifest import (
+    DTYPES,
+    QUANTIZATIONS,
+    TARGETS,
+    DType,
+    ModelFacts,
+    Quantization,
+    Target,
+)
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 
 DEFAULT_COMPRESSION = 4
@@ -57,6 +65,7 @@ class BuildOptions:
     batch: int = 4
     prefill_chunk: int | None = None
     dtype: DType = "fp32"
+    weights: Quantization | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
     trt_decomposable: bool = False
@@ -69,6 +78,8 @@ class BuildOptions:
         for name, choices in _CHOICES.items():
             if (given := getattr(self, name)) is not None:
                 _require_one_of(flag_of(name), given, choices)
+        if self.weights is not None:
+            self._require_int4_target()
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
         if self.trt_decomposable and self.target != "tensorrt":
@@ -81,6 +92,15 @@ class BuildOptions:
             self._require_nothing_to_compress()
         else:
             self._require_one_budget()
+
+    def _require_int4_target(self) -> None:
+        _require_one_of("--weights", str(self.weights), QUANTIZATIONS)
+        if self.target != "onnxruntime" or self.dtype == "bf16":
+            raise UserError(
+                f"--weights {self.weights} is not to be had for --target {self.target} "
+                f"--dtype {self.dtype}",
+                "4-bit weights run in ONNX Runtime, with --dtype fp32 or fp16",
+            )
 
     def _require_nothing_to_compress(self) -> None:
         if given := self._given_cache_flags():

@@ -29,7 +29,7 @@ from snapexport.contract.manifest import (
     ModelFacts,
     TraceName,
 )
-from snapexport.exporter import architectures, hub, link, trace, weight_files, weights
+from snapexport.exporter import architectures, hub, int4, link, trace, weight_files, weights
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.graphs.targets.tensorrt import allow_decomposition
 
@@ -95,6 +95,8 @@ def trace_model(
     progress.stage("tracing decode")
     decode = trace.trace_decode(plan.config, dtype, plan.options.batch)
     sources = [link.checkpoint_tensors(m, plan.checkpoint, plan.config) for m in (prefill, decode)]
+    if plan.options.weights:
+        sources = [int4.mark(m, s) for m, s in zip((prefill, decode), sources, strict=True)]
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / weights.WEIGHTS
@@ -135,6 +137,7 @@ def manifest_of(
         batch=plan.options.batch,
         prefill_chunk=plan.prefill_chunk,
         dtype=plan.options.dtype,
+        quantization=plan.options.weights,
         target=plan.options.target,
         graphs=graphs,
         traces=traces,

@@ -24,6 +24,8 @@ CHOICES = {
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
     "dtype": "of weights, activations and cache; the CPU has no bf16",
+    "weights": "of the linear layers, in blocks of 32 (default: the dtype); a quarter of the "
+    "memory traffic of fp16, and less accurate: see what `diff` and `eval` say",
     "target": "tensorrt: in the forms that its parser takes; portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
     "trt_decomposable": "let TensorRT use several kernels for attention where it has no fused one; "

@@ -25,6 +25,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "prefill_chunk": manifest.prefill_chunk,
         "layout": "single-shot" if manifest.single_shot else "chunked",
         "dtype": manifest.dtype,
+        "quantization": manifest.quantization,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "memory": {
@@ -40,16 +41,17 @@ def build_summary(build: Build) -> dict[str, Any]:
 
 def print_summary(build: Build) -> None:
     """The same as a table."""
-    summary = build_summary(build)
+    summary, manifest = build_summary(build), build.manifest
     memory = summary["memory"]
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "build": summary["build"],
-        "model": _model_line(build.manifest),
-        "cache": _cache_line(build.manifest.geometry),
+        "model": _model_line(manifest),
+        "cache": _cache_line(manifest.geometry),
         "prefill": f"{summary['layout']}, {summary['prefill_chunk']} tokens a step",
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
-        "weights": size(memory["weights_bytes"]),
+        "weights": size(memory["weights_bytes"])
+        + (f", linear layers in {manifest.quantization}" if manifest.quantization else ""),
         "one request": f"{size(memory['cache_bytes_per_request'])} of cache, the full cache "
         f"{size(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
         "all slots": f"{summary['batch']} slots, {size(memory['decode_caches_bytes'])}, and "

@@ -23,8 +23,10 @@ DIGEST = "manifest.json.sha256"
 
 DType = Literal["fp32", "fp16", "bf16"]
 Target = Literal["onnxruntime", "tensorrt", "portable"]
+Quantization = Literal["int4"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 TARGETS: tuple[Target, ...] = get_args(Target)
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 GraphName = Literal["prefill", "compress", "decode", "baseline/prefill", "baseline/decode"]
 TraceName = Literal["prefill", "decode"]
 
@@ -77,6 +79,7 @@ class WeightFile(Strict):
 class Manifest(Strict):
     """Everything a run has to know of a build.
 
+    quantization: of the linear layers' weights; None: they have the build's dtype.
     traces: what the graphs were made from, where the build has its baseline. They hold markers in
     place of attention and cannot run; surgery makes the graphs of another cache from them.
     engines: what `snapexport engine` added, by the name of their folder below `engines/`.
@@ -88,6 +91,7 @@ class Manifest(Strict):
     batch: int
     prefill_chunk: int
     dtype: DType
+    quantization: Quantization | None
     target: Target
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]

@@ -1,0 +1,152 @@
+"""4-bit weights: their layout as ONNX Runtime reads it, and whole builds against transformers."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+from onnx.numpy_helper import from_array
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from snapexport.building import BuildOptions, build
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.exporter import int4
+from snapexport.runtime.llm import LLM
+
+Array = NDArray[np.float32]
+
+
+def dequantized(packed: NDArray[np.uint8], scales: Array, columns: int) -> Array:
+    """The layout's definition, element by element."""
+    q = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, int4.BLOCK)
+    values = (q.astype(np.float32) - 8) * scales[..., None]
+    return values.reshape(len(packed), -1)[:, :columns]
+
+
+def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) -> Array:
+    """MatMulNBits of the unit matrix."""
+    rows = len(packed)
+    product = make_node(
+        "MatMulNBits",
+        ["x", "packed", "scales"],
+        ["y"],
+        domain="com.microsoft",
+        **{"N": rows, "K": columns, "bits": 4, "block_size": int4.BLOCK},
+    )
+    graph = make_graph(
+        [product],
+        "unit",
+        [make_tensor_value_info("x", onnx.TensorProto.FLOAT, [columns, columns])],
+        [make_tensor_value_info("y", onnx.TensorProto.FLOAT, [columns, rows])],
+        [from_array(packed, "packed"), from_array(scales, "scales")],
+    )
+    opsets = [make_opsetid("", 24), make_opsetid("com.microsoft", 1)]
+    model = make_model(graph, opset_imports=opsets, ir_version=12)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.eye(columns, dtype=np.float32)})
+    return np.asarray(found).T
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 100), st.integers(0, 2**32 - 1))
+def test_onnxruntime_reads_the_layout_as_it_is_defined(rows: int, columns: int, seed: int) -> None:
+    weights = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    packed, scales = int4.quantize(weights)
+    expected = dequantized(packed, scales, columns)
+    np.testing.assert_allclose(read_by_onnxruntime(packed, scales, columns), expected, atol=1e-6)
+    step = np.repeat(np.abs(scales), int4.BLOCK, axis=1)[:, :columns]
+    assert (np.abs(expected - weights) <= step * (1 + 1e-5)).all()
+    assert np.abs(expected - weights).mean() <= step.mean() / 2
+
+
+def test_the_largest_of_a_block_is_exact_and_zeros_stay() -> None:
+    weights = np.zeros((3, 64), np.float32)
+    weights[0, 5], weights[0, 40], weights[2, 63] = -3.0, 7.0, 1e-30
+    packed, scales = int4.quantize(weights)
+    np.testing.assert_allclose(dequantized(packed, scales, 64), weights, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def int4_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    out = tmp_path_factory.mktemp("int4") / "build"
+    return build(checkpoint, out, L_max=64, policy="full", prefill_chunk=32, weights="int4")
+
+
+def test_a_build_is_the_model_of_its_rounded_weights(
+    checkpoint: Path, int4_build: Build, tmp_path: Path
+) -> None:
+    """transformers, given the weights as they are stored, agrees up to 8-bit activations."""
+    prompt = np.random.default_rng(0).integers(3, 250, 50).tolist()
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    (rounded / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    original = load_file(checkpoint / "model.safetensors")
+    save_file(original | stored(int4_build, original), rounded / "model.safetensors")
+    engine = LLM(int4_build.directory).engine
+    got = engine.prefill(0, prompt[:32], 0, 50)
+    got = engine.prefill(0, prompt[18:], 18, 50).copy()
+    noise = np.abs(got - logits(rounded, prompt)).mean()
+    assert noise < 0.25 * np.abs(got - logits(checkpoint, prompt)).mean()
+    assert noise < 0.05 * got.std()
+
+
+def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of the build's int4 file, as numbers."""
+    parts = load_file(made.directory / "weights/int4.safetensors")
+    names = {int4.whole(part) for part in parts}
+    assert names == {n for n in original if n.endswith(("proj.weight", "lm_head.weight"))}
+    return {
+        name: torch.from_numpy(
+            dequantized(
+                parts[f"{name}.int4"].numpy(),
+                parts[f"{name}.scales"].numpy(),
+                original[name].shape[1],
+            )
+        ).contiguous()
+        for name in names
+    }
+
+
+def logits(checkpoint: Path, prompt: list[int]) -> Array:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.no_grad():
+        found: Array = model(torch.tensor([prompt])).logits[0, -1].numpy()
+    return found
+
+
+def test_no_copy_of_a_weight_in_another_form_is_kept(int4_build: Build) -> None:
+    graph = onnx.load(int4_build.graph("decode"), load_external_data=False).graph
+    assert int4_build.manifest.quantization == "int4"
+    operators = {node.op_type for node in graph.node}
+    assert "MatMulNBits" in operators
+    assert not operators & {"FusedMatMul", "MatMul"}
+    read = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= read
+
+
+@pytest.mark.parametrize(
+    "choice", [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}]
+)
+def test_only_onnxruntime_has_them(choice: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--weights int4 is not to be had"):
+        BuildOptions(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
+
+
+def test_a_weight_that_is_no_number_is_told(checkpoint: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "m"
+    broken.mkdir()
+    (broken / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["lm_head.weight"][0, 0] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(UserError, match=r"lm_head\.weight has values that are no numbers"):
+        build(broken, tmp_path / "b", L_max=64, weights="int4")
+    assert not (tmp_path / "b").exists()
