@@ -1,6 +1,5 @@
 """The lint finds every planted fault, and nothing in what it was planted into."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -15,7 +14,6 @@ from onnx.helper import make_attribute, make_node, make_opsetid, make_tensor_val
 
 from snapexport.building import build
 from snapexport.building.graph_files import Traces
-from snapexport.commands.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.graphs import surgery
@@ -366,51 +364,3 @@ def test_other_versions_are_refused(asked: str, why: str) -> None:
 
 def test_versions_differ_in_what_they_know() -> None:
     assert "Swish" in table_for("11.0").types and "Swish" not in table_for("10.15").types
-
-
-def test_the_command_finds_nothing_in_what_we_build(
-    made: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["lint", str(made.directory), "--for", "tensorrt"]) == 0
-    assert "found for TensorRT 11.0: nothing (checked: baseline/decode, " in (
-        capsys.readouterr().out
-    )
-
-
-def test_the_command_tells_findings_apart_and_alike_together(
-    tiny_build: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A build for onnxruntime has operators that are its own."""
-    assert main(["lint", str(tiny_build.directory), "--for", "tensorrt=10.15"]) == 1
-    out = capsys.readouterr().out
-    assert "and 14 more: the parser of TensorRT 10.15 has no com.microsoft::FusedMatMul" in out
-    assert "way out: build with --target tensorrt" in out
-    assert out.count("com.microsoft::GroupQueryAttention") == 3
-
-
-def test_the_command_for_programs(tiny_build: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", str(tiny_build.directory), "--for", "tensorrt", "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert report["for"] == "tensorrt 11.0" and "decode" in report["graphs"]
-    for finding in report["findings"]:
-        assert set(finding) == {
-            *("graph", "node", "operator", "rule", "message", "way_out", "source")
-        }
-    nodes = [one["node"] for one in report["findings"] if one["operator"] == "FusedMatMul"]
-    assert len(nodes) == 15 * 4
-
-
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        ("openvino", "--for 'openvino' is not known"),
-        ("tensorrt=", "names no version"),
-        ("tensorrt=8", "TensorRT 8 is too old"),
-    ],
-)
-def test_bad_input_is_status_2(
-    made: Build, capsys: pytest.CaptureFixture[str], engine: str, message: str
-) -> None:
-    assert main(["lint", str(made.directory), "--for", engine]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "\n\nhint: " in error

@@ -89,8 +89,11 @@ def test_it_is_the_build_of_the_same_options(
 ) -> None:
     """From the checkpoint, with a trace of its own."""
     options: dict[str, Any] = {"L_sink": 2, "L_recent": 14, "K": 8, "budget": "pyramid"}
+    one_decode = {"decode_batches": (4,)}
     vote: dict[str, Any] = {"vote": "sum-squares", "pool": "max", "group": "sum", "L_obs": 6}
-    plain = build(checkpoint, tmp_path / "b", L_max=64, prefill_chunk=24, **options, **vote)
+    plain = build(
+        checkpoint, tmp_path / "b", L_max=64, prefill_chunk=24, **options, **vote, **one_decode
+    )
     derived = derive(tiny_build, plain.manifest.geometry, tmp_path / "d")
     assert derived.manifest.graphs == plain.manifest.graphs
     for seed in range(3):

@@ -18,6 +18,7 @@ def derive(
 ) -> Build:
     """A build in the new directory `out` that differs from `build` in its cache alone.
 
+    It has one decode graph, for all the slots, and no engines.
     Its weights are hard links where `out` is on the same file system. Raises UserError where
     `build` has no traces (`--baseline`), or its prefill chunk doesn't go with the geometry.
     """
@@ -30,7 +31,7 @@ def derive(
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
     graphs = finished_graphs(traces, geometry, manifest.target, with_queries=with_queries)
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
-    changed = {"geometry": geometry, "graphs": entries, "traces": {}}
+    changed = {"geometry": geometry, "graphs": entries, "traces": {}, "engines": {}}
     manifest.model_copy(update=changed).write(out)
     return Build.open(out)
 

@@ -1,6 +1,7 @@
 """Surgery for every graph of a build, and what the manifest says of the files."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -16,14 +17,18 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Traces:
-    """The two graphs with their markers: what all policies and targets start from."""
+    """The graphs with their markers: what all policies and targets start from.
+
+    smaller_decodes: the decode step for fewer slots, by their number.
+    """
 
     prefill: onnx.ModelProto
     decode: onnx.ModelProto
     prefill_chunk: int
+    smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
 
     def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
-        """Beside the baseline's graphs, and with their weights."""
+        """Beside the baseline's graphs, and with their weights. Not those of fewer slots."""
         return {
             "prefill": write_graph(f"{BASELINE}/prefill.trace", self.prefill, directory),
             "decode": write_graph(f"{BASELINE}/decode.trace", self.decode, directory),
@@ -55,12 +60,13 @@ def finished_graphs(
         "prefill": surgery.prefill(traces.prefill, geometry, target),
         "decode": surgery.decode(traces.decode, geometry, target, with_queries=with_queries),
     }
+    for slots, traced in traces.smaller_decodes.items():
+        graphs[f"decode.{slots}"] = surgery.decode(traced, geometry, target)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, geometry, target)
     if baseline:
-        full = geometry.as_full()
-        graphs["baseline/prefill"] = surgery.prefill(traces.prefill, full, target)
-        graphs["baseline/decode"] = surgery.decode(traces.decode, full, target)
+        without = finished_graphs(traces, geometry.as_full(), target)
+        graphs |= {f"{BASELINE}/{name}": model for name, model in without.items()}
     return graphs
 
 

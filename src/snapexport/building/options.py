@@ -63,6 +63,7 @@ class BuildOptions:
     group: str | None = _choice("group")
     budget: str | None = _choice("budget")
     batch: int = 4
+    decode_batches: tuple[int, ...] | None = None
     prefill_chunk: int | None = None
     dtype: DType = "fp32"
     weights: Quantization | None = None
@@ -82,6 +83,12 @@ class BuildOptions:
             self._require_int4_target()
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        for slots in self.decode_batches or ():
+            if not 1 <= slots <= self.batch:
+                raise UserError(
+                    f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
+                    "a decode graph runs some of the slots, or all",
+                )
         if self.trt_decomposable and self.target != "tensorrt":
             raise UserError(
                 f"--trt-decomposable is for TensorRT, the target is {self.target}",
@@ -206,6 +213,14 @@ class BuildOptions:
             )
         return recent, topk
 
+    @property
+    def smaller_batches(self) -> list[int]:
+        """Slots of the decode graphs beside the one for all of them."""
+        if self.decode_batches is not None:
+            return sorted(set(self.decode_batches) - {self.batch})
+        # Plans of TensorRT hold a copy of the weights each; ONNX Runtime's graphs share one.
+        return [] if self.target == "tensorrt" else _powers_of_4(self.batch)
+
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""
         least = geometry.L_obs if geometry.compresses else 1
@@ -223,6 +238,11 @@ CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel", 
 
 def _or(given: int | None, default: int) -> int:
     return default if given is None else given
+
+
+def _powers_of_4(limit: int) -> list[int]:
+    """1, 4, 16 ... below the limit: nobody pays for more than 4 times the slots in use."""
+    return [4**n for n in range(limit.bit_length()) if 4**n < limit]
 
 
 def _column(values: list[int]) -> int | tuple[int, ...]:

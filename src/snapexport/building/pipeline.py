@@ -88,23 +88,27 @@ def plan_build(options: BuildOptions) -> Plan:
 def trace_model(
     plan: Plan, directory: Path, progress: Progress
 ) -> tuple[Traces, weights.PlacedWeights]:
-    """Trace both graphs and tie them to the weights, which are placed in `directory`."""
-    dtype = _TORCH[plan.options.dtype]
+    """Trace all graphs and tie them to the weights, which are placed in `directory`."""
+    options, dtype = plan.options, _TORCH[plan.options.dtype]
     progress.stage("tracing prefill")
-    prefill = trace.trace_prefill(plan.config, dtype, plan.prefill_chunk)
-    progress.stage("tracing decode")
-    decode = trace.trace_decode(plan.config, dtype, plan.options.batch)
-    sources = [link.checkpoint_tensors(m, plan.checkpoint, plan.config) for m in (prefill, decode)]
-    if plan.options.weights:
-        sources = [int4.mark(m, s) for m, s in zip((prefill, decode), sources, strict=True)]
+    models = [trace.trace_prefill(plan.config, dtype, plan.prefill_chunk)]
+    batches = [options.batch, *options.smaller_batches]
+    for batch in batches:
+        progress.stage(f"tracing decode, {batch} slots")
+        models.append(trace.trace_decode(plan.config, dtype, batch))
+    sources = [link.checkpoint_tensors(m, plan.checkpoint, plan.config) for m in models]
+    if options.weights:
+        sources = [int4.mark(m, s) for m, s in zip(models, sources, strict=True)]
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / weights.WEIGHTS
-    placed = weights.place(plan.checkpoint, wanted, plan.options.dtype, target, progress.converted)
+    placed = weights.place(plan.checkpoint, wanted, options.dtype, target, progress.converted)
     progress.stage("linking the weights")
-    for model, source in zip((prefill, decode), sources, strict=True):
+    for model, source in zip(models, sources, strict=True):
         link.link(model, source, placed.tensors)
-    return Traces(ir.to_proto(prefill), ir.to_proto(decode), plan.prefill_chunk), placed
+    prefill, decode, *smaller = map(ir.to_proto, models)
+    of_fewer = dict(zip(batches[1:], smaller, strict=True))
+    return Traces(prefill, decode, plan.prefill_chunk, of_fewer), placed
 
 
 def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName, GraphEntry]:

@@ -8,9 +8,9 @@ manifest.
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
@@ -27,7 +27,11 @@ Quantization = Literal["int4"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 TARGETS: tuple[Target, ...] = get_args(Target)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-GraphName = Literal["prefill", "compress", "decode", "baseline/prefill", "baseline/decode"]
+GraphName = Annotated[
+    str, StringConstraints(pattern=r"^(compress|(baseline/)?(prefill|decode(\.[1-9]\d*)?))$")
+]
+"""prefill, compress, decode, and decode.N for the first N slots alone; those of the full cache
+below baseline/."""
 TraceName = Literal["prefill", "decode"]
 
 REBUILD = "build it again with `snapexport build`"
@@ -98,6 +102,12 @@ class Manifest(Strict):
     weights: list[WeightFile]
     engines: dict[str, EngineEntry]
     versions: dict[str, str]
+
+    def decode_graphs(self, prefix: str = "") -> dict[int, GraphName]:
+        """Decode graphs by the number of slots they run, from few to all; prefix: "baseline/"."""
+        stem = f"{prefix}decode."
+        found = {int(n.removeprefix(stem)): n for n in self.graphs if n.startswith(stem)}
+        return dict(sorted(found.items())) | {self.batch: f"{prefix}decode"}
 
     @property
     def single_shot(self) -> bool:

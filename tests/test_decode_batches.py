@@ -1,0 +1,87 @@
+"""Decode graphs of fewer slots compute what the one of all slots computes in its first ones."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from snapexport.building import BuildOptions, build
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
+
+
+@pytest.fixture(scope="module")
+def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    out = tmp_path_factory.mktemp("batches") / "b"
+    return build(
+        checkpoint,
+        out,
+        L_max=64,
+        kv_budget=24,
+        prefill_chunk=32,
+        batch=4,
+        decode_batches=(1, 3, 4),
+        baseline=True,
+    )
+
+
+def test_the_manifest_names_them(made: Build) -> None:
+    assert made.manifest.decode_graphs() == {1: "decode.1", 3: "decode.3", 4: "decode"}
+    assert made.manifest.decode_graphs("baseline/") == {
+        1: "baseline/decode.1",
+        3: "baseline/decode.3",
+        4: "baseline/decode",
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "baseline/"])
+def test_they_agree_with_the_one_of_all_slots(made: Build, prefix: str) -> None:
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for spec in made.manifest.graphs[f"{prefix}decode"].inputs:
+        floats = spec.dtype == "float32"
+        feeds[spec.name] = (
+            rng.standard_normal(spec.shape, np.float32)
+            if floats
+            else rng.integers(0, 20, spec.shape)
+        )
+    whole = run(made, f"{prefix}decode", feeds)
+    for slots, graph in made.manifest.decode_graphs(prefix).items():
+        few = run(made, graph, {name: value[:slots] for name, value in feeds.items()})
+        assert few.keys() == whole.keys()
+        for name, value in few.items():
+            np.testing.assert_allclose(value, whole[name][:slots], atol=1e-5, err_msg=name)
+
+
+def run(made: Build, graph: GraphName, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(made.graph(graph), options, providers=["CPUExecutionProvider"])
+    outputs = [node.name for node in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("batch", "choice", "expected"),
+    [
+        (1, {}, []),
+        (4, {}, [1]),
+        (16, {}, [1, 4]),
+        (17, {}, [1, 4, 16]),
+        (8, {"decode_batches": (8,)}, []),
+        (8, {"decode_batches": (5, 2, 5)}, [2, 5]),
+        (16, {"target": "tensorrt"}, []),
+        (16, {"target": "tensorrt", "decode_batches": (1,)}, [1]),
+    ],
+)
+def test_which_there_are(batch: int, choice: dict, expected: list[int], tmp_path: Path) -> None:
+    options = BuildOptions(model="m", out=tmp_path, L_max=64, batch=batch, **choice)
+    assert options.smaller_batches == expected
+
+
+@pytest.mark.parametrize("slots", [0, 5])
+def test_more_than_all_or_none_is_refused(slots: int, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--decode-batches {slots}"):
+        BuildOptions(model="m", out=tmp_path, L_max=64, decode_batches=(1, slots))
