@@ -218,8 +218,10 @@ class BuildOptions:
         """Slots of the decode graphs beside the one for all of them."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
-        # Plans of TensorRT hold a copy of the weights each; ONNX Runtime's graphs share one.
-        return [] if self.target == "tensorrt" else _powers_of_4(self.batch)
+        # TensorRT's plans hold a copy of the weights each, and so does ONNX Runtime of 4-bit ones,
+        # which it rearranges. Of others it reads one copy in place.
+        costly = self.target == "tensorrt" or self.weights is not None
+        return [] if costly else _powers_of_4(self.batch)
 
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""
