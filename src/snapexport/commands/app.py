@@ -16,7 +16,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import snapexport
-from snapexport.commands import build, demo, diff, evaluate, generate, inspect, lint
+from snapexport.commands import build, demo, diff, engine, evaluate, generate, inspect, lint
 from snapexport.contract.errors import UserError
 
 COMMANDS = {
@@ -25,6 +25,7 @@ COMMANDS = {
     "inspect": inspect,
     "diff": diff,
     "lint": lint,
+    "engine": engine,
     "eval": evaluate,
     "demo": demo,
 }

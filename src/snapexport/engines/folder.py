@@ -1,0 +1,122 @@
+"""Where a build's engines lie, under which names, and who may write there.
+
+engines/NAME/decode.plan    a plan, `.partial` behind its name until it is whole
+engines/NAME.log            what TensorRT said
+engines/GPU.timing.cache    how long which kernel took, for all the plans that are built on it
+
+NAME says on which GPUs they run, and how they differ from others for the same: see `engine_name`.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.contract.engines import ENGINES
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
+from snapexport.engines.gpu import Gpu
+from snapexport.engines.options import EngineOptions
+
+
+def engine_name(gpu: Gpu, options: EngineOptions) -> str:
+    """Such as `sm_90-nvidia_h200`, `sm_90` (all of that capability), `ampere_plus-stripped`."""
+    runs_on = {
+        "none": _gpu_name(gpu),
+        "same_compute_capability": _capability(gpu),
+        "ampere_plus": "ampere_plus",
+    }[options.hardware]
+    marks = {
+        "version_compatible": options.version_compatible,
+        "stripped": options.strip_plan,
+        "refit": options.refit,
+    }
+    return "-".join([runs_on, *(mark for mark, holds in marks.items() if holds)])
+
+
+def timing_cache(directory: Path, gpu: Gpu) -> Path:
+    """That of a build, for what is built on `gpu`."""
+    return directory / ENGINES / f"{_gpu_name(gpu)}.timing.cache"
+
+
+def _gpu_name(gpu: Gpu) -> str:
+    model = re.sub("[^a-z0-9]+", "_", gpu.name.lower()).strip("_")
+    return f"{_capability(gpu)}-{model}"
+
+
+def _capability(gpu: Gpu) -> str:
+    return "sm_" + gpu.compute_capability.replace(".", "")
+
+
+@dataclass(frozen=True)
+class EngineFolder:
+    """The plans of one name, in the build at `directory`."""
+
+    directory: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return self.directory / ENGINES / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.directory / ENGINES / f"{self.name}.log"
+
+    def plan(self, graph: GraphName) -> Path:
+        """Where a whole plan lies."""
+        return self.path / f"{graph}.plan"
+
+    def partial(self, graph: GraphName) -> Path:
+        """Where a plan is written."""
+        return self.path / f"{graph}.plan.partial"
+
+    def in_build(self, path: Path) -> str:
+        """As the manifest names a file."""
+        return path.relative_to(self.directory).as_posix()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Be the only one who builds engines in this build, and leave nothing unfinished.
+
+        What a killed process has left goes too. Raises UserError where another one works.
+        """
+        self.path.parent.mkdir(exist_ok=True)
+        with _locked(self.path.parent):
+            self._remove_partials()
+            try:
+                yield
+            finally:
+                self._remove_partials()
+                self._remove_if_empty()
+
+    def _remove_partials(self) -> None:
+        for partial in self.path.rglob("*.partial"):
+            partial.unlink()
+
+    def _remove_if_empty(self) -> None:
+        for directory in (self.path / "baseline", self.path, self.path.parent):
+            with suppress(OSError):  # there is something in it
+                directory.rmdir()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"another process builds engines in {directory}", "wait until it is done"
+        ) from None

@@ -1,0 +1,93 @@
+"""What engines are asked for. The flags of `snapexport engine` are made from this class."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from snapexport.contract.engines import Hardware
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName, Manifest
+
+HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
+HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
+
+HIGHEST_LEVEL = 5
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Every choice of `snapexport engine`.
+
+    graphs: those to build; none named means all. plugins: the loadable library of the fused
+    operators. workspace: bytes; None leaves TensorRT the whole GPU. timing_cache: None means the
+    build's own.
+    """
+
+    graphs: tuple[GraphName, ...] = ()
+    plugins: Path | None = None
+    hardware_compat: HardwareFlag = "none"
+    version_compatible: bool = False
+    strip_plan: bool = False
+    refit: bool = False
+    optimization_level: int = 3
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hardware_compat not in HARDWARE_FLAGS:
+            raise UserError(
+                f"--hardware-compat '{self.hardware_compat}' is not known",
+                f"choose from {', '.join(HARDWARE_FLAGS)}",
+            )
+        if not 0 <= self.optimization_level <= HIGHEST_LEVEL:
+            raise UserError(
+                f"--optimization-level {self.optimization_level} is not between 0 and 5",
+                "3 is TensorRT's own default",
+            )
+        if self.workspace is not None and self.workspace < 1:
+            raise UserError(
+                f"--workspace {self.workspace} leaves no memory at all",
+                "write it like 8GiB, or leave it out",
+            )
+        if self.timing_cache is not None and not self.timing_cache.parent.is_dir():
+            raise UserError(
+                f"--timing-cache {self.timing_cache} is in no directory that exists",
+                f"make {self.timing_cache.parent} first",
+            )
+        if self.plugins is not None and not self.plugins.is_file():
+            raise UserError(
+                f"--plugins {self.plugins} is no file",
+                "it is the libsnapexport_loadable.so that plugins/ builds (docs/plugins.md)",
+            )
+
+    @property
+    def hardware(self) -> Hardware:
+        """The level under the manifest's name for it."""
+        levels: dict[HardwareFlag, Hardware] = {
+            "none": "none",
+            "ampere-plus": "ampere_plus",
+            "same-compute-capability": "same_compute_capability",
+        }
+        return levels[self.hardware_compat]
+
+    def graphs_of(self, manifest: Manifest) -> tuple[GraphName, ...]:
+        """The graphs to build, in the manifest's order. Raises UserError for one it hasn't."""
+        for name in self.graphs:
+            if name not in manifest.graphs:
+                raise UserError(
+                    f"the build has no graph '{name}'",
+                    f"choose from {', '.join(manifest.graphs)}",
+                )
+        return tuple(name for name in manifest.graphs if not self.graphs or name in self.graphs)
+
+
+def size(text: str) -> int:
+    """Bytes of a text like 8GiB, 512MiB or 4096. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(|KiB|MiB|GiB|TiB)", text)
+    if not match:
+        raise ValueError(f"'{text}' is no size")
+    number, unit = match.groups()
+    return int(float(number) * _UNITS[unit])

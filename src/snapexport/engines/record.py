@@ -1,0 +1,86 @@
+"""A finished plan's way into its place and into the manifest.
+
+At every moment the manifest names whole plans alone, all of them by the same TensorRT with the same
+options. A kill loses the plan that is being built, and no other.
+"""
+
+import shutil
+from pathlib import Path
+
+from snapexport.contract.build_directory import sha256_of
+from snapexport.contract.engines import EngineEntry, Plan, PlanFile
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName, Manifest
+from snapexport.engines.folder import EngineFolder
+
+
+def plugin_file(library: Path, folder: EngineFolder) -> PlanFile:
+    """The plugin library as it will lie beside the plans."""
+    place = folder.in_build(folder.path / library.name)
+    return PlanFile(file=place, size=library.stat().st_size, sha256=sha256_of(library))
+
+
+def left_to_build(
+    folder: EngineFolder, facts: EngineEntry, graphs: tuple[GraphName, ...]
+) -> tuple[GraphName, ...]:
+    """Those of `graphs` without a plan of the same facts. Raises UserError where none is left."""
+    former = Manifest.read(folder.directory).engines.get(folder.name)
+    if former is None:
+        return graphs
+    if _facts(former) != facts:
+        raise UserError(
+            f"{folder.path} holds plans by TensorRT {former.tensorrt} on {former.gpu}, "
+            "or with another plugin library",
+            "pass --overwrite to replace all of them",
+        )
+    left = tuple(name for name in graphs if name not in former.plans)
+    if not left:
+        raise UserError(
+            f"{folder.path} has every plan already", "pass --overwrite to build them again"
+        )
+    return left
+
+
+def record(
+    folder: EngineFolder, facts: EngineEntry, library: Path | None, graph: GraphName, plan: Plan
+) -> None:
+    """Put a finished plan into its place, and into the manifest. `facts` has no plans."""
+    plans = _make_way(folder, facts, graph)
+    if facts.plugins and library:
+        _copy(library, folder.directory / facts.plugins.file)
+    folder.partial(graph).replace(folder.plan(graph))
+    _write(folder, facts.model_copy(update={"plans": plans | {graph: plan}}))
+
+
+def _make_way(folder: EngineFolder, facts: EngineEntry, graph: GraphName) -> dict[GraphName, Plan]:
+    """Drop what the new plan replaces, from the manifest first; the plans that stay."""
+    former = Manifest.read(folder.directory).engines.get(folder.name)
+    if former is None:
+        return {}
+    kept = former.plans if _facts(former) == facts else {}
+    kept = {name: plan for name, plan in kept.items() if name != graph}
+    if kept != former.plans:
+        _write(folder, facts.model_copy(update={"plans": kept}) if kept else None)
+    replaced = [plan.file for name, plan in former.plans.items() if name not in {graph, *kept}]
+    if former.plugins and former.plugins.file != (facts.plugins and facts.plugins.file):
+        replaced.append(former.plugins.file)
+    for file in replaced:
+        (folder.directory / file).unlink(missing_ok=True)
+    return kept
+
+
+def _facts(entry: EngineEntry) -> EngineEntry:
+    return entry.model_copy(update={"plans": {}})
+
+
+def _write(folder: EngineFolder, entry: EngineEntry | None) -> None:
+    manifest = Manifest.read(folder.directory)
+    engines = {name: one for name, one in manifest.engines.items() if name != folder.name}
+    engines |= {folder.name: entry} if entry else {}
+    manifest.model_copy(update={"engines": engines}).write(folder.directory)
+
+
+def _copy(library: Path, place: Path) -> None:
+    partial = place.with_name(place.name + ".partial")
+    shutil.copyfile(library, partial)
+    partial.replace(place)

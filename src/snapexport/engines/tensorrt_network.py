@@ -1,0 +1,89 @@
+"""A graph of the build as TensorRT's network: parsed, and held against the manifest."""
+
+from functools import cache
+from pathlib import Path
+
+import tensorrt as trt
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphEntry, TensorSpec
+from snapexport.engines.tensorrt_log import Log
+
+_DTYPES = {
+    "bool": trt.DataType.BOOL,
+    "int32": trt.DataType.INT32,
+    "int64": trt.DataType.INT64,
+    "float16": trt.DataType.HALF,
+    "bfloat16": trt.DataType.BF16,
+    "float32": trt.DataType.FLOAT,
+}
+
+STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+"""The graph's own types are kept. TensorRT 11 knows nothing else, and ignores the flag."""
+
+
+@cache
+def load_plugins(library: Path) -> None:
+    """Register the library's operators, for the life of the process: engines need them too."""
+    registry: trt.IPluginRegistry = trt.get_plugin_registry()
+    if registry.load_library(str(library)) is None:
+        raise UserError(
+            f"TensorRT does not load {library}",
+            "it has to be libsnapexport_loadable.so, built for this version of TensorRT, and no "
+            "plugin of a same name may be registered already (docs/plugins.md)",
+        )
+
+
+def read_network(
+    builder: trt.Builder, log: Log, path: Path, entry: GraphEntry
+) -> trt.INetworkDefinition:
+    """Parse the graph at `path`; its weights are found beside it. Raises UserError.
+
+    The parser owns the weights: the bindings keep it as long as the network.
+    """
+    network = builder.create_network(STRONGLY_TYPED)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(path)):
+        raise UserError(
+            f"TensorRT {trt.__version__} does not take {path}: {_problems(parser)}",
+            "`snapexport lint BUILD --for tensorrt` names what is known to be missing; all of "
+            f"TensorRT's words: {log.path}",
+        )
+    _require_as_recorded(path, network, entry)
+    return network
+
+
+def _problems(parser: trt.OnnxParser) -> str:
+    errors = [_problem(parser, index) for index in range(parser.num_errors)]
+    if not errors:
+        return "it does not say why"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return errors[0] + more
+
+
+def _problem(parser: trt.OnnxParser, index: int) -> str:
+    """One error: where it is and what is wrong."""
+    error: trt.ParserError = parser.get_error(index)
+    inside = "".join(f" in {function}" for function in error.local_function_stack())
+    what = " ".join(error.desc().split())
+    return f"{error.node_operator()} '{error.node_name()}'{inside}: {what}"
+
+
+def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: GraphEntry) -> None:
+    """The runtime allocates by the manifest: TensorRT has to see the same tensors."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    for tensors, specs in ((inputs, entry.inputs), (outputs, entry.outputs)):
+        found = {tensor.name: (tensor.dtype, tuple(tensor.shape[:])) for tensor in tensors}
+        wanted = {spec.name: _wanted(spec) for spec in specs}
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                raise UserError(
+                    f"TensorRT takes {name} of {path} for {found.get(name)}, "
+                    f"the manifest for {wanted.get(name)}",
+                    "this is a fault of snapexport or of TensorRT's parser: please report it",
+                )
+
+
+def _wanted(spec: TensorSpec) -> tuple[trt.DataType, tuple[int, ...]]:
+    return _DTYPES[spec.dtype], tuple(spec.shape)

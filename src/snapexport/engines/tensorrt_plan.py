@@ -1,0 +1,82 @@
+"""From a network to a plan on the disk; and what the plan says of itself when it is loaded."""
+
+import hashlib
+import mmap
+from pathlib import Path
+
+import tensorrt as trt
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.engines.memory import shared_caches
+from snapexport.engines.tensorrt_log import Log
+
+
+class PlanWriter(trt.IStreamWriter):
+    """Takes a plan piece by piece, so that no second copy of it has to stand in memory."""
+
+    def __init__(self, path: Path) -> None:
+        trt.IStreamWriter.__init__(self)
+        self.size = 0
+        self.problem: OSError | None = None
+        self._digest = hashlib.sha256()
+        self._file = path.open("wb")
+
+    def write(self, data: bytes) -> int:
+        """Called by TensorRT. It takes no exception: it is told by the count that it is over."""
+        try:
+            self._file.write(data)
+        except OSError as problem:
+            self.problem = problem
+            return 0
+        self._digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def close(self) -> str:
+        """Finish the file; its SHA-256."""
+        self._file.close()
+        return self._digest.hexdigest()
+
+
+def write_plan(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    path: Path,
+) -> tuple[int, str] | None:
+    """Build, which can take an hour. The plan's size and SHA-256; None if TensorRT gave up."""
+    writer = PlanWriter(path)
+    try:
+        built = builder.build_serialized_network_to_stream(network, config, writer)
+    finally:
+        digest = writer.close()
+    if writer.problem:
+        raise writer.problem
+    return (writer.size, digest) if built and writer.size else None
+
+
+def check_plan(log: Log, path: Path, name: GraphName, entry: GraphEntry, *, host_code: bool) -> int:
+    """Load a plan and see that its caches are written in place; the bytes of its activations.
+
+    host_code: it is version compatible, and brings a runtime of its own. Raises UserError.
+    """
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = host_code
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        engine = runtime.deserialize_cuda_engine(content)
+    if engine is None:
+        raise log.failure(
+            f"TensorRT built a plan of {name} and does not load it",
+            "the GPU needs room for the plan's weights: see what else runs on it",
+        )
+    for output, past in shared_caches(name, entry):
+        if engine.get_aliased_input_tensor(output) != past:
+            raise UserError(
+                f"in TensorRT's engine of {name}, {output} does not share the memory of {past}: "
+                "each step would copy the cache",
+                "build the graphs again with --target tensorrt, which writes caches by "
+                "TensorScatter; if they are, please report it",
+            )
+    memory: int = engine.device_memory_size_v2
+    return memory

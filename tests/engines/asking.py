@@ -1,0 +1,56 @@
+"""What the tests of building engines ask of a build, of the fake, and of another process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.engines import EngineEntry
+from snapexport.contract.errors import UserError
+from snapexport.engines import EngineOptions, build_engines
+from tests.engines.conftest import FAKES
+
+GRAPHS = {"prefill", "compress", "decode", "baseline/prefill", "baseline/decode"}
+NAME = "sm_90-nvidia_h200"
+
+
+def entry_of(made: Build, name: str = NAME) -> EngineEntry:
+    return Build.open(made.directory).manifest.engines[name]
+
+
+def files(made: Build) -> set[str]:
+    engines = made.directory / "engines"
+    return {str(path.relative_to(engines)) for path in engines.rglob("*") if path.is_file()}
+
+
+def asked(fake: Any, what: str) -> list[Any]:
+    return [value for name, value in fake.calls if name == what]
+
+
+def refusal(made: Build, **options: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        build_engines(Build.open(made.directory), EngineOptions(**options))
+    return str(refused.value)
+
+
+def start(made: Build) -> "subprocess.Popen[str]":
+    """A process whose first plan is under way."""
+    path = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
+    slow = {"FAKE_TENSORRT": json.dumps({"steps": 100_000, "step_seconds": 0.01})}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snapexport", "engine", str(made.directory)],
+        env=os.environ | slow | {"PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if list((made.directory / "engines").rglob("*.partial")):
+            return process
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())

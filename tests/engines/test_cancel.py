@@ -1,0 +1,54 @@
+"""Work in a thread ends when a signal comes, whenever it comes."""
+
+import os
+import signal
+from threading import Event, Thread
+
+import pytest
+
+from snapexport.engines.cancel import cancellable
+
+
+def test_it_gives_what_the_work_gives() -> None:
+    cancelled = Event()
+    assert cancellable(lambda: 3, cancelled.set) == 3
+    assert not cancelled.is_set()
+    with pytest.raises(ZeroDivisionError):
+        cancellable(lambda: 1 // 0, cancelled.set)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_ends_it_while_it_is_waited_for() -> None:
+    stop, ended = Event(), Event()
+
+    def work() -> None:
+        interrupt()
+        assert stop.wait(30)
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        cancellable(work, stop.set)
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_signal_ends_it_while_it_begins(monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    stop, ended, start = Event(), Event(), Thread.start
+
+    def interrupted(thread: Thread) -> None:
+        if begun:
+            start(thread)
+        interrupt()
+
+    def work() -> None:
+        assert stop.wait(30)
+        ended.set()
+
+    monkeypatch.setattr(Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cancellable(work, stop.set)
+    assert stop.is_set()
+    assert ended.is_set() or not begun

@@ -1,0 +1,32 @@
+"""docs/tensorrt.md: its commands are taken by the programs that they are for."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from snapexport.commands.app import parser
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "tensorrt.md"
+
+
+def commands(program: str) -> list[str]:
+    text = DOCUMENT.read_text().replace("\\\n", " ")
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    return [line for line in lines if line.startswith(f"{program} ")]
+
+
+def test_snapexport_takes_its_commands() -> None:
+    ours = commands("snapexport")
+    assert sum(" engine " in line for line in ours) == 2
+    for line in ours:
+        parser().parse_args(line.split()[1:])
+
+
+def test_polygraphy_has_the_flags() -> None:
+    (line,) = commands("polygraphy")
+    program = Path(sys.executable).with_name("polygraphy")
+    known = subprocess.run([program, "convert", "--help"], capture_output=True, text=True).stdout
+    flags = re.findall("--[a-z-]+", line)
+    assert len(flags) == 6
+    assert [flag for flag in flags if f"{flag} " not in known] == []

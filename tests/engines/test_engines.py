@@ -1,0 +1,370 @@
+"""From a build to its engines, over a FAKE TensorRT: what is asked, written, recorded, refused."""
+
+import itertools
+import json
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.commands.app import main
+from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import Manifest
+from snapexport.engines import EngineOptions, build_engines
+from snapexport.engines.folder import EngineFolder
+from tests.engines.asking import GRAPHS, NAME, asked, entry_of, files, refusal, start
+
+
+def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, made: Build) -> None:
+    assert build_engines(made, EngineOptions()) == NAME
+    entry = entry_of(made)
+    assert set(entry.plans) == GRAPHS
+    for graph, plan in entry.plans.items():
+        path = made.directory / plan.file
+        assert plan.file == f"engines/{NAME}/{graph}.plan"
+        assert (plan.size, plan.sha256) == (path.stat().st_size, sha256_of(path))
+        assert plan.device_memory == 4096
+    facts = entry.model_dump(exclude={"plans"})
+    assert facts == {
+        "tensorrt": fake.__version__,
+        "compute_capability": "9.0",
+        "gpu": "NVIDIA H200",
+        "hardware_compatibility": "none",
+        "version_compatible": False,
+        "stripped": False,
+        "plugins": None,
+    }
+    beside = {f"{NAME}.log", f"{NAME}.timing.cache"}
+    assert files(made) == {f"{NAME}/{graph}.plan" for graph in GRAPHS} | beside
+    assert Manifest.read(made.directory).graphs == made.manifest.graphs
+
+
+def test_what_tensorrt_is_asked_for(fake: Any, made: Build, library: Path) -> None:
+    name = build_engines(
+        made,
+        EngineOptions(
+            graphs=("decode",),
+            plugins=library,
+            hardware_compat="same-compute-capability",
+            version_compatible=True,
+            strip_plan=True,
+            optimization_level=5,
+            workspace=2**30,
+        ),
+    )
+    assert name == "sm_90-version_compatible-stripped"
+    (config,) = asked(fake, "build")
+    assert {flag.name for flag in config._flags} == {
+        *("STRIP_PLAN", "REFIT_IDENTICAL", "VERSION_COMPATIBLE")
+    }
+    assert config.hardware_compatibility_level.name == "SAME_COMPUTE_CAPABILITY"
+    assert (config.builder_optimization_level, config._pools) == (5, {"WORKSPACE": 2**30})
+    assert config.plugins_to_serialize == [str(library)]
+    assert asked(fake, "network") == [1 << fake.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
+    assert asked(fake, "parse") == [str(made.directory / "decode.onnx")]
+    assert asked(fake, "load") == [True]
+    entry = entry_of(made, name)
+    assert (entry.stripped, entry.version_compatible, set(entry.plans)) == (True, True, {"decode"})
+    assert entry.plugins is None, "a version compatible plan carries the library inside"
+
+
+def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
+    options = EngineOptions(graphs=("decode",), strip_plan=True, refit=True)
+    assert build_engines(made, options) == f"{NAME}-stripped-refit"
+    (config,) = asked(fake, "build")
+    assert {flag.name for flag in config._flags} == {"STRIP_PLAN", "REFIT"}
+
+
+def test_the_plugin_library_lies_beside_the_plans(
+    fake: Any, made: Build, library: Path, tmp_path: Path
+) -> None:
+    build_engines(made, EngineOptions(graphs=("compress",), plugins=library))
+    plugins = entry_of(made).plugins
+    assert plugins is not None
+    copy = made.directory / plugins.file
+    assert (copy.read_bytes(), copy.parent.name) == (library.read_bytes(), NAME)
+    assert (plugins.size, plugins.sha256) == (copy.stat().st_size, sha256_of(copy))
+    assert fake.get_plugin_registry().libraries == [str(library)]
+    library.write_bytes(b"\x7fELF of another kind")
+    assert "another plugin library" in refusal(made, graphs=("decode",), plugins=library)
+    other = library.rename(tmp_path / "libother.so")
+    options = EngineOptions(graphs=("decode",), plugins=other, overwrite=True)
+    build_engines(Build.open(made.directory), options)
+    left = {Path(file).name for file in files(made) if file.startswith(f"{NAME}/")}
+    assert left == {"decode.plan", "libother.so"}
+
+
+def test_a_library_that_is_none_is_refused(fake: Any, made: Build, tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("text")
+    assert "does not load" in refusal(made, plugins=tmp_path / "text.so")
+    assert Manifest.read(made.directory) == made.manifest
+
+
+def test_what_is_there_is_not_built_again(fake: Any, made: Build) -> None:
+    build_engines(made, EngineOptions(graphs=("decode", "compress")))
+    fake.calls.clear()
+    build_engines(Build.open(made.directory), EngineOptions())
+    assert len(asked(fake, "parse")) == len(GRAPHS) - 2
+    assert set(entry_of(made).plans) == GRAPHS
+    assert "has every plan already" in refusal(made)
+    build_engines(Build.open(made.directory), EngineOptions(graphs=("decode",), overwrite=True))
+    assert set(entry_of(made).plans) == GRAPHS
+
+
+def test_another_tensorrt_replaces_all_of_it_and_only_when_told(
+    fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_engines(made, EngineOptions())
+    monkeypatch.setattr(fake, "__version__", "11.5.0.1")
+    assert "holds plans by TensorRT 11.4" in refusal(made, graphs=("decode",))
+    fake.planted["build_error"] = "out of luck"
+    assert "out of luck" in refusal(made, graphs=("decode",), overwrite=True)
+    assert set(entry_of(made).plans) == GRAPHS, "a failure replaces nothing"
+    fake.planted.clear()
+    build_engines(Build.open(made.directory), EngineOptions(graphs=("decode",), overwrite=True))
+    entry = entry_of(made)
+    assert (entry.tensorrt, set(entry.plans)) == ("11.5.0.1", {"decode"})
+    assert {file for file in files(made) if file.endswith(".plan")} == {f"{NAME}/decode.plan"}
+
+
+@pytest.mark.parametrize("other_tensorrt", [False, True])
+def test_at_every_moment_the_manifest_names_whole_plans(
+    fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch, other_tensorrt: bool
+) -> None:
+    """Each rename of a replacement fails once: nothing after it happens, as after a kill."""
+    rename = Path.replace
+    options = EngineOptions(graphs=("decode", "compress"), overwrite=True)
+    for renames in itertools.count():
+        build_engines(Build.open(made.directory), options)
+        if other_tensorrt:
+            monkeypatch.setattr(fake, "__version__", f"11.5.{renames}.0")
+        left = iter([True] * renames)
+
+        def replace(source: Path, target: Path, left: Iterator[bool] = left) -> None:
+            if not next(left, False):
+                raise OSError("killed")
+            rename(source, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+        try:
+            build_engines(Build.open(made.directory), options)
+            break
+        except OSError:
+            monkeypatch.setattr(Path, "replace", rename)
+        entry = Manifest.read(made.directory).engines.get(NAME)
+        for plan in entry.plans.values() if entry else ():
+            assert sha256_of(made.directory / plan.file) == plan.sha256
+    assert renames > 12
+
+
+def test_engines_of_several_kinds_live_side_by_side(fake: Any, made: Build) -> None:
+    for options in (EngineOptions(), EngineOptions(hardware_compat="ampere-plus")):
+        build_engines(Build.open(made.directory), options)
+    engines = Build.open(made.directory).manifest.engines
+    assert set(engines) == {NAME, "ampere_plus"}
+    measured = (made.directory / "engines" / f"{NAME}.timing.cache").read_bytes()
+    assert measured.count(b"+") == 2 * len(GRAPHS), "they share what was measured on the GPU"
+    assert engines["ampere_plus"].hardware_compatibility == "ampere_plus"
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (
+            {"parse_error": "no importer"},
+            "decode.onnx: TensorScatter '/layers.0/scatter' in SnapKVSelect: no importer (and 1 m",
+        ),
+        ({"build_error": "no implementation"}, "no implementation (and 1 more errors)"),
+        ({"no_plan": "out of memory"}, "a plan of decode and does not load it: out of memory"),
+        ({"not_aliased": 1}, "present.0.key does not share the memory of past_key_values.0.key"),
+        ({"other_shape": "logits"}, "takes logits of"),
+    ],
+)
+def test_what_tensorrt_refuses_leaves_no_trace_but_the_log(
+    fake: Any, made: Build, planted: dict[str, Any], message: str
+) -> None:
+    fake.planted.update(planted)
+    assert message in refusal(made, graphs=("decode",))
+    assert Manifest.read(made.directory) == made.manifest
+    assert files(made) <= {f"{NAME}.log", f"{NAME}.timing.cache"}
+    assert not (made.directory / "engines" / NAME).exists()
+
+
+def test_a_failure_keeps_what_was_finished_and_measured(fake: Any, made: Build) -> None:
+    build_engines(made, EngineOptions(graphs=("prefill",)))
+    fake.planted["build_error"] = "no implementation"
+    refusal(made, graphs=("decode",))
+    assert set(entry_of(made).plans) == {"prefill"}
+    cache = made.directory / "engines" / f"{NAME}.timing.cache"
+    assert cache.read_bytes() == fake.__version__.encode() + b"++"
+    assert "ERROR: no implementation" in (made.directory / "engines" / f"{NAME}.log").read_text()
+
+
+def test_a_stale_timing_cache_of_ours_is_begun_anew(fake: Any, made: Build) -> None:
+    cache = made.directory / "engines" / f"{NAME}.timing.cache"
+    cache.parent.mkdir()
+    cache.write_bytes(b"of another version")
+    build_engines(made, EngineOptions(graphs=("decode",)))
+    assert cache.read_bytes() == fake.__version__.encode() + b"+"
+
+
+def test_a_stale_timing_cache_of_somebody_is_left_alone(
+    fake: Any, made: Build, tmp_path: Path
+) -> None:
+    cache = tmp_path / "fleet.cache"
+    build_engines(made, EngineOptions(graphs=("decode",), timing_cache=cache))
+    assert cache.read_bytes() == fake.__version__.encode() + b"+"
+    cache.write_bytes(b"of another version")
+    assert "is not of this GPU" in refusal(made, graphs=("prefill",), timing_cache=cache)
+    assert cache.read_bytes() == b"of another version"
+
+
+def test_progress_names_graph_phase_and_step(fake: Any, made: Build) -> None:
+    told: list[str] = []
+
+    class Listener:
+        def stage(self, text: str) -> None:
+            told.append(text)
+
+    build_engines(made, EngineOptions(graphs=("decode",)), Listener())
+    assert told[0] == "decode: reading the graph"
+    assert told[-2:] == ["decode: Timing kernels: 2 of 3", "decode: Timing kernels: 3 of 3"]
+
+
+def test_a_full_disk_is_told_as_such(fake: Any, made: Build) -> None:
+    """A limit on the size of files stands for the full disk: writing fails half-way."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            build_engines(made, EngineOptions(graphs=("decode",)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Manifest.read(made.directory) == made.manifest
+    assert not (made.directory / "engines" / NAME).exists()
+
+
+def test_only_one_builds_at_a_time(fake: Any, made: Build) -> None:
+    with EngineFolder(made.directory, "other").ours():
+        assert "another process builds engines" in refusal(made)
+
+
+def test_a_graph_that_was_changed_is_refused(made: Build) -> None:
+    (made.directory / "decode.onnx").write_bytes(b"other")
+    with pytest.raises(UserError, match="was changed after the build"):
+        Build.open(made.directory)
+
+
+def test_graphs_for_another_engine_are_refused(fake: Any, made: Build) -> None:
+    made.manifest.model_copy(update={"target": "portable"}).write(made.directory)
+    assert "was built for portable, not for TensorRT" in refusal(made)
+
+
+def test_an_old_tensorrt_is_refused(
+    fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "__version__", "10.14.1.48")
+    assert "TensorRT 10.14.1.48 is too old" in refusal(made)
+    assert not (made.directory / "engines").exists()
+
+
+def test_no_gpu_is_told(fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import runtime
+
+    monkeypatch.setattr(runtime, "problem", runtime.cudaError_t.cudaErrorNoDevice)
+    assert "CUDA finds no GPU: cudaErrorNoDevice" in refusal(made)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_ends_soon_and_leaves_nothing_unfinished(
+    made: Build, number: signal.Signals
+) -> None:
+    process = start(made)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, "Traceback" in errors) == (128 + number, False)
+    assert files(made) == {f"{NAME}.log", f"{NAME}.timing.cache"}
+    assert Manifest.read(made.directory) == made.manifest
+
+
+def test_what_a_killed_build_left_goes_with_the_next(fake: Any, made: Build) -> None:
+    process = start(made)
+    process.kill()
+    process.communicate(timeout=20)
+    assert any(file.endswith(".partial") for file in files(made))
+    assert Manifest.read(made.directory) == made.manifest
+    build_engines(made, EngineOptions(graphs=("decode",)))
+    assert files(made) == {f"{NAME}/decode.plan", f"{NAME}.log", f"{NAME}.timing.cache"}
+
+
+def test_the_command_estimates_without_tensorrt_or_gpu(
+    made: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", str(made.directory), "--estimate", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["graphs"]) == GRAPHS
+    weights = sum(file.size for file in made.manifest.weights)
+    assert report["disk_bytes"] == 4 * weights
+    assert report["host_bytes"] == max(one["host_bytes"] for one in report["graphs"].values())
+    assert main(["engine", str(made.directory), "--estimate", "--graphs", "decode"]) == 0
+    out = capsys.readouterr().out
+    assert "decode" in out and "prefill" not in out and "running takes at least" in out
+
+
+def test_the_command_builds_and_says_what_it_built(
+    fake: Any, made: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", str(made.directory), "--graphs", "decode", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"name": NAME} | entry_of(made).model_dump()
+    assert "--dtype bf16 or fp16" in err and "of memory and" in err
+    assert main(["engine", str(made.directory), "--graphs", "compress"]) == 0
+    out = capsys.readouterr().out
+    assert f"engines/{NAME}: TensorRT 11.4" in out and "compress: 19.53 KiB" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workspace", "8GB"], "argument --workspace: invalid size value: '8GB'"),
+        (["--graphs", "encode"], "the build has no graph 'encode'"),
+        (["--hardware-compat", "hopper"], "invalid choice: 'hopper'"),
+        (["--optimization-level", "9"], "--optimization-level 9"),
+    ],
+)
+def test_wrong_flags_are_refused(
+    made: Build, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["engine", str(made.directory), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "\n\nhint: " in error
+    assert not (made.directory / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("raise ModuleNotFoundError('no', name='tensorrt')", "package 'tensorrt' is not installed"),
+        (
+            "raise ImportError('libnvinfer.so.11: cannot open shared object file')",
+            "TensorRT does not load: libnvinfer.so.11: cannot open",
+        ),
+    ],
+)
+def test_a_tensorrt_that_does_not_import_is_told(
+    fake: Any,
+    made: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    message: str,
+) -> None:
+    del sys.modules["tensorrt"]
+    (tmp_path / "tensorrt.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message in refusal(made)

@@ -1,0 +1,213 @@
+"""The estimate counts by hand-checkable sums, from a manifest alone; options that can't be."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import (
+    FORMAT_VERSION,
+    GraphEntry,
+    Manifest,
+    ModelFacts,
+    TensorSpec,
+    WeightFile,
+)
+from snapexport.engines import EngineOptions
+from snapexport.engines.folder import engine_name
+from snapexport.engines.gpu import Gpu
+from snapexport.engines.memory import (
+    LIBRARY_GPU,
+    LIBRARY_HOST,
+    Estimate,
+    Free,
+    estimate,
+    host_available,
+    require_room,
+)
+from snapexport.engines.options import size
+
+GIB = 2**30
+WEIGHTS = 16 * GIB
+L_MAX, SLOTS, BATCH, CHUNK = 131072, 8192, 4, 512
+TOKEN = 8 * 128 * 2
+"""Bytes of one position's keys, or values, in a layer: 8 KV heads of 128, in bf16."""
+
+
+def spec(name: str, dtype: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, dtype=dtype, shape=list(shape))
+
+
+def caches(prefix: str, batch: int, slots: int) -> list[TensorSpec]:
+    """Of one layer."""
+    return [
+        spec(f"{prefix}.0.{part}", "bfloat16", batch, 8, slots, 128) for part in ("key", "value")
+    ]
+
+
+def graph(inputs: list[TensorSpec], outputs: list[TensorSpec]) -> GraphEntry:
+    return GraphEntry(file="x.onnx", sha256="", inputs=inputs, outputs=outputs)
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """One layer, chunked, with a graph for the first slot alone and a baseline's decode."""
+    ids, logits = spec("input_ids", "int64", 1, CHUNK), spec("logits", "float32", 1, 1000)
+    query = spec("query_window.0", "bfloat16", 1, 32, 8, 128)
+    full = caches("past_key_values", 1, L_MAX)
+    prefill = graph([ids, *full], [logits, *caches("present", 1, L_MAX), query])
+    compress = graph([*full, query], caches("present", 1, SLOTS))
+    ring = caches("past_key_values", BATCH, SLOTS), caches("present", BATCH, SLOTS)
+    baseline = graph(caches("past_key_values", BATCH, L_MAX), caches("present", BATCH, L_MAX))
+    facts: dict[str, Any] = dict.fromkeys(
+        "num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
+        "max_position_embeddings".split(),
+        1,
+    )
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        model=ModelFacts(architecture="x", sliding_window=[0], eos_token_id=[], **facts),
+        geometry=CacheGeometry("snapstream", L_MAX, 1, 4, 4092, 4096),
+        batch=BATCH,
+        prefill_chunk=CHUNK,
+        dtype="bf16",
+        quantization=None,
+        target="tensorrt",
+        graphs={
+            "prefill": prefill,
+            "compress": compress,
+            "decode": graph(*ring),
+            "decode.1": graph(caches("past_key_values", 1, SLOTS), caches("present", 1, SLOTS)),
+            "baseline/decode": baseline,
+        },
+        traces={},
+        weights=[WeightFile(file="w", size=WEIGHTS // 2, header_sha256="", sha256=None)] * 2,
+        engines={},
+        versions={},
+    )
+
+
+def test_building_counts_weights_inputs_and_outputs(manifest: Manifest) -> None:
+    needed = estimate(manifest, manifest.graphs, stripped=False)
+    window, logits, ids = 32 * 8 * 128 * 2, 4000, CHUNK * 8
+    prefill = needed.graphs["prefill"]
+    assert prefill.host == LIBRARY_HOST + 2 * WEIGHTS
+    # Caches are written in place: counted once.
+    assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
+    assert prefill.plan == WEIGHTS
+    # The hand-over has no weights, and reads other caches than it writes.
+    compress = needed.graphs["compress"]
+    assert (compress.host, compress.plan) == (LIBRARY_HOST, 0)
+    assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
+
+
+def test_the_largest_graph_decides_and_the_disk_holds_all(manifest: Manifest) -> None:
+    needed = estimate(manifest, manifest.graphs, stripped=False)
+    assert needed.host == needed.graphs["decode"].host
+    assert needed.gpu == needed.graphs["baseline/decode"].gpu
+    assert needed.disk == 4 * WEIGHTS
+
+
+def test_running_holds_a_copy_of_the_weights_for_each_plan(manifest: Manifest) -> None:
+    ours = LIBRARY_GPU + 2 * WEIGHTS + 2 * L_MAX * TOKEN + BATCH * 2 * SLOTS * TOKEN
+    for graphs in (["prefill", "compress", "decode"], manifest.graphs.keys() - {"decode.1"}):
+        assert estimate(manifest, graphs, stripped=False).running == ours
+    # One that runs fewer slots does so over the same caches, with its own weights.
+    assert estimate(manifest, manifest.graphs, stripped=False).running == ours + WEIGHTS
+
+
+def test_stripped_plans_spare_a_copy_and_the_disk(manifest: Manifest) -> None:
+    needed = estimate(manifest, manifest.graphs, stripped=True)
+    assert (needed.host, needed.disk) == (LIBRARY_HOST + WEIGHTS, 0)
+    whole = estimate(manifest, manifest.graphs, stripped=False)
+    assert (needed.gpu, needed.running) == (whole.gpu, whole.running)
+
+
+PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
+
+
+@pytest.fixture
+def needed(manifest: Manifest) -> Estimate:
+    return estimate(manifest, manifest.graphs, stripped=False)
+
+
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        (replace(PLENTY, host=20 * GIB), "at least 34.0 GiB of memory, and 20.0 GiB are free"),
+        (replace(PLENTY, gpu=8 * GIB), "of GPU memory, and 8.0 GiB are free"),
+        (replace(PLENTY, disk=40 * GIB), "at least 64.0 GiB of disk space, and 40.0 GiB are"),
+    ],
+)
+def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        require_room(needed, free, stripped=False)
+    assert message in refused.value.message
+    assert ("--strip-plan" in refused.value.hint) == ("GPU" not in message)
+
+
+def test_what_fits_or_is_not_known_is_not_refused(needed: Estimate) -> None:
+    require_room(needed, PLENTY, stripped=False)
+    require_room(needed, replace(PLENTY, host=None), stripped=False)
+
+
+def test_free_memory_is_read_from_linux(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\nSwapFree:   6 kB\nHugePages: 0\n")
+    assert host_available(file) == 70 * 1024
+    file.write_text("MemTotal: 100 kB\n")
+    assert host_available(file) is None
+    assert host_available(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096)]
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert size(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "8GB", "GiB", "-1GiB", "8 GiB", "nan"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        size(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hardware_compat": "ampere+"}, "--hardware-compat 'ampere+' is not known"),
+        ({"optimization_level": 6}, "--optimization-level 6"),
+        ({"workspace": 0}, "--workspace 0"),
+        ({"plugins": Path("/no/library.so")}, "--plugins /no/library.so is no file"),
+        ({"timing_cache": Path("/no/cache")}, "--timing-cache /no/cache is in no directory"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        EngineOptions(**options)
+    assert message in refused.value.message
+
+
+def test_a_graph_that_the_build_has_not_is_refused(manifest: Manifest) -> None:
+    assert EngineOptions().graphs_of(manifest) == tuple(manifest.graphs)
+    assert EngineOptions(graphs=("decode", "prefill")).graphs_of(manifest) == ("prefill", "decode")
+    with pytest.raises(UserError, match="no graph 'baseline/prefill'"):
+        EngineOptions(graphs=("baseline/prefill",)).graphs_of(manifest)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "sm_120-nvidia_geforce_rtx_5090"),
+        ({"hardware_compat": "same-compute-capability"}, "sm_120"),
+        ({"hardware_compat": "ampere-plus", "version_compatible": True}, "ampere_plus-version_com"),
+        ({"strip_plan": True, "refit": True}, "sm_120-nvidia_geforce_rtx_5090-stripped-refit"),
+    ],
+)
+def test_names_say_what_runs_them(options: dict[str, Any], name: str) -> None:
+    gpu = Gpu("NVIDIA GeForce RTX 5090", "12.0", 0)
+    assert engine_name(gpu, EngineOptions(**options)).startswith(name)
