@@ -8,8 +8,14 @@ from collections import deque
 from tokenizers import Tokenizer
 
 from snapexport.runtime.engine import Limits, Logits
-from snapexport.runtime.requests import FinishReason, Increment, Request, SamplingParams
-from snapexport.runtime.sampling import can_sample, generator, sample, score
+from snapexport.runtime.requests import (
+    FinishReason,
+    Increment,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
+from snapexport.runtime.sampling import can_sample, generator, logprobs, sample, score
 from snapexport.runtime.text import NoText, TextStream
 
 
@@ -45,7 +51,13 @@ class Generation:
         self.last_token = sample(logits, self._params, self._rng)
         self._count += 1
         text, reason = self._read(self.last_token)
-        return Increment(self._request_id, text, (self.last_token,), reason)
+        token_ids, told = (self.last_token,), self._logprobs(logits)
+        return Increment(self._request_id, text, token_ids, reason, logprobs=told)
+
+    def _logprobs(self, logits: Logits) -> tuple[TokenLogprobs, ...]:
+        if self._params.logprobs is None:
+            return ()
+        return (logprobs(logits, self.last_token, self._params.logprobs),)
 
     def _follow(self, logits: Logits) -> Increment:
         """Take the continuation's next token, whatever the logits say, and score it."""

@@ -14,6 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.runtime import prompts as prompts_module
 from snapexport.runtime.engine import Engine
 from snapexport.runtime.loop import Loop
+from snapexport.runtime.open_engine import Runner, open_engine
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
 from snapexport.runtime.requests import Completion, Increment, Request, SamplingParams, Score
 
@@ -29,16 +30,18 @@ class LLM:
         threads: int | None = None,
         prepack: bool = False,
         token_budget: int | None = None,
+        runner: Runner | None = None,
     ) -> None:
         """Load a build. Raises UserError.
 
+        runner: None takes TensorRT where the build has engines, and ONNX Runtime where it has none.
         baseline: run its uncompressed graphs. prepack: a second copy of the weights, laid out for
         faster decoding of several slots. token_budget: tokens of one step, prefill and decode.
         """
-        from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-
         build = Build.open(build_dir)
-        engine = OnnxRuntimeEngine(build, baseline, threads, prepack)
+        engine = open_engine(
+            build, runner=runner, baseline=baseline, threads=threads, prepack=prepack
+        )
         self._set_up(engine, load_tokenizer(build.directory), token_budget)
 
     @classmethod
@@ -87,12 +90,21 @@ class LLM:
         """Complete one prompt step by step. Closing the iterator cancels the request."""
         return self._follow(self._read([prompt], params))
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+    def read(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Check one prompt, for a later `submit`. Any thread may: nothing is queued or changed."""
+        (request,) = self._read([prompt], params)
+        return request
+
+    def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step`; returns the id that its increments carry."""
-        return self._loop.submit(*self._read([prompt], params))
+        request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
+        return self._loop.submit(request)
 
     def step(self) -> list[Increment]:
-        """Advance everything by one step; what the submitted requests gained since the last."""
+        """Advance everything by one step; what the submitted requests gained since the last.
+
+        An exception of the engine is not raised: it is on the increments of those that it ended.
+        """
         self._step()
         increments = list(self._outbox)
         self._outbox.clear()
@@ -110,6 +122,16 @@ class LLM:
     def busy(self) -> bool:
         """Whether `step` has anything left to do or to tell."""
         return self._loop.busy or bool(self._outbox)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Requests that have no slot yet."""
+        return self._loop.waiting
+
+    @property
+    def slots_used(self) -> int:
+        """Slots in use, of `engine.limits.batch`."""
+        return self._loop.slots_used
 
     def _read(
         self,
@@ -142,6 +164,8 @@ class LLM:
                 if increment.finish_reason:
                     live.remove(increment.request_id)
                     del self._boxes[increment.request_id]
+                if increment.exception:
+                    raise increment.exception
                 yield increment
         finally:
             for request_id in live:
@@ -159,9 +183,10 @@ class LLM:
 def _joined(request: Request, increments: Sequence[Increment]) -> Completion:
     tokens = tuple(token for increment in increments for token in increment.token_ids)
     text = "".join(increment.text for increment in increments)
+    logprobs = tuple(one for increment in increments for one in increment.logprobs)
     reason = increments[-1].finish_reason
     assert reason is not None
-    return Completion(request.prompt_token_ids, text, tokens, reason)
+    return Completion(request.prompt_token_ids, text, tokens, reason, logprobs)
 
 
 def _scored(request: Request, increments: Sequence[Increment]) -> Score:

@@ -3,9 +3,12 @@
 Knows neither prompts as text nor callers. Not thread-safe: one thread steps, submits and cancels.
 """
 
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from snapexport.runtime.engine import Engine, Logits
@@ -43,8 +46,9 @@ class Loop:
     def step(self) -> list[Increment]:
         """Decode every running request once, and prefill as far as the budget goes.
 
-        A request whose logits are no numbers ends with "error", and its neighbours go on. What an
-        exception of the engine leaves behind is for the caller to cancel.
+        A request whose logits are no numbers ends with "error", and its neighbours go on. An
+        exception of the engine ends those that it was working for, and is on their increments: the
+        plan counts as done, so that what a failed call left out must not be built upon.
         """
         plan = self._scheduler.schedule()
         increments = self._decode(plan.decode)
@@ -57,22 +61,42 @@ class Loop:
         """Whether any request is live."""
         return bool(self._live)
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Live requests without a slot."""
+        return self._scheduler.waiting
+
+    @property
+    def slots_used(self) -> int:
+        """Slots that a live request holds."""
+        return self._scheduler.slots_used
+
     def _decode(self, slots: dict[int, int]) -> list[Increment]:
         if not slots:
             return []
+        try:
+            logits = self._engine.decode(*self._inputs(slots.items()))
+        except Exception as error:
+            return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
+        return [self._sample(request_id, slot, logits[slot]) for request_id, slot in slots.items()]
+
+    def _inputs(self, slots: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+        """Token, position and prompt length of every slot, [3, B]."""
         inputs = np.zeros((3, self._limits.batch), np.int64)
-        for request_id, slot in slots.items():
+        for request_id, slot in slots:
             live = self._live[request_id]
             inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
-        logits = self._engine.decode(*inputs)
-        return [self._sample(request_id, slot, logits[slot]) for request_id, slot in slots.items()]
+        return inputs
 
     def _prefill(self, chunk: Chunk) -> list[Increment]:
         if chunk.request_id not in self._live:
             return []
         prompt = self._live[chunk.request_id].prompt_token_ids
         tokens = prompt[chunk.start : chunk.end]
-        logits = self._engine.prefill(chunk.slot, tokens, chunk.start, len(prompt))
+        try:
+            logits = self._engine.prefill(chunk.slot, tokens, chunk.start, len(prompt))
+        except Exception as error:
+            return [self._fail(chunk.request_id, chunk.slot, error)]
         # A broken chunk ends its request at once: cancelled later, it would leave its NaN behind.
         if chunk.is_last or not can_sample(logits):
             return [self._sample(chunk.request_id, chunk.slot, logits)]
@@ -85,6 +109,13 @@ class Loop:
         if increment.finish_reason == "error":
             self._engine.clear(slot)
         return increment
+
+    def _fail(self, request_id: int, slot: int, error: Exception) -> Increment:
+        """End a request for an exception of the engine, whose caches may hold anything now."""
+        self._forget(request_id)
+        with suppress(Exception):  # an engine that is broken for good can't clear either
+            self._engine.clear(slot)
+        return Increment(request_id, "", (), "error", exception=error)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]

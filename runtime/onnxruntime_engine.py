@@ -16,8 +16,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.runtime.engine import Integers, Limits, Logits
-from snapexport.runtime.onnxruntime_prefill import Chunked, Compress, Copy, PromptCache, SingleShot
+from snapexport.runtime.onnxruntime_prefill import Copy, IntoSlot, PromptCache
 from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
+from snapexport.runtime.prefill import Chunked, SingleShot
 
 
 class OnnxRuntimeEngine:
@@ -94,14 +95,15 @@ class OnnxRuntimeEngine:
         """The way into a slot, and the buffers that hold the kept positions afterwards."""
         decode, batch = self.decode_buffers, self.limits.batch
         if self._build.manifest.single_shot:
-            single_shot = SingleShot(graph, decode, batch)
-            return single_shot, single_shot.buffers
+            into_slot = IntoSlot(graph, {}, decode, batch)
+            return SingleShot(into_slot.buffers, into_slot), into_slot.buffers
         cache = self.prompt_cache = self.prompt_cache or PromptCache(graph)
         buffers = buffers_for(graph.entry, cache.buffers)
+        bound = graph.bind(buffers)
         if not self._compresses:
-            return Chunked(graph, cache, buffers, Copy(buffers, decode)), {}
-        compress = Compress(self._graph("compress"), buffers, decode, batch)
-        return Chunked(graph, cache, buffers, compress), compress.buffers
+            return Chunked(bound, buffers, cache, Copy(buffers, decode)), {}
+        compress = IntoSlot(self._graph("compress"), buffers, decode, batch)
+        return Chunked(bound, buffers, cache, compress), compress.buffers
 
     def _graph(self, name: GraphName, prepack: bool = False) -> Graph:
         return Graph(self._build, name, self._threads, prepack)
@@ -117,9 +119,16 @@ def require_runnable(build: Build, baseline: bool) -> None:
     if build.manifest.dtype == "bf16":
         raise UserError(
             f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
-            "build it again with --dtype fp32",
+            _engines_first(build) + "build it again with --dtype fp32",
         )
     if baseline and build.manifest.geometry.compresses and not build.has_baseline:
         raise UserError(
             f"{build.directory} has no baseline graphs", "build it again with --baseline"
         )
+
+
+def _engines_first(build: Build) -> str:
+    """The way out of a build that was made for a GPU."""
+    if build.manifest.target != "tensorrt":
+        return ""
+    return f"make its engines on a machine with a GPU: `snapexport engine {build.directory}`; or "

@@ -146,8 +146,12 @@ def _encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> li
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"a prompt is not valid text: {error}", "pass valid Unicode") from None
-    # An empty text could become a lone BOS.
-    return tokenizer.encode(text, add_special_tokens=is_start).ids if text else []
+    if not text:
+        return []  # it could become a lone BOS
+    # `encode` holds the interpreter's lock, seconds for a megabyte; of a batch it is released.
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_start)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _known_token(token: object, vocab_size: int) -> int:

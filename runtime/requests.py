@@ -3,6 +3,7 @@
 Responsible for what their values may be. Knows no engine, no scheduler and no tokenizer.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from snapexport.contract.errors import UserError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token or a stop string. length: max_tokens or the build's last position.
-cancelled: by the caller. error: the model's logits were no numbers, as when fp16 overflows; then
-build it again with --dtype fp32.
+cancelled: by the caller. error: the model's logits were no numbers, as when fp16 overflows (then
+build it again with --dtype fp32), or the engine failed: then the increment has its exception.
 """
+
+MAX_LOGPROBS = 20
+"""The most alternatives that a token's log probability comes with, as in vLLM and OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,8 @@ class SamplingParams:
 
     temperature 0 takes the likeliest token; otherwise temperature, then top_k (0: off), then top_p
     (1: off) shape the distribution. The same seed on the same build gives the same tokens.
-    A text in `stop` ends the request and is not part of its text.
+    A text in `stop` ends the request and is not part of its text. logprobs: how many of the
+    likeliest tokens are told for each place, beside the chosen one; None: nothing is.
     """
 
     max_tokens: int = 256
@@ -34,6 +39,7 @@ class SamplingParams:
     seed: int | None = None
     stop: Sequence[str] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
@@ -42,6 +48,8 @@ class SamplingParams:
         self._require("top_k", _whole(self.top_k, 0), "0 (off) or a whole number above it")
         self._require("seed", self.seed is None or _whole(self.seed, 0), "0 or more, or None")
         self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        few = self.logprobs is None or _whole(self.logprobs, 0, MAX_LOGPROBS)
+        self._require("logprobs", few, f"a whole number from 0 to {MAX_LOGPROBS}, or None")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         self._require("stop", _are_texts(self.stop), "texts of one character or more")
@@ -76,10 +84,25 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A chosen token's natural log probability, and the likeliest tokens' in its place.
+
+    Of the model's own distribution, before temperature, top-k and top-p, in vLLM's manner. The
+    likeliest come first, ties with the lower token first; the chosen one may be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Increment:
     """What one step added to one request. The last one, and no other, has a finish_reason.
 
     A step that took a token of the request's continuation has its score, and no text or token.
+    logprobs: of each token, where they were asked for. exception: of the engine, which ended the
+    request with "error".
     """
 
     request_id: int
@@ -87,6 +110,8 @@ class Increment:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     score: TokenScore | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    exception: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +130,21 @@ class Score:
 class Completion:
     """A finished request. `text` is what its increments' texts join to; so are the token ids.
 
-    An end-of-sequence token is in `token_ids` and not in `text`.
+    An end-of-sequence token is in `token_ids` and not in `text`. logprobs: one for each token, or
+    none.
     """
 
     prompt_token_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def _whole(value: object, least: int, most: float = math.inf) -> bool:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        return False
+    return least <= int(value) <= most
 
 
 def _real(value: object, least: float, most: float = sys.float_info.max) -> bool:

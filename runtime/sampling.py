@@ -6,7 +6,7 @@ Pure functions of one request's logits and its own generator, so that neighbours
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.requests import SamplingParams, TokenScore
+from snapexport.runtime.requests import SamplingParams, TokenLogprobs, TokenScore
 
 Logits = NDArray[np.float32]
 Weights = NDArray[np.float64]
@@ -35,9 +35,27 @@ def sample(logits: Logits, params: SamplingParams, rng: np.random.Generator) -> 
 
 def score(logits: Logits, token: int) -> TokenScore:
     """The natural log probability of one token under logits [V]."""
-    shifted = logits.astype(np.float64) - float(logits.max())
-    logprob = float(shifted[token] - np.log(np.exp(shifted).sum()))
+    logprob = float(_log_softmax(logits)[token])
     return TokenScore(logprob, is_greedy=int(np.argmax(logits)) == token)
+
+
+def logprobs(logits: Logits, token: int, count: int) -> TokenLogprobs:
+    """The same, and that of the `count` likeliest tokens."""
+    each, count = _log_softmax(logits), min(count, len(logits))
+    # Sorting a whole vocabulary takes 15 ms; of those that tie for the last place none is left out.
+    likely = np.flatnonzero(each >= np.partition(each, -count)[-count]) if count else _NOBODY
+    likely = likely[np.argsort(-each[likely], kind="stable")][:count]
+    top = tuple((int(one), float(each[one])) for one in likely)
+    return TokenLogprobs(token, float(each[token]), top)
+
+
+_NOBODY = np.empty(0, np.intp)
+
+
+def _log_softmax(logits: Logits) -> Weights:
+    shifted: Weights = logits.astype(np.float64) - float(logits.max())
+    shifted -= np.log(np.exp(shifted).sum())
+    return shifted
 
 
 def candidates(logits: Logits, params: SamplingParams) -> tuple[Tokens, Weights]:

@@ -102,6 +102,16 @@ class Scheduler:
         """Whether any request is not finished."""
         return bool(self._waiting or self._prefill or self._running)
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Requests without a slot."""
+        return frozenset(request_id for request_id, _ in self._waiting)
+
+    @property
+    def slots_used(self) -> int:
+        """Slots that a request in prefill or running holds."""
+        return len(self._running) + (self._prefill is not None)
+
     def _begin_prefill(self) -> bool:
         """Move the next request to a free slot if none is in prefill; say whether one is now."""
         if self._prefill is None and self._waiting and self._free:

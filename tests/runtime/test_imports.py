@@ -5,7 +5,7 @@ from tests.oracle.cases import Case
 
 from .processes import run_python
 
-HEAVY = "torch transformers onnx onnx_ir onnx_graphsurgeon polygraphy"
+HEAVY = "torch transformers onnx onnx_ir onnx_graphsurgeon polygraphy tensorrt cuda"
 
 
 def loaded(script: str, heavy: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A build's graphs over a whole sequence, each run by Polygraphy's OnnxrtRunner, by the contract.
+"""A build's graphs over a whole sequence, each run by one of Polygraphy's runners, by the contract.
 
 Slow on purpose: every cache travels through the feeds, so that nothing of the runtime is trusted.
 """
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import ml_dtypes  # noqa: F401 (teaches NumPy the name "bfloat16")
 import numpy as np
-from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 
+from snapexport.accuracy.backends import Backend, on_onnxruntime
 from snapexport.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
@@ -34,10 +35,18 @@ class GraphRunner(SequenceRunner):
     last_prefill: Call
     first_decode: Call
 
-    def __init__(self, build: Build, baseline: bool = False) -> None:
+    def __init__(
+        self,
+        build: Build,
+        baseline: bool = False,
+        backend: Backend | None = None,
+        remark: str = "",
+    ) -> None:
+        """backend: ONNX Runtime unless another is given. remark: what the name says of it."""
         policy = build.manifest.geometry.policy
-        super().__init__(name="full cache" if baseline else policy)
+        super().__init__(name=("full cache" if baseline else policy) + remark)
         self.build = build
+        self._backend = backend or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"
         self._prefill: GraphName = "baseline/prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline/decode" if baseline else "decode"
@@ -49,7 +58,7 @@ class GraphRunner(SequenceRunner):
         wanted = [self._prefill, self._decode]
         if self._compresses:
             wanted.append("compress")
-        self._runners = {name: self._sessions.enter_context(self._runner(name)) for name in wanted}
+        self._infer = {name: self._sessions.enter_context(self._backend(name)) for name in wanted}
 
     def deactivate_impl(self) -> None:
         """Drop the sessions."""
@@ -72,14 +81,14 @@ class GraphRunner(SequenceRunner):
         out: Feed = {}
         for scalars in self._prefill_scalars(token_ids[:prompt_length]):
             feed = scalars | self._past(self._prefill, out)
-            out = self._runners[self._prefill].infer(feed)
+            out = self._infer[self._prefill](feed)
             yield Call(self._prefill, feed, out[names.LOGITS])
         if self._compresses:
             out = self._compressed(out, prompt_length)
         for position in range(prompt_length, len(token_ids)):
             scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
             feed = scalars | self._past(self._decode, out)
-            out = self._runners[self._decode].infer(feed)
+            out = self._infer[self._decode](feed)
             yield Call(self._decode, feed, out[names.LOGITS])
 
     def _compressed(self, out: Feed, prompt_length: int) -> Feed:
@@ -87,10 +96,7 @@ class GraphRunner(SequenceRunner):
         inputs = {spec.name for spec in self._entry("compress").inputs}
         windows = {name: value for name, value in out.items() if name in inputs}
         length = {names.PROMPT_LENGTH: np.array([prompt_length])}
-        result: Feed = self._runners["compress"].infer(
-            length | windows | self._past("compress", out)
-        )
-        return result
+        return self._infer["compress"](length | windows | self._past("compress", out))
 
     def _prefill_scalars(self, prompt: Array) -> list[Feed]:
         """Inputs of each chunk apart from the caches: the last one is right-aligned."""
@@ -133,6 +139,3 @@ class GraphRunner(SequenceRunner):
 
     def _entry(self, graph: GraphName) -> GraphEntry:
         return self.build.manifest.graphs[graph]
-
-    def _runner(self, graph: GraphName) -> OnnxrtRunner:
-        return OnnxrtRunner(SessionFromOnnx(str(self.build.graph(graph))), name=graph)

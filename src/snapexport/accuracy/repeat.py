@@ -4,23 +4,22 @@ For one sequence: its last prefill chunk and its first decode step, of each grap
 transformers said of the same tokens.
 """
 
-import shlex
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from polygraphy.comparator import IterationResult, RunResults
 
-from snapexport.accuracy.difference import TOLERANCE
-from snapexport.accuracy.graph_runner import Call, GraphRunner
+from snapexport.accuracy.graph_runner import GraphRunner
+from snapexport.accuracy.repeat_commands import LOADER, Case, commands_for
 from snapexport.accuracy.sequence import DECODE_LOGITS, PREFILL_LOGITS, Array
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 
 COMMANDS = "commands.sh"
-LOADER = "load_data.py"
 
 _LOADER_HEADER = '''"""What the graphs take, for polygraphy run --data-loader-script FILE:NAME."""
 
@@ -29,28 +28,27 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
+
+
+def bf16(bits):
+    """NumPy has no bf16, torch has."""
+    import torch
+
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+def load(file):
+    """Arrays by name. Only bf16 is kept as uint16: its bits."""
+    with np.load(HERE / file) as arrays:
+        return {k: bf16(a) if a.dtype == np.uint16 else a for k, a in arrays.items()}
 '''
 
 _LOADER_FUNCTION = '''
 
 def {function}():
     """Inputs of {graph}.onnx."""
-    yield dict(np.load(HERE / "{function}.npz"))
+    yield load("{function}.npz")
 '''
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One run of one graph that is to be repeated, and transformers' logits for it."""
-
-    call: Call
-    reference: Array
-    lossless: bool
-
-    @property
-    def name(self) -> str:
-        """The loader's function, and the stem of the case's files."""
-        return self.call.graph.replace("/", "_")
 
 
 def write_repeat(
@@ -64,15 +62,15 @@ def write_repeat(
     The runners have just run the sequence of which `reference` is transformers' result.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    cases = [case for runner in runners for case in _cases(runner, reference)]
+    cases = _once_each(case for runner in runners for case in _cases(runner, reference))
     for case in cases:
-        inputs: dict[str, Any] = case.call.feed
+        inputs: dict[str, Any] = {name: _storable(a) for name, a in case.call.feed.items()}
         np.savez(directory / f"{case.name}.npz", **inputs)
         _save_reference(directory / f"{case.name}.reference.json", case)
     functions = [_LOADER_FUNCTION.format(function=c.name, graph=c.call.graph) for c in cases]
     (directory / LOADER).write_text("".join([_LOADER_HEADER, *functions]))
     commands = directory / COMMANDS
-    lines = ["#!/bin/sh", 'cd "$(dirname "$0")"', *(_command(build, case) for case in cases)]
+    lines = ["#!/bin/sh", 'cd "$(dirname "$0")"', *commands_for(build, cases)]
     commands.write_text("\n".join(lines) + "\n")
     commands.chmod(0o755)
     return commands
@@ -87,6 +85,14 @@ def _cases(runner: GraphRunner, reference: IterationResult) -> list[Case]:
     ]
 
 
+def _once_each(cases: Iterable[Case]) -> list[Case]:
+    """Each graph as the first of the runners ran it."""
+    first: dict[str, Case] = {}
+    for case in cases:
+        first.setdefault(case.name, case)
+    return list(first.values())
+
+
 def _save_reference(path: Path, case: Case) -> None:
     """transformers' logits in Polygraphy's own format, under the graph's output name."""
     # The sequence runs in every slot of the batch alike.
@@ -96,14 +102,5 @@ def _save_reference(path: Path, case: Case) -> None:
     results.save(str(path))
 
 
-def _command(build: Build, case: Case) -> str:
-    remark = "" if case.lossless else "# A difference here is what the compression costs.\n"
-    graph = shlex.quote(str(build.graph(case.call.graph).absolute()))
-    return remark + " ".join(
-        [
-            f"polygraphy run {graph} --onnxrt",
-            f"--data-loader-script {LOADER}:{case.name}",
-            f"--load-outputs {case.name}.reference.json",
-            f"--atol {TOLERANCE[build.manifest.dtype]} --rtol 0 --check-error-stat max",
-        ]
-    )
+def _storable(array: Array) -> Array:
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array

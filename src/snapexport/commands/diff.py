@@ -7,6 +7,7 @@ if they are not, the exit status is 1. Beyond, the distance is what the compress
 examples:
   snapexport diff llama.build
   snapexport diff llama.build --prompt-file report.txt --steps 64 --json
+  snapexport diff llama.build --runners onnxruntime,tensorrt
 """
 
 import argparse
@@ -15,13 +16,18 @@ import random
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snapexport.commands import diff_view, prompt
 from snapexport.commands.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.runtime.engine import Limits
+from snapexport.runtime.open_engine import RUNNERS
 from snapexport.runtime.prompts import load_tokenizer, read
+
+if TYPE_CHECKING:
+    from snapexport.accuracy.backends import Backend
 
 HELP = "accuracy against transformers, by Polygraphy"
 
@@ -49,26 +55,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="plain polygraphy commands (default: BUILD.diff)"
     )
+    parser.add_argument(
+        "--runners",
+        type=_runners,
+        default=("onnxruntime",),
+        metavar="NAMES",
+        help="what runs the build's graphs: onnxruntime, tensorrt (the plans that `snapexport "
+        "engine` built for this GPU), or both with a comma (default: onnxruntime)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and write the commands that repeat it."""
     build = Build.open(arguments.build)
-    with needs_extra("cpu"):
-        from snapexport.runtime.onnxruntime_engine import require_runnable
-    require_runnable(build, baseline=False)
+    if "onnxruntime" in arguments.runners:
+        with needs_extra("cpu"):
+            from snapexport.runtime.onnxruntime_engine import require_runnable
+        require_runnable(build, baseline=False)
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
         from snapexport.accuracy.report import compare_build
+    backends = _backends(build, arguments.runners)
     out = arguments.out or _beside(build.directory.resolve())
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
-        found, commands = compare_build(build, arguments.model, prompts, arguments.steps, out)
+        found, commands = compare_build(
+            build, arguments.model, prompts, arguments.steps, out, backends
+        )
     if arguments.json:
         print(json.dumps({"differences": [asdict(d) for d in found], "commands": str(commands)}))
     else:
         diff_view.print_differences(build, found, commands)
     return int(any(difference.broken for difference in found))
+
+
+def _runners(text: str) -> tuple[str, ...]:
+    """The chosen ones, in the order of RUNNERS."""
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(RUNNERS):
+        raise argparse.ArgumentTypeError(
+            f"no runner '{min(unknown)}': choose from {', '.join(RUNNERS)}"
+        )
+    return tuple(runner for runner in RUNNERS if runner in chosen)
+
+
+def _backends(build: Build, runners: tuple[str, ...]) -> "dict[str, Backend]":
+    """What runs the graphs, by name; none where it is ONNX Runtime alone, which goes unsaid."""
+    from snapexport.accuracy.backends import on_onnxruntime, on_tensorrt
+
+    if "tensorrt" not in runners:
+        return {}
+    from snapexport.runtime.tensorrt_plans import open_plans
+
+    _, plans = open_plans(build)
+    backends = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(plans.load)}
+    return {name: backends[name] for name in runners}
 
 
 def _beside(directory: Path) -> Path:

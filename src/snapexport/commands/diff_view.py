@@ -17,7 +17,7 @@ def print_differences(build: Build, found: "list[Difference]", commands: Path) -
     """A row per sequence, output and pair, and how to repeat it."""
     table = Table("prompt", "output", "compared", "max error", "top-1", "KL", "", box=None)
     for column in table.columns:
-        column.no_wrap = True
+        column.no_wrap = column.header != "compared"  # names of two runners can be long
     for difference in found:
         table.add_row(*_cells(difference))
     OUT.print(table)

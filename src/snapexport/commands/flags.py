@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snapexport.runtime.open_engine import RUNNERS
+
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
     """Add a flag for every field named in `helps`: L_max becomes --L-max."""
@@ -15,6 +17,16 @@ def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping
     for field in dataclasses.fields(options):
         if field.name in helps:
             _add_flag(parser, field, hints[field.name], helps[field.name])
+
+
+def add_runner(parser: argparse._ActionsContainer) -> None:
+    """Add --runner, which LLM takes."""
+    parser.add_argument(
+        "--runner",
+        choices=RUNNERS,
+        help="library that runs the build (default: tensorrt where `snapexport engine` has made "
+        "engines of it, else onnxruntime)",
+    )
 
 
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stream a completion from a build, on the CPU.
+"""Stream a completion from a build, on the CPU or from its TensorRT engines.
 
 examples:
   snapexport generate llama.build --prompt "Once upon a time" --max-tokens 64
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end before this text; repeatable",
     )
+    flags.add_runner(parser)
     parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -82,7 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(**flags.values(arguments, SAMPLING), stop=tuple(arguments.stop))
     text = prompt.read(arguments)
     assert text is not None
-    llm = LLM(arguments.build, baseline=arguments.baseline, threads=arguments.threads)
+    llm = LLM(
+        arguments.build,
+        baseline=arguments.baseline,
+        threads=arguments.threads,
+        runner=arguments.runner,
+    )
     completion = Timed(time.perf_counter())
     for increment in llm.stream(text, params):
         completion.add(increment)

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.commands import page, prompt
+from snapexport.commands import flags, page, prompt
 from snapexport.commands.console import OUT
 from snapexport.commands.picture import kept_picture
 from snapexport.commands.summary import build_summary, print_summary, size
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.runtime import tensorrt_entry
+from snapexport.runtime.open_engine import Runner
 
 HELP = "geometry, memory, operators, what a prompt kept"
 
@@ -31,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build and, if wanted, a prompt."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=False)
-    parser.add_argument("--verify", action="store_true", help="read all the weights and check them")
+    flags.add_runner(parser)
+    parser.add_argument(
+        "--verify", action="store_true", help="read all weights and engines, and check them"
+    )
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write what the prompt kept as a page to look at"
     )
@@ -45,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         report["unverified_weights"] = build.verify_weights()
-    kept = _kept(build, text, arguments.html)
+        tensorrt_entry.verify(build)
+    kept = _kept(build, text, arguments.html, arguments.runner)
     if arguments.html:
         report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
     if arguments.json:
@@ -69,12 +75,14 @@ def _prompt(arguments: argparse.Namespace) -> str | None:
     return text
 
 
-def _kept(build: Build, text: str | None, html: Path | None) -> dict[str, Any] | None:
+def _kept(
+    build: Build, text: str | None, html: Path | None, runner: Runner | None
+) -> dict[str, Any] | None:
     """What a prompt kept, if there is one; and the page of it, if it is wanted."""
     if text is None:
         return None
     with page.whole_file(html) if html else nullcontext() as write:
-        kept = kept_positions(build, text)
+        kept = kept_positions(build, text, runner)
         if write:
             write(_page(build, text, kept))
     return kept
@@ -112,12 +120,12 @@ def _operators(model: Any) -> Iterator[str]:
         yield f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def kept_positions(build: Build, text: str) -> dict[str, Any]:
+def kept_positions(build: Build, text: str, runner: Runner | None) -> dict[str, Any]:
     """Prefill the prompt, and say which of its positions each layer and KV head kept."""
     from snapexport.runtime.llm import LLM
     from snapexport.runtime.requests import SamplingParams
 
-    llm = LLM(build.directory)
+    llm = LLM(build.directory, runner=runner)
     (completion,) = llm.generate(text, SamplingParams(max_tokens=1))
     length = len(completion.prompt_token_ids)
     kept = llm.engine.topk_positions() or []

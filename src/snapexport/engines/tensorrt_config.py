@@ -18,6 +18,8 @@ def make_config(
     config = builder.create_builder_config()
     for flag in _flags(options):
         config.set_flag(flag)
+    # On by default; it rounds the products of a build that was made in fp32 to be exact.
+    config.clear_flag(trt.BuilderFlag.TF32)
     config.builder_optimization_level = options.optimization_level
     config.hardware_compatibility_level = _HARDWARE[options.hardware]
     config.progress_monitor = monitor

@@ -37,7 +37,11 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         super().__init__()
         self._args = args = read(model_args)
         self._llm = LLM(
-            args.directory, baseline=args.baseline, threads=args.threads, prepack=args.prepack
+            args.directory,
+            baseline=args.baseline,
+            threads=args.threads,
+            prepack=args.prepack,
+            runner=args.runner,
         )
         self._limits = self._llm.engine.limits
         _require_slots(batch_size, self._limits.batch)

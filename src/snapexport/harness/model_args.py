@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Any
 
 from snapexport.contract.errors import UserError
+from snapexport.runtime.open_engine import Runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,14 @@ class ModelArgs:
     baseline: bool = False
     threads: int | None = None
     prepack: bool = False
+    runner: Runner | None = None
     max_gen_toks: int = 256
 
     def __post_init__(self) -> None:
         self._require("baseline", bool, "True or False")
         self._require("threads", int | None, "a whole number")
         self._require("prepack", bool, "True or False")
+        self._require("runner", str | None, "onnxruntime or tensorrt")
         self._require("max_gen_toks", int, "a whole number")
 
     def _require(self, name: str, kind: type | UnionType, allowed: str) -> None:

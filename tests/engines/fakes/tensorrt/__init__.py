@@ -43,6 +43,7 @@ class DataType(enum.IntEnum):
 
 class BuilderFlag(enum.IntEnum):
     REFIT = 2
+    TF32 = 5
     VERSION_COMPATIBLE = 13
     STRIP_PLAN = 17
     REFIT_IDENTICAL = 18
@@ -218,12 +219,15 @@ class IBuilderConfig:
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
         self.progress_monitor: IProgressMonitor | None = None
         self.plugins_to_serialize: list[str] = []
-        self._flags: set[BuilderFlag] = set()
+        self._flags = {BuilderFlag.TF32}
         self._pools: dict[str, int] = {}
         self._cache: ITimingCache | None = None
 
     def set_flag(self, flag: BuilderFlag) -> None:
         self._flags.add(flag)
+
+    def clear_flag(self, flag: BuilderFlag) -> None:
+        self._flags.discard(flag)
 
     def set_memory_pool_limit(self, pool: MemoryPoolType, pool_size: int) -> None:
         self._pools[pool.name] = pool_size

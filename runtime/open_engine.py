@@ -1,0 +1,53 @@
+"""Which library runs a build: ONNX Runtime on the CPU, or TensorRT on a GPU."""
+
+from typing import Literal, get_args
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.engine import Engine
+
+Runner = Literal["onnxruntime", "tensorrt"]
+RUNNERS: tuple[Runner, ...] = get_args(Runner)
+
+
+def open_engine(
+    build: Build,
+    *,
+    runner: Runner | None = None,
+    baseline: bool = False,
+    threads: int | None = None,
+    prepack: bool = False,
+) -> Engine:
+    """Load a build. Raises UserError.
+
+    runner: None takes TensorRT where the build has engines, since they were made to be run, and
+    ONNX Runtime where it has none: it runs every target's graphs. A build whose engines can't run
+    here (another GPU, another version, no driver) is refused and not run on the CPU in silence,
+    which could take a hundred times as long; the CPU has to be asked for. threads and prepack are
+    ONNX Runtime's.
+    """
+    if runner not in (None, *RUNNERS):
+        raise UserError(f"no runner '{runner}'", f"choose from {', '.join(RUNNERS)}")
+    if (runner or default_runner(build)) == "onnxruntime":
+        from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+
+        return OnnxRuntimeEngine(build, baseline, threads, prepack)
+    if threads is not None or prepack:
+        raise UserError(
+            "threads and prepacked weights are ONNX Runtime's, and TensorRT runs this build",
+            "leave them out, or choose --runner onnxruntime",
+        )
+    from snapexport.runtime.tensorrt_engine import TrtEngine
+
+    try:
+        return TrtEngine(build, baseline)
+    except UserError as refusal:
+        if runner == "tensorrt":
+            raise
+        way_out = f"{refusal.hint}; or run its graphs on the CPU: --runner onnxruntime"
+        raise UserError(refusal.message, way_out) from refusal
+
+
+def default_runner(build: Build) -> Runner:
+    """What runs a build that nobody chose a runner for."""
+    return "tensorrt" if build.manifest.engines else "onnxruntime"

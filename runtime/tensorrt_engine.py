@@ -1,0 +1,148 @@
+"""Runs a build's TensorRT plans on a GPU.
+
+Owns the device memory: decode's caches with a row for each slot, the full-length one of the prompt
+in prefill where that goes chunk by chunk, and one workspace that the graphs share. All of it is
+allocated here, once. Responsible for which plan runs on which memory; what it computes is the
+build's affair.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
+from snapexport.runtime.cuda_device import DeviceError
+from snapexport.runtime.engine import Integers, Limits, Logits
+from snapexport.runtime.prefill import Chunked, SingleShot
+from snapexport.runtime.tensorrt_graph import BoundGraph, contexts_of
+from snapexport.runtime.tensorrt_plans import in_place, open_plans
+from snapexport.runtime.tensorrt_prefill import Copy, IntoSlot, PromptCache, caches
+
+
+class TrtEngine:
+    """A build on the GPU. `baseline` runs its graphs without compression.
+
+    captured: whether a decode step is one launch of a CUDA graph, as it should be.
+    """
+
+    def __init__(self, build: Build, baseline: bool = False) -> None:
+        """Load the plans that were built for this machine. Raises UserError."""
+        require_runnable(build, baseline)
+        self._manifest = build.manifest
+        self._compresses = build.manifest.geometry.compresses and not baseline
+        self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
+        self._device, self._plans = open_plans(build)
+        self._load(baseline and build.has_baseline)
+        self._step, self.captured = self._captured_step()
+        self._last_prefilled = 0
+
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
+    ) -> Logits:
+        """One chunk; the last one fills the slot. The logits stay valid until the next call."""
+        self._last_prefilled = slot
+        return self._prefill.run(slot, token_ids, past_length, prompt_length)
+
+    def decode(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Logits:
+        """One token for every slot. The logits stay valid until the next call."""
+        arrays = self._decode.arrays
+        arrays[names.INPUT_IDS][:, 0] = input_ids
+        arrays[names.POSITION_IDS][:, 0] = position_ids
+        if names.PROMPT_LENGTH in arrays:  # the full cache's graph has no use for it
+            arrays[names.PROMPT_LENGTH][:] = prompt_length
+        self._step()
+        self._device.synchronize()
+        return arrays[names.LOGITS].astype(np.float32, copy=False)
+
+    def clear(self, slot: int) -> None:
+        """Zero the slot, and the full-length cache if the slot's prompt is what it holds."""
+        for cache in self._slots.values():
+            self._device.zero(cache.row(slot), cache.row_bytes)
+        if slot == self._last_prefilled:
+            self._prefill.clear()
+
+    def topk_positions(self) -> list[Integers] | None:
+        """For each layer what the last prompt kept, [Hkv, K], -1 where unused.
+
+        None where nothing is compressed.
+        """
+        if not self._compresses:
+            return None
+        return [self._kept(layer) for layer in range(self._manifest.geometry.num_layers)]
+
+    def close(self) -> None:
+        """Free the buffers now. The plans and their weights go with the object."""
+        self._device.close()
+
+    def _load(self, from_baseline: bool) -> None:
+        """Plans, contexts and buffers: everything that takes the GPU's memory."""
+        decode: GraphName = "baseline/decode" if from_baseline else "decode"
+        prefill: GraphName = "baseline/prefill" if from_baseline else "prefill"
+        hands_over = self._compresses and not self._manifest.single_shot
+        wanted: list[GraphName] = [decode, prefill, *(["compress"] if hands_over else [])]
+        engines = {name: self._plans.load(name) for name in wanted}
+        self._contexts = contexts_of(self._device, engines)
+        self._decode = self._bind(decode)
+        self._slots = caches(self._decode)
+        self._chooser = self._bind(prefill)
+        self._prefill = self._make_prefill(self._chooser)
+
+    def _make_prefill(self, graph: BoundGraph) -> SingleShot | Chunked:
+        """The way into a slot."""
+        device = self._device
+        if self._manifest.single_shot:
+            return SingleShot(graph.arrays, IntoSlot(device, graph, self._slots))
+        cache = PromptCache(device, graph)
+        if not self._compresses:
+            copy = Copy(device, caches(graph), self._slots)
+            return Chunked(graph, graph.arrays, cache, copy)
+        given = {n: place for n, place in graph.addresses.items() if not names.is_present(n)}
+        self._chooser = self._bind("compress", given)
+        into_slot = IntoSlot(device, self._chooser, self._slots)
+        return Chunked(graph, graph.arrays, cache, into_slot)
+
+    def _bind(self, name: GraphName, given: Mapping[str, int] | None = None) -> BoundGraph:
+        entry = self._manifest.graphs[name]
+        aliases = in_place(name, entry)
+        return BoundGraph(self._device, self._contexts[name], entry, aliases, given or {})
+
+    def _captured_step(self) -> tuple[Callable[[], None], bool]:
+        """A decode step as one launch, and whether it could be had."""
+        self._device.settle()
+        self._decode.run()  # TensorRT sets itself up in the first run
+        try:
+            return self._device.capture(self._decode.enqueue), True
+        except DeviceError as error:
+            warnings.warn(
+                f"decode runs without a CUDA graph, and slower: {error}", RuntimeWarning, 2
+            )
+            return self._decode.enqueue, False
+
+    def _kept(self, layer: int) -> Integers:
+        specs = {spec.name: spec for spec in self._chooser.entry.outputs}
+        spec = specs.get(names.topk_positions(layer))
+        if spec is None:
+            return np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
+        positions: Integers = np.zeros(spec.shape[1:], np.int64)
+        self._device.download(positions, self._chooser.addresses[spec.name])
+        self._device.synchronize()
+        return positions
+
+
+def require_runnable(build: Build, baseline: bool) -> None:
+    """Raise a UserError for what no engine of this build can do."""
+    if build.manifest.target != "tensorrt":
+        raise UserError(
+            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
+            "build it again with --target tensorrt, or run it by --runner onnxruntime",
+        )
+    if baseline and build.manifest.geometry.compresses and not build.has_baseline:
+        raise UserError(
+            f"{build.directory} has no baseline graphs", "build it again with --baseline"
+        )

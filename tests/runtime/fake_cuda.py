@@ -1,0 +1,286 @@
+"""A FAKE of cuda.bindings.runtime: the host's memory at real addresses, and no GPU.
+
+It shows who touches which bytes when. What is put on the stream waits until it is synchronized;
+new memory is full of NaN; a captured graph is the list of calls, which a launch repeats. Touching
+memory that was freed, that nobody allocated or that ends before, freeing twice, and waiting while
+capturing are faults. It says nothing of speed, nor of what a driver would make of the calls.
+"""
+
+# ruff: noqa: N801, N815 (the names are CUDA's)
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 256
+POISON = 0xFF
+"""Every float of such bytes is NaN."""
+
+
+class WrongUseError(AssertionError):
+    """What a real GPU would answer by wrong numbers, or by an error much later."""
+
+
+class cudaError_t(IntEnum):
+    cudaSuccess = 0
+    cudaErrorMemoryAllocation = 2
+    cudaErrorInsufficientDriver = 35
+    cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureInvalidated = 901
+
+
+class cudaMemcpyKind(IntEnum):
+    cudaMemcpyHostToDevice = 1
+    cudaMemcpyDeviceToHost = 2
+    cudaMemcpyDeviceToDevice = 3
+
+
+class cudaDeviceAttr(IntEnum):
+    cudaDevAttrComputeCapabilityMajor = 75
+    cudaDevAttrComputeCapabilityMinor = 76
+
+
+class cudaStreamCaptureMode(IntEnum):
+    cudaStreamCaptureModeThreadLocal = 1
+
+
+ENUMS = (cudaError_t, cudaMemcpyKind, cudaDeviceAttr, cudaStreamCaptureMode)
+OK = (cudaError_t.cudaSuccess,)
+
+
+class Handle:
+    """An opaque CUDA object."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __int__(self) -> int:
+        return self.number
+
+
+class Properties:
+    name = b"NVIDIA Fake" + b"\0" * 8
+
+
+class FakeCuda:
+    """Stands in for the module. calls: how often each function was called."""
+
+    cudaError_t = cudaError_t
+    cudaMemcpyKind = cudaMemcpyKind
+    cudaDeviceAttr = cudaDeviceAttr
+    cudaStreamCaptureMode = cudaStreamCaptureMode
+    cudaStreamNonBlocking = 1
+
+    def __init__(self, memory: int = 1 << 30, driver: bool = True) -> None:
+        self.calls: Counter[str] = Counter()
+        self.device: dict[int, NDArray[np.uint8]] = {}
+        self.pinned: dict[int, NDArray[np.uint8]] = {}
+        self.streams: set[int] = set()
+        self.graphs: set[Handle] = set()
+        self.launchable: dict[Handle, list[Callable[[], None]]] = {}
+        self.capturing: list[Callable[[], None]] | None = None
+        self._left, self._driver = memory, driver
+        self._queue: list[Callable[[], None]] = []
+        self._freed: list[NDArray[np.uint8]] = []  # so that no address comes twice
+        self._invalidated = False
+        self._handles = 100
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.startswith("cuda") and name[4].isupper() and callable(value):
+            self.calls[name] += not isinstance(value, type)
+        return value
+
+    # What the tests and the fake TensorRT use.
+
+    def bytes_at(self, address: int, size: int) -> NDArray[np.uint8]:
+        """Device memory, if all of it is in one live allocation."""
+        for start, block in self.device.items():
+            if start <= address and address + size <= start + len(block):
+                return block[address - start : address - start + size]
+        raise WrongUseError(f"{size} bytes at {address:#x} are no live device memory")
+
+    def put(self, stream: int, work: Callable[[], None]) -> None:
+        """Work for later, or for a graph."""
+        if int(stream) not in self.streams:
+            raise WrongUseError("no such stream")
+        (self._queue if self.capturing is None else self.capturing).append(work)
+
+    def invalidate(self) -> None:
+        """A call that can't be captured."""
+        self._invalidated = True
+
+    def run_queue(self) -> None:
+        while self._queue:
+            self._queue.pop(0)()
+
+    # The functions, with the parameters of the real ones.
+
+    def cudaGetDeviceCount(self) -> tuple[Any, ...]:
+        return (*OK, 1) if self._driver else (cudaError_t.cudaErrorInsufficientDriver, None)
+
+    def cudaGetDevice(self) -> tuple[Any, ...]:
+        return (*OK, 0)
+
+    def cudaDeviceGetAttribute(self, attr: cudaDeviceAttr, device: int) -> tuple[Any, ...]:
+        return (*OK, 9 if attr == cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor else 0)
+
+    def cudaGetDeviceProperties(self, device: int) -> tuple[Any, ...]:
+        return (*OK, Properties())
+
+    def cudaGetErrorString(self, error: cudaError_t) -> tuple[Any, ...]:
+        return (*OK, cudaError_t(error).name.encode())
+
+    def cudaGetLastError(self) -> tuple[Any, ...]:
+        return OK
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
+        stream = self._handle()
+        self.streams.add(int(stream))
+        return (*OK, stream)
+
+    def cudaStreamDestroy(self, stream: Handle) -> tuple[Any, ...]:
+        self.streams.remove(int(stream))
+        return OK
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
+        return self._wait()
+
+    def cudaDeviceSynchronize(self) -> tuple[Any, ...]:
+        return self._wait()
+
+    def cudaMalloc(self, size: int) -> tuple[Any, ...]:
+        if self.capturing is not None:
+            return self._not_while_capturing()
+        if size > self._left:
+            return cudaError_t.cudaErrorMemoryAllocation, None
+        self._left -= size
+        return (*OK, _allocate(self.device, size))
+
+    def cudaFree(self, devPtr: int) -> tuple[Any, ...]:
+        self._free(self.device, devPtr)
+        return OK
+
+    def cudaMallocHost(self, size: int) -> tuple[Any, ...]:
+        return (*OK, _allocate(self.pinned, size))
+
+    def cudaFreeHost(self, ptr: int) -> tuple[Any, ...]:
+        self._free(self.pinned, ptr)
+        return OK
+
+    def cudaMemsetAsync(self, devPtr: int, value: int, count: int, stream: int) -> tuple[Any, ...]:
+        self.put(stream, lambda: self.bytes_at(devPtr, count).fill(value))
+        return OK
+
+    def cudaMemcpyAsync(
+        self, dst: int, src: int, count: int, kind: cudaMemcpyKind, stream: int
+    ) -> tuple[Any, ...]:
+        def copy() -> None:
+            to_host = kind == cudaMemcpyKind.cudaMemcpyDeviceToHost
+            from_host = kind == cudaMemcpyKind.cudaMemcpyHostToDevice
+            source = self._pinned_at(src, count) if from_host else self.bytes_at(src, count)
+            target = self._host_at(dst, count) if to_host else self.bytes_at(dst, count)
+            target[:] = source
+
+        self.put(stream, copy)
+        return OK
+
+    def cudaMemcpy2DAsync(
+        self,
+        dst: int,
+        dpitch: int,
+        src: int,
+        spitch: int,
+        width: int,
+        height: int,
+        kind: cudaMemcpyKind,
+        stream: int,
+    ) -> tuple[Any, ...]:
+        def copy() -> None:
+            for row in range(height):
+                target = self.bytes_at(dst + row * dpitch, width)
+                target[:] = self.bytes_at(src + row * spitch, width)
+
+        if width > min(dpitch, spitch) or kind != cudaMemcpyKind.cudaMemcpyDeviceToDevice:
+            raise WrongUseError("rows wider than their pitch")
+        self.put(stream, copy)
+        return OK
+
+    def cudaStreamBeginCapture(self, stream: int, mode: cudaStreamCaptureMode) -> tuple[Any, ...]:
+        if self.capturing is not None:
+            raise WrongUseError("captured twice at once")
+        self.capturing, self._invalidated = [], False
+        return OK
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[Any, ...]:
+        work, self.capturing = self.capturing, None
+        if self._invalidated:
+            return cudaError_t.cudaErrorStreamCaptureInvalidated, None
+        graph = self._handle()
+        graph.work = work  # type: ignore[attr-defined]
+        self.graphs.add(graph)
+        return (*OK, graph)
+
+    def cudaGraphInstantiate(self, graph: Handle, flags: int) -> tuple[Any, ...]:
+        launchable = self._handle()
+        self.launchable[launchable] = list(graph.work)  # type: ignore[attr-defined]
+        return (*OK, launchable)
+
+    def cudaGraphDestroy(self, graph: Handle) -> tuple[Any, ...]:
+        self.graphs.remove(graph)
+        return OK
+
+    def cudaGraphLaunch(self, graphExec: Handle, stream: int) -> tuple[Any, ...]:
+        for work in self.launchable[graphExec]:
+            self.put(stream, work)
+        return OK
+
+    def cudaGraphExecDestroy(self, graphExec: Handle) -> tuple[Any, ...]:
+        del self.launchable[graphExec]
+        return OK
+
+    def _handle(self) -> Handle:
+        self._handles += 1
+        return Handle(self._handles)
+
+    def _wait(self) -> tuple[Any, ...]:
+        if self.capturing is not None:
+            return self._not_while_capturing()
+        self.run_queue()
+        return OK
+
+    def _not_while_capturing(self) -> tuple[Any, ...]:
+        self.invalidate()
+        return cudaError_t.cudaErrorStreamCaptureUnsupported, None
+
+    def _free(self, blocks: dict[int, NDArray[np.uint8]], address: int) -> None:
+        if not address:
+            return  # CUDA takes a null pointer
+        if address not in blocks:
+            raise WrongUseError(f"{address:#x} was freed twice, or never allocated")
+        self.run_queue()
+        self._freed.append(blocks.pop(address))
+        self._freed[-1].fill(POISON)
+
+    def _pinned_at(self, address: int, size: int) -> NDArray[np.uint8]:
+        for start, block in self.pinned.items():
+            if start <= address and address + size <= start + len(block):
+                return block[address - start : address - start + size]
+        raise WrongUseError("a copy to the device from memory that is not pinned")
+
+    def _host_at(self, address: int, size: int) -> NDArray[np.uint8]:
+        if any(start <= address < start + len(block) for start, block in self.device.items()):
+            raise WrongUseError("device memory taken for the host's")
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+def _allocate(blocks: dict[int, NDArray[np.uint8]], size: int) -> int:
+    room = np.full(size + ALIGNMENT, POISON, np.uint8)
+    offset = -room.ctypes.data % ALIGNMENT
+    blocks[room.ctypes.data + offset] = room[offset : offset + size]
+    return int(room.ctypes.data + offset)

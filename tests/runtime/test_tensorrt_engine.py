@@ -1,0 +1,233 @@
+"""TrtEngine over FAKES of CUDA and TensorRT: every layout answers as ONNX Runtime's engine does.
+
+No GPU and no TensorRT: the fakes run the same graphs at the addresses, and at the time, that our
+calls name (fake_cuda.py, fake_tensorrt.py).
+"""
+
+import gc
+import random
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.cuda_device import Device, DeviceError
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.tensorrt_engine import TrtEngine
+from tests.oracle import cases
+from tests.oracle.cases import Case
+from tests.runtime import fake_tensorrt
+from tests.runtime.fake_cuda import FakeCuda
+from tests.runtime.tensorrt_builds import entry_of, install, with_engines
+
+CHUNKED = Case(target="tensorrt", baseline=True)
+SINGLE_SHOT = Case(target="tensorrt", baseline=True, prefill_chunk=96)
+SLIDING = Case("gemma3", target="tensorrt", prefill_chunk=24)
+LAYOUTS: dict[str, tuple[Case, bool]] = {
+    "chunked": (CHUNKED, False),
+    "chunked baseline": (CHUNKED, True),
+    "single shot": (SINGLE_SHOT, False),
+    "single shot baseline": (SINGLE_SHOT, True),
+    "sliding": (SLIDING, False),
+}
+layouts = pytest.mark.parametrize(("case", "baseline"), LAYOUTS.values(), ids=LAYOUTS.keys())
+ZEROS = np.zeros(3, np.int64)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return install(monkeypatch)
+
+
+def build_of(case: Case, folder: Path, **plan: Any) -> Build:
+    build = Build.open(cases.built(case).directory)
+    return with_engines(build, sm_90=entry_of(build, folder, **plan))
+
+
+def engines(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
+    """On the fakes, and on ONNX Runtime."""
+    build = build_of(case, folder)
+    trt, ort = TrtEngine(build, baseline), OnnxRuntimeEngine(build, baseline, threads=1)
+    return LLM.from_engine(trt, token_budget=40), LLM.from_engine(ort, token_budget=40)
+
+
+@layouts
+def test_answers_as_onnxruntime_does(
+    gpu: FakeCuda, tmp_path: Path, case: Case, baseline: bool
+) -> None:
+    """Prompts that begin alike and others, in slots that others had before."""
+    ours, theirs = engines(case, tmp_path, baseline)
+    common = cases.prompt(50)
+    prompts = [cases.prompt(length) for length in (1, 7, 32, 33, 64, 70, 80)]
+    prompts += [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    got = [completion.token_ids for completion in ours.generate(prompts, params)]
+    assert got == [completion.token_ids for completion in theirs.generate(prompts, params)]
+    assert isinstance(ours.engine, TrtEngine) and ours.engine.captured
+    if (kept := theirs.engine.topk_positions()) is None:
+        assert ours.engine.topk_positions() is None
+    else:
+        for mine, its in zip(ours.engine.topk_positions() or [], kept, strict=True):
+            np.testing.assert_array_equal(mine, its)
+
+
+def test_neighbours_change_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
+    """Arrivals, ends and cancels at random, sampled, against each request alone."""
+    rng, (ours, alone) = random.Random(1), engines(CHUNKED, tmp_path)
+    asked: dict[int, tuple[Any, SamplingParams]] = {}
+    got: dict[int, list[int]] = {}
+    cancelled = set()
+    while len(asked) < 24 or ours.busy:
+        if len(asked) < 24 and rng.random() < 0.5:
+            prompt = cases.prompt(rng.randint(1, 96), len(asked))
+            params = SamplingParams(rng.randint(1, 10), 0.8, seed=len(asked), ignore_eos=True)
+            asked[ours.submit(prompt, params)] = prompt, params
+        if asked and rng.random() < 0.1:
+            cancelled.add(victim := rng.choice(list(asked)[-8:]))
+            ours.cancel(victim)
+        for increment in ours.step():
+            got.setdefault(increment.request_id, []).extend(increment.token_ids)
+    assert cancelled
+    for request_id, (prompt, params) in asked.items():
+        (expected,) = alone.generate([prompt], params)
+        length = len(got[request_id]) if request_id in cancelled else len(expected.token_ids)
+        assert tuple(got[request_id]) == expected.token_ids[:length]
+
+
+def test_a_common_beginning_is_not_run_again(gpu: FakeCuda, tmp_path: Path) -> None:
+    """Four chunks of 24 or less; the last is off the grid and spoils the one that it overlaps."""
+    llm = LLM.from_engine(TrtEngine(build_of(SLIDING, tmp_path)))
+    ran = fake_tensorrt.ICudaEngine.executions
+    for prompt, chunks in ((cases.prompt(90), 4), ((*cases.prompt(90)[:60], *range(9, 39)), 2)):
+        ran.clear()
+        llm.generate(prompt, SamplingParams(max_tokens=1))
+        assert ran.count("prefill") == chunks
+
+
+@pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
+def test_a_step_is_one_launch_and_allocates_nothing(
+    gpu: FakeCuda, tmp_path: Path, case: Case
+) -> None:
+    engine = TrtEngine(build_of(case, tmp_path))
+    before = gpu.calls.copy()
+    first = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1).copy()
+    assert gpu.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
+    assert not np.array_equal(first, engine.decode(ZEROS + 6, ZEROS, ZEROS + 1))
+    for slot in range(3):
+        prompt = cases.prompt(70, slot)
+        chunks = [(0, 70)] if case is SINGLE_SHOT else [(0, 32), (32, 64), (38, 70)]
+        for start, end in chunks:
+            engine.prefill(slot, prompt[start:end], start, 70)
+    grown = gpu.calls - before
+    assert not {"cudaMalloc", "cudaMallocHost", "cudaFree", "cudaGraphInstantiate"} & grown.keys()
+
+
+def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> None:
+    build = build_of(CHUNKED, tmp_path, capturable=False)
+    with pytest.warns(RuntimeWarning, match="decode runs without a CUDA graph"):
+        engine = TrtEngine(build)
+    assert not engine.captured and not gpu.launchable and gpu.capturing is None
+    params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(70)
+    (expected,) = LLM.from_engine(OnnxRuntimeEngine(build, threads=1)).generate(prompt, params)
+    assert LLM.from_engine(engine).generate(prompt, params) == [expected]
+
+
+@pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
+def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, case: Case) -> None:
+    """Its neighbour goes on, and the next prompt in its slot answers as it should."""
+    ours, theirs = engines(case, tmp_path)
+    for slot in (0, 1):
+        feed_whole(ours, theirs, slot)
+    assert isinstance(ours.engine, TrtEngine)
+    break_slot(gpu, ours.engine, 1)
+    step = (np.array([5, 0, 0]), np.array([70, 0, 0]), np.array([70, 0, 0]))
+    assert np.isnan(ours.engine.decode(*step)[1]).all(), "nothing was broken"
+    ours.engine.clear(1)
+    expected = theirs.engine.decode(*step)[0]
+    np.testing.assert_allclose(ours.engine.decode(*step)[0], expected, atol=1e-4)
+    params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(80)
+    assert ours.generate([prompt] * 3, params) == theirs.generate([prompt] * 3, params)
+
+
+def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
+    prompt, chunk = cases.prompt(70, slot), ours.engine.limits.prefill_chunk
+    ends = [70] if chunk >= 70 else [32, 64, 70]
+    for llm in (ours, theirs):
+        for end in ends:
+            start = max(0, end - chunk)
+            llm.engine.prefill(slot, prompt[start:end], start, 70)
+
+
+def break_slot(gpu: FakeCuda, engine: TrtEngine, slot: int) -> None:
+    """NaN in all that the slot's prompt left, as a model that overflows does."""
+    gpu.run_queue()
+    for cache in engine._slots.values():
+        gpu.bytes_at(cache.row(slot), cache.row_bytes).fill(0xFF)
+    for cache in getattr(getattr(engine._prefill, "_cache", None), "_caches", {}).values():
+        gpu.bytes_at(cache.address, cache.row_bytes).fill(0xFF)
+
+
+def test_new_memory_is_zeroed(
+    gpu: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = build_of(CHUNKED, tmp_path)
+    assert np.isfinite(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS)).all()
+    monkeypatch.setattr(Device, "zero", lambda *_: None)
+    assert np.isnan(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS)).any(), "the fake poisons nothing"
+
+
+def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
+    engine = TrtEngine(build_of(CHUNKED, tmp_path))
+    assert gpu.device and gpu.launchable
+    engine.close()
+    engine.close()
+    assert not (gpu.device or gpu.launchable or gpu.graphs or gpu.streams)
+    with pytest.raises(DeviceError, match="the engine was closed"):
+        engine.decode(ZEROS, ZEROS, ZEROS)
+    with pytest.raises(DeviceError, match="the engine was closed"):
+        engine.clear(0)
+    del engine
+    gc.collect()
+    assert not gpu.pinned
+
+
+def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -> None:
+    logits = TrtEngine(build_of(CHUNKED, tmp_path)).decode(ZEROS, ZEROS, ZEROS)
+    gc.collect()
+    assert not gpu.device and len(gpu.pinned) == 1 and np.isfinite(logits).all()
+    del logits
+    assert not gpu.pinned
+
+
+def test_no_graph_writes_another_ones_memory(gpu: FakeCuda, tmp_path: Path) -> None:
+    """But compress reads what prefill left, and they all share one workspace."""
+    engine = TrtEngine(build_of(CHUNKED, tmp_path))
+    prefill, compress, decode = (
+        {c._addresses[n] for n in c.engine.outputs}
+        for c in (engine._contexts[n] for n in ("prefill", "compress", "decode"))  # type: ignore
+    )
+    assert not prefill & compress and not prefill & decode and not compress & decode
+    assert len({context._workspace for context in engine._contexts.values()}) == 1  # type: ignore
+
+
+def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path: Path) -> None:
+    """ONNX Runtime can't calculate in bf16: only what surrounds the plans runs here."""
+    build = build_of(CHUNKED, tmp_path, bf16=True)
+    text = build.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
+    text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
+    llm = LLM.from_engine(TrtEngine(replace(build, manifest=Manifest.model_validate_json(text))))
+    (completion,) = llm.generate([cases.prompt(40)], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert completion.token_ids == (0, 0, 0)  # the fake leaves the logits zero
+
+
+def test_no_warning_otherwise(gpu: FakeCuda, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TrtEngine(build_of(CHUNKED, tmp_path))

@@ -1,0 +1,275 @@
+"""Which engine of a build is taken, how it is loaded, and what is refused: over FAKES."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.engines import EngineEntry
+from snapexport.contract.errors import UserError
+from snapexport.runtime import tensorrt_entry
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_engine import open_engine
+from snapexport.runtime.tensorrt_engine import TrtEngine
+from snapexport.runtime.tensorrt_entry import Machine, choose
+from snapexport.runtime.tensorrt_plans import tensorrt_version
+from tests.runtime.fake_cuda import FakeCuda
+from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
+
+HERE = Machine("11.4.0.106", "9.0", "NVIDIA Fake")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return install(monkeypatch)
+
+
+def changed(**changes: Any) -> EngineEntry:
+    return ENTRY.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "obstacle"),
+    [
+        (changed(), None),
+        (changed(gpu="NVIDIA Other"), None),
+        (changed(compute_capability="8.9"), "is for compute capability 8.9"),
+        (
+            changed(compute_capability="8.9", hardware_compatibility="same_compute_capability"),
+            "is for compute capability 8.9",
+        ),
+        (changed(compute_capability="8.0", hardware_compatibility="ampere_plus"), None),
+        (changed(tensorrt="11.3.0.99"), "is of TensorRT 11.3.0.99"),
+        (changed(tensorrt="11.3.0.99", version_compatible=True), None),
+        (
+            changed(tensorrt="11.10.0.1", version_compatible=True),
+            "is of TensorRT 11.10.0.1, which is newer",
+        ),
+    ],
+)
+def test_an_engine_is_taken_where_it_can_run(
+    tiny_build: Build, entry: EngineEntry, obstacle: str | None
+) -> None:
+    build = with_engines(tiny_build, it=entry)
+    if obstacle is None:
+        assert choose(build, HERE) is entry
+        return
+    with pytest.raises(UserError, match="has no engine for NVIDIA Fake") as refusal:
+        choose(build, HERE)
+    assert refusal.value.message.endswith(f": it {obstacle}")
+    assert f"`snapexport engine {build.directory} " in refusal.value.hint
+
+
+def test_ampere_plus_is_not_for_turing(tiny_build: Build) -> None:
+    build = with_engines(tiny_build, it=changed(hardware_compatibility="ampere_plus"))
+    with pytest.raises(UserError, match="has no engine"):
+        choose(build, Machine("11.4.0.106", "7.5", "NVIDIA T4"))
+
+
+def test_what_was_built_for_this_gpu_comes_first(tiny_build: Build) -> None:
+    best_first = {
+        "own": changed(),
+        "portable": changed(version_compatible=True),
+        "alike": changed(hardware_compatibility="same_compute_capability", gpu="NVIDIA Other"),
+        "any": changed(hardware_compatibility="ampere_plus"),
+        "other": changed(gpu="NVIDIA Other"),
+    }
+    while best_first:
+        backwards = dict(reversed(best_first.items()))
+        name = next(iter(best_first))
+        assert choose(with_engines(tiny_build, **backwards), HERE) is best_first.pop(name), name
+
+
+def test_the_hint_is_the_whole_command(tiny_build: Build, tmp_path: Path) -> None:
+    entry = changed(
+        version_compatible=True,
+        stripped=True,
+        hardware_compatibility="ampere_plus",
+        plugins=file(tmp_path / "lib.so", b"x"),
+    )
+    assert tensorrt_entry.command(tiny_build, entry) == (
+        f"snapexport engine {tiny_build.directory} --hardware-compat ampere-plus "
+        f"--version-compatible --strip-plan --plugins {tmp_path}/lib.so --overwrite"
+    )
+
+
+def refusal(build: Build, **options: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        TrtEngine(build, **options)
+    assert "`snapexport engine " in caught.value.hint
+    return caught.value
+
+
+def test_changed_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+    tensorrt_entry.verify(build)
+    plan = tmp_path / "decode.plan"
+    same_size = plan.read_bytes().replace(b"11.4", b"11.5")
+    plan.write_bytes(same_size)
+    with pytest.raises(UserError, match=r"decode\.plan was changed"):
+        tensorrt_entry.verify(build)
+    plan.write_bytes(same_size + b" ")
+    assert f"has {len(same_size) + 1} bytes" in refusal(build).message
+    plan.unlink()
+    assert "decode.plan is missing" in refusal(build).message
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"tensorrt": "11.3.0.99"}, "TensorRT cannot load .*the version does not match"),
+        ({"version_compatible": True}, "holds code, which is not allowed"),
+        ({"plugins": True}, "no creator of the plugin SnapKVSelect"),
+        ({"aliases": False}, "does not write 'past_key_values.0.key' in place"),
+        ({"shapes": {"input_ids": [9, 9]}}, r"\[9, 9\]\) for 'input_ids', the manifest says"),
+    ],
+)
+def test_plans_that_are_not_what_the_manifest_says_are_refused(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, plan: dict[str, Any], message: str
+) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, **plan))
+    with pytest.raises(UserError, match=message):
+        TrtEngine(build)
+
+
+def test_a_plan_of_another_graph_is_refused(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    entry = entry_of(tiny_build, tmp_path)
+    swapped = entry.plans | {"decode": entry.plans["prefill"]}
+    build = with_engines(tiny_build, it=entry.model_copy(update={"plans": swapped}))
+    assert "the manifest says None" in refusal(build).message
+
+
+def test_a_plan_that_was_not_built_is_named(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    entry = entry_of(tiny_build, tmp_path)
+    some = {name: plan for name, plan in entry.plans.items() if name != "baseline/decode"}
+    build = with_engines(tiny_build, it=entry.model_copy(update={"plans": some}))
+    TrtEngine(build)
+    missing = refusal(build, baseline=True)
+    assert "has no plan of baseline/decode.onnx" in missing.message
+    assert "--overwrite" not in missing.hint, "the others would be built again"
+
+
+def test_version_compatible_plans_may_bring_code(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    entry = changed(tensorrt="11.0.0.1", version_compatible=True)
+    options: dict[str, Any] = {"tensorrt": "11.0.0.1", "version_compatible": True}
+    TrtEngine(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, **options)))
+
+
+def test_stripped_plans_take_the_weights_of_their_graphs(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    entry = changed(stripped=True)
+    TrtEngine(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, stripped=True)))
+    stuck = entry_of(tiny_build, tmp_path, entry, stripped=True, refittable=False)
+    message = refusal(with_engines(tiny_build, it=stuck)).message
+    assert message.endswith("decode.onnx: the weights don't fit")
+
+
+def test_plugins_are_loaded_first(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+    entry = changed(plugins=file(tmp_path / "lib.so", b"machine code"))
+    TrtEngine(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True)))
+    empty = changed(plugins=file(tmp_path / "empty.so", b""))
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, empty, plugins=True))
+    assert "cannot load the plugins" in refusal(build).message
+
+
+def test_tensorrts_words_go_to_the_log(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
+    refusal(build)
+    assert caplog.record_tuples == [
+        ("snapexport.tensorrt", logging.ERROR, "the version does not match")
+    ]
+
+
+def test_without_a_driver(
+    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+) -> None:
+    install(monkeypatch, driver=False)
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+    with pytest.raises(UserError, match="no GPU that it can use: cudaErrorInsufficientDriver"):
+        TrtEngine(build)
+
+
+def test_without_memory(monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path) -> None:
+    gpu = install(monkeypatch, memory=20_000)
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+    with pytest.raises(UserError, match=r"the GPU has no .* MiB left") as refusal:
+        TrtEngine(build)
+    del refusal
+    assert not gpu.device, "memory stayed allocated"
+
+
+def test_without_tensorrt_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(UserError, match="'tensorrt' is not installed") as refusal:
+        open_engine(build)
+    assert "pip install 'snapexport[tensorrt]'" in refusal.value.hint
+    assert "--runner onnxruntime" in refusal.value.hint
+
+
+def test_a_tensorrt_without_its_library_is_told(
+    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: no such file')")
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be loaded: libnvinfer\.so\.11"):
+        tensorrt_version()
+
+
+def test_who_runs_a_build(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+    """TensorRT where there are engines, ONNX Runtime where there are none or it is asked for."""
+    engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+    assert isinstance(open_engine(tiny_build), OnnxRuntimeEngine)
+    assert isinstance(open_engine(with_engines(tiny_build)), OnnxRuntimeEngine)
+    assert isinstance(open_engine(engines), TrtEngine)
+    assert isinstance(open_engine(engines, runner="onnxruntime", threads=1), OnnxRuntimeEngine)
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"runner": "cuda"}, "no runner 'cuda'", "choose from onnxruntime, tensorrt"),
+        ({"threads": 2}, "threads and prepacked weights are ONNX Runtime's", "leave them out"),
+        ({"prepack": True}, "threads and prepacked", "--runner onnxruntime"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, options: Any, message: str, hint: str
+) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+    with pytest.raises(UserError, match=message) as refusal:
+        open_engine(build, **options)
+    assert hint in refusal.value.hint
+
+
+def test_an_engine_for_elsewhere_is_not_run_on_the_cpu_in_silence(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    other = entry_of(tiny_build, tmp_path, changed(compute_capability="8.0"))
+    with pytest.raises(UserError, match="has no engine for") as refusal:
+        open_engine(with_engines(tiny_build, it=other))
+    assert "`snapexport engine " in refusal.value.hint
+    assert "--runner onnxruntime" in refusal.value.hint
+
+
+def test_tensorrt_has_to_be_the_target(gpu: FakeCuda, tiny_build: Build) -> None:
+    with pytest.raises(UserError, match="built for onnxruntime, not for TensorRT") as refusal:
+        open_engine(tiny_build, runner="tensorrt")
+    assert "--target tensorrt" in refusal.value.hint
+    with pytest.raises(UserError, match="has no TensorRT engines"):
+        open_engine(with_engines(tiny_build), runner="tensorrt")

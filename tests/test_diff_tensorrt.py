@@ -1,0 +1,219 @@
+"""diff on TensorRT's plans: Polygraphy's own TrtRunner, over FAKES of TensorRT and CUDA.
+
+And the plain commands, held against Polygraphy's own argument parser: a wrong flag fails.
+"""
+
+import argparse
+import ctypes
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import polygraphy.cuda.cuda as polygraphy_cuda
+import pytest
+from polygraphy.logger import G_LOGGER
+from polygraphy.tools.run import Run
+
+from snapexport.accuracy.backends import on_tensorrt
+from snapexport.commands.app import main
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.tensorrt_plans import open_plans
+from tests.runtime import fake_tensorrt
+from tests.runtime.fake_cuda import FakeCuda
+from tests.runtime.tensorrt_builds import ENTRY, entry_of, install, with_engines
+
+
+class PolygraphyCuda:
+    """What Polygraphy calls of libcudart, on the fake GPU."""
+
+    def __init__(self, gpu: FakeCuda) -> None:
+        self.gpu = gpu
+        self.handles: dict[int, Any] = {}
+
+    def create_stream(self) -> int:
+        _, stream = self.gpu.cudaStreamCreateWithFlags(0)
+        self.handles[int(stream)] = stream
+        return int(stream)
+
+    def destroy_stream(self, ptr: int) -> None:
+        self.gpu.cudaStreamDestroy(self.handles[ptr])
+
+    def stream_synchronize(self, ptr: int) -> None:
+        self.gpu.cudaStreamSynchronize(ptr)
+
+    def malloc(self, nbytes: int) -> int:
+        return int(self.gpu.cudaMalloc(nbytes)[1])
+
+    def free(self, ptr: int) -> None:
+        self.gpu.cudaFree(ptr)
+
+    def memcpy(self, dst: int, src: int, nbytes: int, kind: ctypes.c_int, stream_ptr: int) -> None:
+        if kind.value == 1:  # from pageable memory: CUDA has taken the bytes when it returns
+            data = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(src)).copy()
+            self.gpu.put(stream_ptr, lambda: np.copyto(self.gpu.bytes_at(dst, nbytes), data))
+        else:
+            kinds = self.gpu.cudaMemcpyKind
+            self.gpu.cudaMemcpyAsync(dst, src, nbytes, kinds(kind.value), stream_ptr)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    gpu = install(monkeypatch)
+    monkeypatch.setattr(polygraphy_cuda, "G_CUDA", PolygraphyCuda(gpu))
+    return gpu
+
+
+@pytest.fixture
+def build(tiny_build: Build, tmp_path: Path) -> Build:
+    """A copy for TensorRT, with plans of the fake."""
+    directory = tmp_path / "tiny.build"
+    shutil.copytree(tiny_build.directory, directory)
+    plain = Build.open(directory)
+    made = with_engines(plain, sm_90=entry_of(plain, directory / "engines" / "sm_90"))
+    made.manifest.write(directory)
+    return Build.open(directory)
+
+
+def diff(capsys: pytest.CaptureFixture[str], build: Build, *flags: str) -> Any:
+    status = main(["diff", str(build.directory), "--json", "--steps", "3", *flags])
+    assert status == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def test_both_runners_in_one_report(
+    gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
+) -> None:
+    """The fake runs the graphs themselves: equal to the bit, also where the cache is compressed."""
+    flags = ("--lengths", "12", "60", "--runners", "tensorrt,onnxruntime")
+    rows = diff(capsys, build, *flags)["differences"]
+    caches = ("full cache", "snapstream")
+    names = [f"{cache} ({on})" for cache in caches for on in ("onnxruntime", "tensorrt")]
+    assert {row["runner"] for row in rows} == set(names)
+    assert {row["reference"] for row in rows} == {"transformers", *names[:-1]}
+    assert all(row["passed"] for row in rows if row["lossless"])
+    for cache in caches:
+        same = (f"{cache} (onnxruntime)", f"{cache} (tensorrt)")
+        pairs = [row for row in rows if (row["reference"], row["runner"]) == same]
+        assert len(pairs) == 4
+        assert max(row["distance"]["max_abs_error"] for row in pairs) < 1e-4
+    costly = {(row["runner"], row["output"]) for row in rows if not row["lossless"]}
+    assert {output for _, output in costly} == {"decode.logits"}
+    assert {runner for runner, _ in costly} == set(names[2:])
+
+
+def test_tensorrt_alone(gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build) -> None:
+    rows = diff(capsys, build, "--lengths", "60", "--runners", "tensorrt")["differences"]
+    assert {row["runner"] for row in rows} == {"full cache (tensorrt)", "snapstream (tensorrt)"}
+
+
+def test_bf16_goes_through_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path) -> None:
+    """The fake can't calculate in bf16: caches come back as they went in, by TrtRunner's copies."""
+    made = with_engines(build, sm_90=entry_of(build, tmp_path / "bf16", bf16=True))
+    text = made.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
+    text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
+    manifest = type(made.manifest).model_validate_json(text)
+    rng = np.random.default_rng(0)
+    feed = {
+        spec.name: rng.normal(size=spec.shape).astype(np.dtype(spec.dtype))
+        for spec in manifest.graphs["decode"].inputs
+    }
+    _, plans = open_plans(Build(made.directory, manifest))
+    with on_tensorrt(plans.load)("decode") as infer:
+        first, second = infer(feed), infer({name: array * 2 for name, array in feed.items()})
+    for name in ("0.key", "1.value"):
+        past, present = feed[f"past_key_values.{name}"], first[f"present.{name}"]
+        assert present.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(present, past)
+        np.testing.assert_array_equal(second[f"present.{name}"], past * 2)
+
+
+def test_a_plan_that_cannot_be_loaded_is_told(
+    gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
+) -> None:
+    (build.directory / "engines" / "sm_90" / "decode.plan").unlink()
+    assert main(["diff", str(build.directory), "--runners", "tensorrt"]) == 2
+    assert "decode.plan is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("runners", ["cuda", "", "onnxruntime,cuda"])
+def test_other_runners_are_refused(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, runners: str
+) -> None:
+    assert main(["diff", str(tiny_build.directory), "--runners", runners]) == 2
+    assert "choose from onnxruntime, tensorrt" in capsys.readouterr().err
+
+
+def parsed(command: str) -> argparse.Namespace:
+    """By Polygraphy's own parser, which imports no TensorRT."""
+    command = command.replace('${PLUGINS:+--plugins "$PLUGINS"}', "--plugins registering.so")
+    parser, run = argparse.ArgumentParser(), Run()
+    run.setup_parser(parser.add_subparsers())
+    program, *arguments = shlex.split(command)
+    assert program == "polygraphy"
+    known = parser.parse_args(arguments)
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        run.parse(known)
+    return known
+
+
+def test_the_plain_commands_are_polygraphys_own(
+    capsys: pytest.CaptureFixture[str], build: Build
+) -> None:
+    """Also where ONNX Runtime alone ran: whoever has a GPU repeats it there."""
+    script = Path(diff(capsys, build, "--lengths", "30")["commands"])
+    lines = [line for line in script.read_text().splitlines() if "polygraphy run" in line]
+    commands = [parsed(line) for line in lines]
+    ways = [(known.runners, known.model_type, known.model_file) for known in commands]
+    names = ("baseline/prefill", "baseline/decode", "prefill", "decode")
+    onnx = [f"{build.directory}/{name}.onnx" for name in names]
+    plans = [f"{build.directory}/engines/sm_90/{name}.plan" for name in names]
+    assert ways == [
+        *((["onnxrt"], None, path) for path in onnx),
+        *((["trt"], None, path) for path in onnx),
+        *((["trt"], "engine", path) for path in plans),
+    ]
+    assert all(known.plugins == ["registering.so"] for known in commands[4:])
+    assert all(known.strongly_typed for known in commands[4:8])
+
+
+def test_a_wrong_flag_would_be_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("polygraphy run x.onnx --trt --plugin-library x.so")
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_stripped_engines_are_not_offered_to_polygraphy(
+    capsys: pytest.CaptureFixture[str], build: Build
+) -> None:
+    stripped = ENTRY.model_copy(update={"stripped": True})
+    with_engines(build, sm_90=entry_of(build, build.directory / "s", stripped)).manifest.write(
+        build.directory
+    )
+    text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
+    assert "sm_90 is stripped" in text and "--model-type engine" not in text
+
+
+def test_the_loader_gives_bf16_as_torch_has_it(tmp_path: Path) -> None:
+    import torch
+
+    from snapexport.accuracy.repeat import _LOADER_FUNCTION, _LOADER_HEADER, _storable
+
+    values = np.array([1.5, -2.0, 0.1], ml_dtypes.bfloat16)
+    np.savez(tmp_path / "decode.npz", past=_storable(values), ids=np.array([7]))
+    text = _LOADER_HEADER + _LOADER_FUNCTION.format(function="decode", graph="decode")
+    scope: dict[str, Any] = {"__file__": str(tmp_path / "load_data.py")}
+    exec(text, scope)
+    (feed,) = scope["decode"]()
+    assert feed["ids"].dtype == np.int64
+    assert torch.equal(feed["past"], torch.tensor([1.5, -2.0, 0.1], dtype=torch.bfloat16))
+
+
+def test_the_fake_is_tensorrt_for_polygraphy(gpu: FakeCuda) -> None:
+    from polygraphy.backend.trt.runner import trt
+
+    assert trt.__version__ == fake_tensorrt.__version__
