@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test lint types check train-vault train-untaught goldens retrieval plugins gpu-check scale memory clean
+.PHONY: setup demo test lint types check train-vault train-untaught goldens retrieval plugins gpu-check scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -68,6 +68,9 @@ scale: $(STAMP)          ## time and memory of exporting a Llama-3.1-8B-shaped c
 
 memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking
 	$(BIN)/python tools/measure_memory.py
+
+plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a running build takes
+	OMP_WAIT_POLICY=passive $(BIN)/python tools/measure_plan.py
 
 clean:
 	rm -rf $(VENV)

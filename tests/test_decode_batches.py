@@ -74,6 +74,7 @@ def run(made: Build, graph: GraphName, feeds: dict[str, np.ndarray]) -> dict[str
         (8, {"decode_batches": (5, 2, 5)}, [2, 5]),
         (16, {"target": "tensorrt"}, []),
         (16, {"weights": "int4"}, []),
+        (16, {"dtype": "fp16"}, []),
         (16, {"target": "tensorrt", "decode_batches": (1,)}, [1]),
     ],
 )

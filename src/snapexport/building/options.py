@@ -218,9 +218,9 @@ class BuildOptions:
         """Slots of the decode graphs beside the one for all of them."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
-        # TensorRT's plans hold a copy of the weights each, and so does ONNX Runtime of 4-bit ones,
-        # which it rearranges. Of others it reads one copy in place.
-        costly = self.target == "tensorrt" or self.weights is not None
+        # TensorRT's plans hold a copy of the weights each, and so do ONNX Runtime's graphs of those
+        # that it rearranges or converts. Of fp32 all of them read one copy in place.
+        costly = self.target == "tensorrt" or self.weights is not None or self.dtype != "fp32"
         return [] if costly else _powers_of_4(self.batch)
 
     def chunk(self, geometry: CacheGeometry) -> int:

@@ -16,10 +16,22 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import snapexport
-from snapexport.commands import build, demo, diff, engine, evaluate, generate, inspect, lint
+from snapexport.commands import (
+    bench,
+    build,
+    demo,
+    diff,
+    engine,
+    evaluate,
+    generate,
+    inspect,
+    lint,
+    plan,
+)
 from snapexport.contract.errors import UserError
 
 COMMANDS = {
+    "plan": plan,
     "build": build,
     "generate": generate,
     "inspect": inspect,
@@ -27,6 +39,7 @@ COMMANDS = {
     "lint": lint,
     "engine": engine,
     "eval": evaluate,
+    "bench": bench,
     "demo": demo,
 }
 BAD_INPUT = 2

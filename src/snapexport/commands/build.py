@@ -22,7 +22,7 @@ CHOICES = {
     "L_max": "longest prompt, tokens",
     "batch": "decode slots: requests that run side by side",
     "decode_batches": "further decode graphs, for when no more than so many slots are in use "
-    "(default: 1, 4, 16 ... below --batch; none for tensorrt or int4: each would hold weights)",
+    "(default: 1, 4, 16 ... below --batch; none where each would hold its own weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
     "dtype": "of weights, activations and cache; the CPU has no bf16",

@@ -1,0 +1,84 @@
+"""What the machine can do at best, probed between the measurements and with as many threads.
+
+Bandwidth: reading a large array, a slice to a thread; bitwise or is the cheapest way that NumPy has
+of looking at every byte. Products: ONNX Runtime's own square MatMul in fp32, which is what the CPU
+calculates in, whatever the build's dtype.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from snapexport.bench.samples import Measure
+from snapexport.contract.errors import needs_extra
+
+READ_BYTES = 1 << 28
+"""Far more than the caches of a processor hold."""
+
+ROWS = 1024
+"""Of the square matrices: large enough for the full rate, 2 * 1024^3 operations."""
+
+# c[M,N] = MatMul(a[M,K], b[K,N]), opset 21: tests/bench/test_probes.py has it as text. Written out,
+# because whoever runs a build has no onnx package to make it with.
+MATMUL = bytes.fromhex(
+    "08083a5d0a130a01610a016212016322064d61744d756c3a001201675a150a01611210"
+    "0a0e0801120a0a0312014d0a0312014b5a150a016212100a0e0801120a0a0312014b0a"
+    "0312014e62150a016312100a0e0801120a0a0312014d0a0312014e42040a001015"
+)
+
+
+class Probe(Protocol):
+    """Something to be timed: `amount` divided by the seconds of `run` is a rate."""
+
+    @property
+    def measure(self) -> Measure:
+        """Which rate it is."""
+        ...
+
+    @property
+    def amount(self) -> int:
+        """Bytes or operations of a run."""
+        ...
+
+    def run(self) -> None:
+        """Do it once."""
+        ...
+
+
+class Bandwidth:
+    """Bytes read from memory."""
+
+    measure: Measure = "bandwidth"
+
+    def __init__(self, threads: int, nbytes: int = READ_BYTES) -> None:
+        words = np.ones(nbytes // 8, np.int64)  # ones: zeros would be one page, mapped everywhere
+        self.amount = words.nbytes
+        self._slices = np.array_split(words, threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def run(self) -> None:
+        """Every byte once; NumPy lets go of the interpreter's lock meanwhile."""
+        for _ in self._pool.map(np.bitwise_or.reduce, self._slices):
+            pass
+
+
+class MatMul:
+    """Multiplications and additions of a product."""
+
+    measure: Measure = "matmul"
+
+    def __init__(self, threads: int, rows: int = ROWS) -> None:
+        with needs_extra("cpu"):
+            import onnxruntime as ort
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = ort.InferenceSession(MATMUL, options, providers=["CPUExecutionProvider"])
+        matrix = np.random.default_rng(0).random((rows, rows), np.float32)
+        self._feeds = {"a": matrix, "b": matrix}
+        self.amount = 2 * rows**3
+
+    def run(self) -> None:
+        """One product."""
+        self._session.run(None, self._feeds)

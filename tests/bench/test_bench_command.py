@@ -1,0 +1,207 @@
+"""`snapexport bench`: what it prints and leaves, how it is interrupted, and what it refuses."""
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.bench import memory, plots
+from snapexport.bench import run as running
+from snapexport.bench.memory import Memory
+from snapexport.bench.probes import Bandwidth, MatMul
+from snapexport.commands import app, bench
+from snapexport.commands.bench_view import BenchProgress
+from snapexport.contract.build_directory import Build
+from tests.bench import triton
+from tests.bench.triton import FakeTriton
+
+FAST = ["--repeat", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
+USED = Memory(empty=10, loaded=20, peak=30, anonymous_loaded=5, anonymous=6)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small probes, and the command where it is not known yet."""
+    monkeypatch.setattr(running, "Bandwidth", partial(Bandwidth, nbytes=1 << 12))
+    monkeypatch.setattr(running, "MatMul", partial(MatMul, rows=16))
+    monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
+    monkeypatch.setitem(app.COMMANDS, "bench", bench)
+
+
+@pytest.fixture
+def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is measured elsewhere."""
+    monkeypatch.setattr(memory, "measure", lambda *_: USED)
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are painted elsewhere."""
+    monkeypatch.setattr(plots, "draw", lambda *_: [])
+
+
+@pytest.fixture
+def server() -> Iterator[FakeTriton]:
+    with triton.running() as server:
+        yield server
+
+
+def run(build: Build, *flags: object) -> int:
+    return app.main(["bench", str(build.directory), *map(str, flags)])
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """What was printed, and its last line as JSON."""
+    printed = capsys.readouterr().out
+    return printed, json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("no_children")
+def test_it_measures_shows_and_keeps(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert run(tiny_build, "--baseline", "--contexts", 16, 40, "--out", out, *FAST) == 0
+    printed, report = last_line(capsys)
+    assert json.loads((out / "results.json").read_text()) == report
+    pictures = [f"{n}_by_context.{k}" for n in ("decode", "prefill") for k in ("png", "svg")]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*pictures, "results.json"])
+    assert report["complete"] and report["machine"]["cores"] >= 1
+    cells = [(row["context"], row["contender"]) for row in report["prefill"]]
+    assert sorted(cells) == [(n, name) for n in (16, 40) for name in ("full", "snapstream")]
+    assert len(report["decode"]) == 8
+    assert {row["seconds"]["samples"] for row in report["decode"]} == {4}
+    assert [row["context"] for row in report["hand_over"]] == [16, 40]
+    assert all(row["vote_seconds"] > 0 for row in report["hand_over"])
+    assert all(row["ratio"] > 0 for row in report["prefill"] + report["decode"])
+    assert [row["contender"] for row in report["memory"]] == ["snapstream", "full"]
+    for heading in ("prefill", "decode", "compression", "memory", "x floor"):
+        assert heading in printed
+
+
+@pytest.mark.usefixtures("no_children", "no_plots")
+def test_json_is_one_line_and_results_stand_beside_the_build(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
+) -> None:
+    build = Build.open(shutil.copytree(tiny_build.directory, tmp_path / "tiny.build"))
+    for _ in range(2):  # the second one takes the place of the first
+        assert run(build, "--json", "--contexts", 16, *FAST) == 0
+        printed, report = last_line(capsys)
+        assert len(printed.splitlines()) == 1
+    assert json.loads((tmp_path / "tiny.build.bench" / "results.json").read_text()) == report
+
+
+@pytest.mark.usefixtures("no_children", "no_plots")
+def test_ctrl_c_keeps_what_was_measured(
+    capsys: pytest.CaptureFixture[str],
+    tiny_build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[BenchProgress] = []
+
+    def advance(progress: BenchProgress) -> None:
+        seen.append(progress)
+        if len(seen) == 1 + 2 + 1:  # memory, both slots' prompts, a step
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BenchProgress, "advance", advance)
+    with pytest.raises(SystemExit) as left:
+        run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST)
+    assert left.value.code == 130
+    printed, report = last_line(capsys)
+    assert not report["complete"]
+    assert "interrupted: this is what was measured until then" in printed
+    assert [row["seconds"]["samples"] for row in report["prefill"]] == [2]
+    assert [row["seconds"]["samples"] for row in report["decode"]] == [1]
+    assert report["hand_over"] == []
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == report
+
+
+@pytest.mark.usefixtures("no_children", "no_plots")
+def test_progress_counts_to_its_end(
+    tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(BenchProgress, "advance", lambda _: counted.append(1))
+    totals: list[int] = []
+    made = BenchProgress.__init__
+    monkeypatch.setattr(
+        BenchProgress, "__init__", lambda self, total: (totals.append(total), made(self, total))[1]
+    )
+    run(tiny_build, "--baseline", "--contexts", 16, 24, "--out", tmp_path / "out", *FAST)
+    assert totals == [len(counted)]
+
+
+def test_a_server_is_put_under_load(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path, server: FakeTriton
+) -> None:
+    flags = ["--server", server.address, "--server-model", "tiny", "--clients", 1, 3]
+    asked = ["--max-tokens", 4, "--requests", 1, "--repeat", 2, "--out", tmp_path / "out"]
+    assert run(tiny_build, *flags, *asked) == 0
+    printed, report = last_line(capsys)
+    assert [(row["clients"], row["side"], row["failed"]) for row in report["load"]] == [
+        (1, "in_process", 0),
+        (1, "server", 0),
+        (3, "in_process", 0),
+        (3, "server", 0),
+    ]
+    assert [row["tokens"] for row in report["load"]] == [8, 8, 24, 24]
+    assert all(row["ratio"] > 0 for row in report["load"] if row["side"] == "server")
+    assert "of in process" in printed and "interrupted" not in printed
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["load_by_clients.png", "load_by_clients.svg", "results.json"]
+
+
+REFUSED: dict[str, tuple[list[object], str]] = {
+    "a context too long": (["--contexts", 65], "--contexts 65 is longer than a prompt can be"),
+    "load flags alone": (["--clients", 2], "--clients means nothing here"),
+    "speed flags with a server": (
+        ["--server", "http://127.0.0.1:1", "--baseline"],
+        "--baseline means nothing here",
+    ),
+    "no server": (["--server", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+    "no address": (["--server", "localhost"], "--server localhost is no HTTP address"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_told_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path, name: str
+) -> None:
+    flags, message = REFUSED[name]
+    assert run(tiny_build, *flags, "--out", tmp_path / "out") == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"error: {message}") and "\n\nhint: " in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_something_else_is_not_written_to(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    assert run(tiny_build, "--out", tmp_path) == 2
+    assert "holds no results of a bench" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+@pytest.mark.usefixtures("no_children")
+def test_without_matplotlib_there_are_results_and_a_word_about_plots(
+    capsys: pytest.CaptureFixture[str],
+    tiny_build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "snapexport.bench.plots")
+    monkeypatch.delattr("snapexport.bench.plots")
+    assert run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.json"]
+    assert "no plots: they need snapexport[eval]" in capsys.readouterr().err

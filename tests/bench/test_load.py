@@ -1,0 +1,236 @@
+"""Many clients: what they send, what is counted, and how the two sides are compared."""
+
+import signal
+from collections.abc import Iterator
+from itertools import count
+from threading import Event, Thread, main_thread
+from typing import Any
+
+import pytest
+
+from snapexport.bench.load import in_process
+from snapexport.bench.load.exchange import Exchange
+from snapexport.bench.load.options import LoadOptions
+from snapexport.bench.load.run import LoadRun
+from snapexport.bench.load.server import TritonModel
+from snapexport.bench.load.summary import Outcome, Side, summed_up
+from snapexport.bench.load.workload import Workload
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.llm import LLM
+from tests.bench import triton
+from tests.bench.triton import FakeTriton
+from tests.runtime.fake_engine import FakeEngine, make_limits
+
+
+class Ticks:
+    """A clock that is never the same twice."""
+
+    def __init__(self) -> None:
+        self._ticks = count()
+
+    def __call__(self) -> float:
+        return float(next(self._ticks))
+
+
+@pytest.fixture
+def server() -> Iterator[FakeTriton]:
+    with triton.running() as server:
+        yield server
+
+
+def prompts(*firsts: int) -> list[list[int]]:
+    return [[first, 7, 8] for first in firsts]
+
+
+def test_an_exchange_shares_the_gap_of_tokens_that_came_together() -> None:
+    exchange = Exchange(sent=10.0)
+    for at, tokens in ((12.0, 1), (13.0, 0), (16.0, 2), (17.0, 1)):
+        exchange.arrived(at, tokens)
+    assert exchange.first == 2.0
+    assert exchange.tokens == 4
+    assert list(exchange.gaps()) == [2.0, 2.0, 1.0]
+
+
+def test_a_workload_is_the_same_for_a_seed_and_no_prompt_is_like_another() -> None:
+    drawn = Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
+    assert drawn == Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
+    assert drawn != Workload.drawn([0, 2, 3], 3, 2, 5, 16, 1000)
+    assert [len(client) for client in drawn.prompts] == [2, 2, 2]
+    assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
+
+
+def test_in_process_every_client_asks_again_when_it_was_answered() -> None:
+    workload = Workload.drawn([0], clients=5, requests=3, prompt_tokens=6, max_tokens=4,
+                              vocab_size=257)  # fmt: skip
+    llm = LLM.from_engine(FakeEngine(make_limits(batch=2)))
+    exchanges = in_process.drive(llm, workload, Ticks())
+    assert [one.tokens for one in exchanges] == [4] * 15
+    assert not llm.busy
+    sent = [one.sent for one in exchanges]
+    assert sent == sorted(sent)
+    ends = sorted(one.arrivals[-1][0] for one in exchanges)
+    # Five ask at once; each later request is sent when one of those before it has ended.
+    assert all(later > end for later, end in zip(sent[5:], ends, strict=False))
+
+
+def test_in_process_a_broken_request_is_an_error_and_the_client_goes_on() -> None:
+    llm = LLM.from_engine(FakeEngine(make_limits(), broken_token=99))
+    exchanges = in_process.drive(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
+    assert [one.error is None for one in exchanges] == [False, True]
+    assert exchanges[1].tokens == 3
+
+
+def test_the_server_gets_every_prompt_once_and_its_tokens_are_counted(server: FakeTriton) -> None:
+    workload = Workload([prompts(10, 11), prompts(12, 13), prompts(14, 15)], max_tokens=5)
+    exchanges = TritonModel(server.address, "tiny").drive(workload, Ticks())
+    assert [one.tokens for one in exchanges] == [5] * 6
+    assert [len(one.arrivals) for one in exchanges] == [3] * 6
+    assert [one.error for one in exchanges] == [None] * 6
+    for first, second in zip(exchanges[::2], exchanges[1::2], strict=True):
+        assert second.sent > first.arrivals[-1][0]
+    asked = sorted(server.asked, key=lambda body: body["input_ids"])
+    assert asked == [
+        {"input_ids": [first, 7, 8], "max_tokens": 5}
+        | {"stream": True, "ignore_eos": True, "return_num_output_tokens": True}
+        for first in range(10, 16)
+    ]
+
+
+def test_a_token_is_seen_before_the_stream_ends(server: FakeTriton) -> None:
+    """The fake holds its second answer back until the client has noted the first."""
+    server.hold = Event()
+    ticks = Ticks()
+
+    def clock() -> float:
+        now = ticks()
+        if now == 1.0:  # after that of sending
+            assert server.hold is not None
+            server.hold.set()
+        return now
+
+    (one,) = TritonModel(server.address, "tiny").drive(Workload([prompts(9)], 4), clock)
+    assert (one.tokens, one.error) == (4, None)
+    assert server.waits == [True, True]
+
+
+def test_refused_and_broken_requests_are_errors_and_the_client_goes_on(server: FakeTriton) -> None:
+    workload = Workload([prompts(server.refused, server.broken, 9)], max_tokens=4)
+    refused, broken, good = TritonModel(server.address, "tiny").drive(workload, Ticks())
+    assert refused.error == 'HTTPException: status 503: {"error": "the queue is full"}'
+    assert broken.error == "the engine broke"
+    assert (good.error, good.tokens) == (None, 4)
+
+
+def test_a_server_that_goes_away_is_an_error_of_its_requests() -> None:
+    with triton.running() as server:
+        model = TritonModel(server.address, "tiny")
+    exchanges = model.drive(Workload([prompts(9, 9)], max_tokens=4), Ticks())
+    assert ["refused" in str(one.error) for one in exchanges] == [True, True]
+
+
+def test_an_interrupted_client_hangs_up(server: FakeTriton) -> None:
+    """Ctrl-C while the server keeps everybody waiting."""
+    server.hold = Event()
+
+    def interrupt() -> None:
+        server.answered.wait(20)
+        signal.pthread_kill(main_thread().ident or 0, signal.SIGUSR1)
+
+    def leave(*_: object) -> None:
+        raise SystemExit(130)
+
+    former = signal.signal(signal.SIGUSR1, leave)
+    thread = Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit):
+            TritonModel(server.address, "tiny").drive(Workload([prompts(9, 9)], 4), Ticks())
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+        thread.join()
+    assert len(server.asked) == 1
+
+
+def test_a_missing_server_or_model_is_told(server: FakeTriton) -> None:
+    TritonModel(server.address, "tiny").require_ready()
+    with pytest.raises(UserError, match="has no model 'other' that is ready"):
+        TritonModel(server.address, "other").require_ready()
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(UserError, match="no server answers at"):
+        TritonModel(server.address, "tiny").require_ready()
+
+
+def exchange(sent: float, *arrivals: tuple[float, int], error: str | None = None) -> Exchange:
+    return Exchange(sent, list(arrivals), error)
+
+
+def test_throughput_is_of_all_clients_from_the_first_request_to_the_last_token() -> None:
+    pair = [exchange(0, (1, 1), (4, 3)), exchange(2, (3, 1), (5, 5)), exchange(3, error="full")]
+    outcome = Outcome("server", 2, 0, pair)
+    assert outcome.tokens_per_second == 10 / 5
+    assert Outcome("server", 2, 0, [exchange(3, error="full")]).tokens_per_second == 0
+
+
+def test_rows_pool_rounds_and_the_ratio_is_taken_round_by_round() -> None:
+    def outcome(side: Side, round: int, seconds: float) -> Outcome:
+        return Outcome(side, 1, round, [exchange(0, (seconds / 2, 1), (seconds, 9))])
+
+    outcomes = [outcome("in_process", 0, 1), outcome("server", 0, 2)]
+    outcomes += [outcome("in_process", 1, 10), outcome("server", 1, 40)]
+    outcomes += [outcome("in_process", 2, 10), outcome("server", 2, 16)]
+    alone, served = summed_up(outcomes)
+    assert (alone["side"], served["side"]) == ("in_process", "server")
+    assert alone["tokens_per_second"]["median"] == 1.0
+    assert alone["first_token_seconds"]["median"] == 5.0
+    assert (served["ratio"], alone["ratio"]) == (0.5, None)
+    assert (served["requests"], served["tokens"], served["failed"]) == (3, 30, 0)
+    assert served["between_tokens_seconds"]["samples"] == 27
+
+
+def test_failures_are_counted_and_one_of_them_is_shown() -> None:
+    outcome = Outcome("server", 1, 0, [exchange(0, error="full")] * 2)
+    (row,) = summed_up([outcome])
+    assert (row["failed"], row["first_error"], row["requests"]) == (2, "full", 0)
+    assert row["first_token_seconds"] is None and row["ratio"] is None
+
+
+def load_run(build: Build, **options: Any) -> LoadRun:
+    given = {"clients": (2, 1), "requests": 1, "repeat": 2, "max_tokens": 3} | options
+    return LoadRun.of(build, LoadOptions(server="http://127.0.0.1:1", **given))
+
+
+def test_sides_take_turns_with_the_same_requests(tiny_build: Build) -> None:
+    run, seen = load_run(tiny_build), list[tuple[str, Workload]]()
+
+    def side(name: str) -> Any:
+        def drive(workload: Workload) -> list[Exchange]:
+            seen.append((name, workload))
+            return [exchange(0, (1, 3)) for _ in workload.prompts]
+
+        return drive
+
+    told: list[int] = []
+    run.measure({"in_process": side("a"), "server": side("b")}, lambda: told.append(1))
+    assert len(told) == run.steps == 8
+    assert [name for name, _ in seen] == ["a", "b"] * 5
+    pairs = [(one, other) for (_, one), (_, other) in zip(seen[::2], seen[1::2], strict=True)]
+    assert all(one == other for one, other in pairs)
+    assert [len(one.prompts) for one, _ in pairs] == [1, 1, 2, 2, 1]
+    assert len({tuple(one.prompts[0][0]) for one, _ in pairs}) == 5
+    assert run.complete and [row["clients"] for row in run.report()["load"]] == [1, 1, 2, 2]
+
+
+def test_a_first_request_that_fails_ends_the_run(tiny_build: Build) -> None:
+    def refuse(workload: Workload) -> list[Exchange]:
+        return [exchange(0, error="full")]
+
+    with pytest.raises(UserError, match=r"a first request failed \(server\): full"):
+        load_run(tiny_build).measure({"server": refuse}, lambda: None)
+
+
+def test_prompts_that_do_not_fit_are_refused(tiny_build: Build) -> None:
+    assert load_run(tiny_build).prompt_tokens == 32
+    with pytest.raises(UserError, match="prompts of 65 tokens and 3 more do not fit"):
+        load_run(tiny_build, prompt_tokens=65)
