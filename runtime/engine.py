@@ -18,9 +18,14 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can take. Tokens are fed at positions below `positions`."""
+    """What an engine can take. Tokens are fed at positions below `positions`.
+
+    decode_batches: how many of the first slots a decode step can run, ascending; the last is
+    `batch`. A step of fewer costs as much as the next of these.
+    """
 
     batch: int
+    decode_batches: tuple[int, ...]
     prefill_chunk: int
     longest_prompt: int
     positions: int
@@ -34,6 +39,7 @@ class Limits:
         longest = min(L_max, model.max_position_embeddings)
         return cls(
             batch=manifest.batch,
+            decode_batches=tuple(manifest.decode_graphs()),
             prefill_chunk=manifest.prefill_chunk,
             longest_prompt=longest,
             positions=longest if full_cache else model.max_position_embeddings,
@@ -63,10 +69,14 @@ class Engine(Protocol):
     def decode(
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
     ) -> Logits:
-        """Run one token of every slot, each argument [B]; logits [B, V].
+        """Run one token of each of the first n slots, each argument [n]; logits [n, V].
 
         Idle slots take zeros, and their contents are lost: a prompt's last chunk rewrites them.
         """
+        ...
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's caches over another's. The source is idle from then on."""
         ...
 
     def clear(self, slot: int) -> None:

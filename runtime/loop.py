@@ -3,7 +3,7 @@
 Knows neither prompts as text nor callers. Not thread-safe: one thread steps, submits and cancels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 
@@ -15,7 +15,7 @@ from snapexport.runtime.engine import Engine, Logits
 from snapexport.runtime.generation import Generation
 from snapexport.runtime.requests import Increment, Request
 from snapexport.runtime.sampling import can_sample
-from snapexport.runtime.scheduler import Chunk, Scheduler
+from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
 
 
 class Loop:
@@ -25,7 +25,9 @@ class Loop:
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = engine.limits
-        self._scheduler = Scheduler(self._limits.batch, self._limits.prefill_chunk, budget)
+        self._scheduler = Scheduler(
+            self._limits.batch, self._limits.prefill_chunk, budget, self._limits.decode_batches
+        )
         self._live: dict[int, Generation] = {}
         self._ids = count()
 
@@ -51,7 +53,7 @@ class Loop:
         plan counts as done, so that what a failed call left out must not be built upon.
         """
         plan = self._scheduler.schedule()
-        increments = self._decode(plan.decode)
+        increments = self._decode(plan)
         for chunk in plan.prefill:
             increments += self._prefill(chunk)
         return increments
@@ -71,19 +73,22 @@ class Loop:
         """Slots that a live request holds."""
         return self._scheduler.slots_used
 
-    def _decode(self, slots: dict[int, int]) -> list[Increment]:
+    def _decode(self, plan: Plan) -> list[Increment]:
+        slots = plan.decode
         if not slots:
             return []
         try:
-            logits = self._engine.decode(*self._inputs(slots.items()))
+            for source, target in plan.moves:
+                self._engine.move(source, target)
+            logits = self._engine.decode(*self._inputs(slots))
         except Exception as error:
             return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
         return [self._sample(request_id, slot, logits[slot]) for request_id, slot in slots.items()]
 
-    def _inputs(self, slots: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-        """Token, position and prompt length of every slot, [3, B]."""
-        inputs = np.zeros((3, self._limits.batch), np.int64)
-        for request_id, slot in slots:
+    def _inputs(self, slots: Mapping[int, int]) -> NDArray[np.int64]:
+        """Token, position and prompt length of each slot up to the last in use, [3, n]."""
+        inputs = np.zeros((3, max(slots.values()) + 1), np.int64)
+        for request_id, slot in slots.items():
             live = self._live[request_id]
             inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
         return inputs

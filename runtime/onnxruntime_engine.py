@@ -24,7 +24,7 @@ from snapexport.runtime.prefill import Chunked, SingleShot
 class OnnxRuntimeEngine:
     """A build on the CPU.
 
-    `baseline` runs its graphs without compression. `prepack` buys faster decoding of 2 to 16 slots
+    `baseline` runs its graphs without compression. `prepack` buys faster decoding of all the slots
     with a second copy of the weights. `decode_buffers` are decode's inputs and outputs as they are
     after a step: to be looked at.
     """
@@ -44,13 +44,21 @@ class OnnxRuntimeEngine:
         self._compresses = build.manifest.geometry.compresses and not baseline
         self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
         # A build of the full cache is its own baseline.
-        from_baseline = baseline and build.has_baseline
-        decode = self._graph("baseline/decode" if from_baseline else "decode", prepack)
+        prefix = "baseline/" if baseline and build.has_baseline else ""
+        # Weights of 4 bits have to be rearranged: as they lie they take 50 times as long.
+        always = build.manifest.quantization is not None
+        decodes = {
+            slots: self._graph(name, always or (prepack and slots == self.limits.batch))
+            for slots, name in build.manifest.decode_graphs(prefix).items()
+        }
         # The full cache's graph has no use for the prompt's length, and no such input.
         lengths = {names.PROMPT_LENGTH: np.zeros(self.limits.batch, np.int64)}
-        self.decode_buffers = buffers_for(decode.entry, lengths)
-        self._decode = decode.bind(self.decode_buffers)
-        prefill = self._graph("baseline/prefill" if from_baseline else "prefill")
+        self.decode_buffers = buffers_for(decodes[self.limits.batch].entry, lengths)
+        self._decodes = {
+            slots: graph.bind(_first(self.decode_buffers, slots))
+            for slots, graph in decodes.items()
+        }
+        prefill = self._graph(f"{prefix}prefill", always)
         self.prompt_cache = prompt_cache
         self._prefill, self._kept = self._make_prefill(prefill)
         self._last_prefilled = 0
@@ -65,12 +73,26 @@ class OnnxRuntimeEngine:
     def decode(
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
     ) -> Logits:
-        """One token for every slot. The logits stay valid until the next call."""
-        self.decode_buffers[names.INPUT_IDS][:, 0] = input_ids
-        self.decode_buffers[names.POSITION_IDS][:, 0] = position_ids
-        self.decode_buffers[names.PROMPT_LENGTH][:] = prompt_length
-        self._decode.run()
-        return self.decode_buffers[names.LOGITS].astype(np.float32, copy=False)
+        """One token of the first n slots. The logits stay valid until the next call."""
+        count = len(input_ids)
+        slots = next(slots for slots in self._decodes if slots >= count)
+        inputs = _first(self.decode_buffers, slots)
+        for name, values in (
+            (names.INPUT_IDS, input_ids[:, None]),
+            (names.POSITION_IDS, position_ids[:, None]),
+            (names.PROMPT_LENGTH, prompt_length),
+        ):
+            inputs[name][:count] = values
+            inputs[name][count:] = 0
+        self._decodes[slots].run()
+        return self.decode_buffers[names.LOGITS][:count].astype(np.float32, copy=False)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's caches over another's."""
+        for cache in _caches(self.decode_buffers):
+            cache[target] = cache[source]
+        if self._last_prefilled == source:
+            self._last_prefilled = target
 
     def clear(self, slot: int) -> None:
         """Zero the slot, and the full-length cache if the slot's prompt is what it holds."""
@@ -102,11 +124,16 @@ class OnnxRuntimeEngine:
         bound = graph.bind(buffers)
         if not self._compresses:
             return Chunked(bound, buffers, cache, Copy(buffers, decode)), {}
-        compress = IntoSlot(self._graph("compress"), buffers, decode, batch)
+        compress = IntoSlot(self._graph("compress", prepack=False), buffers, decode, batch)
         return Chunked(bound, buffers, cache, compress), compress.buffers
 
-    def _graph(self, name: GraphName, prepack: bool = False) -> Graph:
+    def _graph(self, name: GraphName, prepack: bool) -> Graph:
         return Graph(self._build, name, self._threads, prepack)
+
+
+def _first(buffers: Buffers, slots: int) -> Buffers:
+    """The same memory, as the decode graph of fewer slots takes it."""
+    return {name: array[:slots] for name, array in buffers.items()}
 
 
 def _caches(buffers: Buffers) -> list[NDArray[Any]]:

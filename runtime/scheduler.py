@@ -16,10 +16,13 @@ Invariants
   where L <= C.
 - A step spends no more than its budget, or on prefill no more than one chunk; over many steps the
   budget holds on average.
+- A running request moves to a lower slot where a smaller decode step holds all that run then; what
+  is in prefill never moves.
 - A request is decoded from the step after its last chunk on, in every step until it is finished.
 """
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from snapexport.contract.errors import UserError
@@ -38,8 +41,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: decode, then prefill, because decode writes to idle slots too."""
+    """One step: moves, decode, then prefill, because decode writes to idle slots too."""
 
+    moves: tuple[tuple[int, int], ...]
+    """Slots of running requests, from and to, in order: `decode` has the new ones."""
     decode: dict[int, int]
     """Slot of each running request."""
     prefill: tuple[Chunk, ...]
@@ -56,8 +61,16 @@ class _Prefill:
 class Scheduler:
     """Three verbs: `add` a request, `schedule` a step, `finish` a request."""
 
-    def __init__(self, batch: int, chunk: int, budget: int | None = None) -> None:
+    def __init__(
+        self,
+        batch: int,
+        chunk: int,
+        budget: int | None = None,
+        decode_batches: Sequence[int] = (),
+    ) -> None:
+        """decode_batches: as `Limits` has them; none: every step runs all slots."""
         self._chunk = chunk
+        self._decode_batches = decode_batches or (batch,)
         self._budget = chunk + batch if budget is None else budget
         if self._budget <= batch:
             raise UserError(
@@ -76,6 +89,7 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Plan one step, and take it as done: the caller carries it out in full."""
+        moves = tuple(self._moves_to_front())
         decode = dict(self._running)
         rest = self._budget - len(decode)
         self._credit = rest if rest >= self._chunk else self._credit + rest
@@ -85,7 +99,7 @@ class Scheduler:
             chunks.append(self._next_chunk())
         if self._prefill is None:
             self._credit = 0
-        return Plan(decode, tuple(chunks))
+        return Plan(moves, decode, tuple(chunks))
 
     def finish(self, request_id: int) -> None:
         """Forget a request that ended or was cancelled, wherever it is, and free its slot."""
@@ -111,6 +125,17 @@ class Scheduler:
     def slots_used(self) -> int:
         """Slots that a request in prefill or running holds."""
         return len(self._running) + (self._prefill is not None)
+
+    def _moves_to_front(self) -> Iterator[tuple[int, int]]:
+        """Fill the gaps that keep all that runs out of a smaller decode step."""
+        size = min(size for size in self._decode_batches if size >= len(self._running))
+        for request_id, slot in sorted(self._running.items(), key=lambda item: -item[1]):
+            if slot < size or not self._free or (target := min(self._free)) >= size:
+                return
+            self._free.remove(target)
+            self._free.add(slot)
+            self._running[request_id] = target
+            yield slot, target
 
     def _begin_prefill(self) -> bool:
         """Move the next request to a free slot if none is in prefill; say whether one is now."""

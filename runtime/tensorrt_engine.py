@@ -36,8 +36,10 @@ class TrtEngine:
         self._compresses = build.manifest.geometry.compresses and not baseline
         self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
         self._device, self._plans = open_plans(build)
-        self._load(baseline and build.has_baseline)
-        self._step, self.captured = self._captured_step()
+        self._load("baseline/" if baseline and build.has_baseline else "")
+        steps = {slots: self._captured_step(graph) for slots, graph in self._decodes.items()}
+        self._steps = {slots: step for slots, (step, _) in steps.items()}
+        self.captured = all(captured for _, captured in steps.values())
         self._last_prefilled = 0
 
     def prefill(
@@ -50,15 +52,28 @@ class TrtEngine:
     def decode(
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
     ) -> Logits:
-        """One token for every slot. The logits stay valid until the next call."""
-        arrays = self._decode.arrays
-        arrays[names.INPUT_IDS][:, 0] = input_ids
-        arrays[names.POSITION_IDS][:, 0] = position_ids
-        if names.PROMPT_LENGTH in arrays:  # the full cache's graph has no use for it
-            arrays[names.PROMPT_LENGTH][:] = prompt_length
-        self._step()
+        """One token of the first n slots. The logits stay valid until the next call."""
+        count = len(input_ids)
+        slots = next(slots for slots in self._decodes if slots >= count)
+        arrays = self._decodes[slots].arrays
+        for name, values in (
+            (names.INPUT_IDS, input_ids[:, None]),
+            (names.POSITION_IDS, position_ids[:, None]),
+            (names.PROMPT_LENGTH, prompt_length),
+        ):
+            if name in arrays:  # the full cache's graph has no use for the prompt's length
+                arrays[name][:count] = values
+                arrays[name][count:] = 0
+        self._steps[slots]()
         self._device.synchronize()
-        return arrays[names.LOGITS].astype(np.float32, copy=False)
+        return arrays[names.LOGITS][:count].astype(np.float32, copy=False)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's caches over another's."""
+        for cache in self._slots.values():
+            self._device.copy(cache.row(target), cache.row(source), cache.row_bytes)
+        if self._last_prefilled == source:
+            self._last_prefilled = target
 
     def clear(self, slot: int) -> None:
         """Zero the slot, and the full-length cache if the slot's prompt is what it holds."""
@@ -80,16 +95,18 @@ class TrtEngine:
         """Free the buffers now. The plans and their weights go with the object."""
         self._device.close()
 
-    def _load(self, from_baseline: bool) -> None:
+    def _load(self, prefix: str) -> None:
         """Plans, contexts and buffers: everything that takes the GPU's memory."""
-        decode: GraphName = "baseline/decode" if from_baseline else "decode"
-        prefill: GraphName = "baseline/prefill" if from_baseline else "prefill"
+        decodes, prefill = self._manifest.decode_graphs(prefix), f"{prefix}prefill"
         hands_over = self._compresses and not self._manifest.single_shot
-        wanted: list[GraphName] = [decode, prefill, *(["compress"] if hands_over else [])]
+        wanted = [*decodes.values(), prefill, *(["compress"] if hands_over else [])]
         engines = {name: self._plans.load(name) for name in wanted}
         self._contexts = contexts_of(self._device, engines)
-        self._decode = self._bind(decode)
-        self._slots = caches(self._decode)
+        whole = self._bind(decodes.pop(self.limits.batch))
+        self._slots = caches(whole)
+        rows = {n: address for n, address in whole.addresses.items() if names.is_cache(n)}
+        smaller = {slots: self._bind(name, rows) for slots, name in decodes.items()}
+        self._decodes = smaller | {self.limits.batch: whole}
         self._chooser = self._bind(prefill)
         self._prefill = self._make_prefill(self._chooser)
 
@@ -112,17 +129,17 @@ class TrtEngine:
         aliases = in_place(name, entry)
         return BoundGraph(self._device, self._contexts[name], entry, aliases, given or {})
 
-    def _captured_step(self) -> tuple[Callable[[], None], bool]:
+    def _captured_step(self, decode: BoundGraph) -> tuple[Callable[[], None], bool]:
         """A decode step as one launch, and whether it could be had."""
         self._device.settle()
-        self._decode.run()  # TensorRT sets itself up in the first run
+        decode.run()  # TensorRT sets itself up in the first run
         try:
-            return self._device.capture(self._decode.enqueue), True
+            return self._device.capture(decode.enqueue), True
         except DeviceError as error:
             warnings.warn(
                 f"decode runs without a CUDA graph, and slower: {error}", RuntimeWarning, 2
             )
-            return self._decode.enqueue, False
+            return decode.enqueue, False
 
     def _kept(self, layer: int) -> Integers:
         specs = {spec.name: spec for spec in self._chooser.entry.outputs}

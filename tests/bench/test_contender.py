@@ -35,14 +35,14 @@ def test_it_decodes_what_the_runtime_would() -> None:
         assert tuple(engine.slots[slot]) == (*PROMPTS[slot], *completion.token_ids)
 
 
-def test_idle_slots_are_lost_and_active_ones_go_on() -> None:
+def test_only_active_slots_go_on() -> None:
     engine = FakeEngine(make_limits())
     contender = EngineContender(engine)
     for slot, prompt in enumerate(PROMPTS):
         contender.prefill(slot, prompt)
     contender.decode(active=3)
     contender.decode(active=1)
-    assert [len(slot) for slot in engine.slots] == [13, 1, 1]
+    assert [len(slot) for slot in engine.slots] == [13, 11, 10]
 
 
 @pytest.mark.parametrize(("length", "starts"), [(3, [0]), (4, [0]), (5, [0, 1]), (10, [0, 4, 6])])

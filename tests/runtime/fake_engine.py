@@ -19,8 +19,10 @@ def make_limits(
     positions: int = 1000,
     vocab_size: int = 257,
     eos_token_id: frozenset[int] = frozenset(),
+    decode_batches: tuple[int, ...] = (),
 ) -> Limits:
-    return Limits(batch, prefill_chunk, longest_prompt, positions, vocab_size, eos_token_id)
+    sizes = decode_batches or (batch,)
+    return Limits(batch, sizes, prefill_chunk, longest_prompt, positions, vocab_size, eos_token_id)
 
 
 class FakeEngine:
@@ -33,6 +35,7 @@ class FakeEngine:
         self.broken_slots: set[int] = set()
         self._last_prefilled = 0
         self.steps: list[str] = []
+        self.counts: list[int] = []
         self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
 
     def prefill(
@@ -51,15 +54,21 @@ class FakeEngine:
     def decode(
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
     ) -> Logits:
+        count = len(input_ids)
         self.steps.append("decode")
-        for slot, history in enumerate(self.slots):
+        self.counts.append(count)
+        for slot, history in enumerate(self.slots[:count]):
             del history[position_ids[slot] :]  # an idle slot loses what it held
             assert len(history) == position_ids[slot], "a position was left out"
             assert 0 <= prompt_length[slot] <= self.limits.longest_prompt
             history.append(int(input_ids[slot]))
             self._mark(slot, slot in self.broken_slots or input_ids[slot] == self.broken_token)
             self._logits[slot] = self._next(history, slot in self.broken_slots)
-        return self._logits
+        return self._logits[:count]
+
+    def move(self, source: int, target: int) -> None:
+        self.slots[target] = list(self.slots[source])
+        self._mark(target, source in self.broken_slots)
 
     def clear(self, slot: int) -> None:
         self.slots[slot] = []

@@ -60,7 +60,8 @@ def drain(llm: LLM) -> dict[int, list[Increment]]:
 def test_neighbours_change_nothing(budget: int | None) -> None:
     """200 requests that arrive, break and are cancelled at random give what each gives alone."""
     rng = random.Random(budget)
-    limits = make_limits(eos_token_id=frozenset(range(0, 257, 20)))
+    sizes = (1, 2, 3)
+    limits = make_limits(eos_token_id=frozenset(range(0, 257, 20)), decode_batches=sizes)
     llm = make_llm(limits, budget, broken=True)
     asked: dict[int, tuple[list[int], SamplingParams]] = {}
     got: dict[int, list[Increment]] = {}

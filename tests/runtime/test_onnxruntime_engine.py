@@ -33,6 +33,8 @@ LAYOUTS: dict[str, tuple[Case, bool]] = {
     "full single shot": (Case(policy="full", prefill_chunk=96), False),
     "streaming": (Case(policy="streaming"), False),
     "portable": (Case(target="portable"), False),
+    "decode graphs of fewer slots": (Case(decode_batches=(1, 2), baseline=True), False),
+    "and of the baseline": (Case(decode_batches=(1, 2), baseline=True), True),
 }
 LENGTHS = (1, 7, 31, 32, 33, 64, 70, 96)
 layouts = pytest.mark.parametrize(("case", "baseline"), LAYOUTS.values(), ids=LAYOUTS.keys())

@@ -24,14 +24,18 @@ class Config:
     batch: int
     chunk: int
     budget: int | None
+    decode_batches: tuple[int, ...]
 
 
-configs = st.builds(
-    lambda batch, chunk, spare: Config(batch, chunk, None if spare is None else batch + spare),
-    st.integers(1, 4),
-    st.integers(1, 8),
-    st.none() | st.integers(1, 30),
-)
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    batch, chunk = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    spare = draw(st.none() | st.integers(1, 30))
+    smaller = draw(st.sets(st.integers(1, batch)))
+    budget = None if spare is None else batch + spare
+    return Config(batch, chunk, budget, (*sorted(smaller - {batch}), batch))
+
+
 jobs = st.lists(
     st.builds(
         Job,
@@ -57,7 +61,7 @@ class Simulation:
     def __init__(self, config: Config, jobs: list[Job]) -> None:
         self.config = config
         self.jobs = jobs
-        self.scheduler = Scheduler(config.batch, config.chunk, config.budget)
+        self.scheduler = Scheduler(config.batch, config.chunk, config.budget, config.decode_batches)
         self.remaining = {i: job.tokens for i, job in enumerate(jobs)}
         self.slots: dict[int, int] = {}
         self.running: set[int] = set()
@@ -85,12 +89,24 @@ class Simulation:
                 self.end(i)
 
     def carry_out(self, plan: Plan) -> None:
+        self.move(plan)
         assert set(plan.decode) == self.running
         for i, slot in plan.decode.items():
             assert self.slots[i] == slot
             self.token(i)
         for chunk in plan.prefill:
             self.prefill(chunk)
+
+    def move(self, plan: Plan) -> None:
+        for source, target in plan.moves:
+            (i,) = (i for i in self.running if self.slots[i] == source)
+            assert target < source and target not in self.slots.values()
+            self.slots[i] = target
+        used = [self.slots[i] for i in self.running]
+        fitting = min(size for size in self.config.decode_batches if size >= len(used))
+        in_prefill = {self.slots[i] for i in self.slots.keys() - self.running}
+        free = set(range(fitting)) - set(used) - in_prefill
+        assert not free or all(slot < fitting for slot in used), "a gap could have been filled"
 
     def prefill(self, chunk: Chunk) -> None:
         i = chunk.request_id
@@ -122,7 +138,7 @@ class Simulation:
         self.scheduler.finish(i)
 
 
-@given(configs, jobs)
+@given(configs(), jobs)
 def test_invariants_hold_whatever_arrives_ends_and_is_cancelled(
     config: Config, jobs: list[Job]
 ) -> None:
@@ -190,6 +206,21 @@ def test_a_large_budget_prefills_several_prompts_in_one_step() -> None:
     for i in range(3):
         scheduler.add(i, 4)
     assert [chunk.slot for chunk in scheduler.schedule().prefill] == [0, 1, 2]
+
+
+def test_what_runs_moves_together_where_a_smaller_step_holds_it() -> None:
+    scheduler = Scheduler(batch=4, chunk=4, decode_batches=(1, 2, 4))
+    for i in range(4):
+        scheduler.add(i, 4)
+    while len(scheduler.schedule().decode) < 4:
+        pass
+    scheduler.finish(0)
+    assert scheduler.schedule().moves == ()  # three need the step of four
+    scheduler.finish(2)
+    plan = scheduler.schedule()
+    assert (plan.moves, plan.decode) == (((3, 0),), {1: 1, 3: 0})
+    scheduler.finish(3)
+    assert scheduler.schedule().moves == ((1, 0),)
 
 
 def test_cancel_in_prefill_frees_the_slot_for_the_next() -> None:

@@ -27,7 +27,7 @@ from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import entry_of, install, with_engines
 
-CHUNKED = Case(target="tensorrt", baseline=True)
+CHUNKED = Case(target="tensorrt", baseline=True, decode_batches=(1, 2))
 SINGLE_SHOT = Case(target="tensorrt", baseline=True, prefill_chunk=96)
 SLIDING = Case("gemma3", target="tensorrt", prefill_chunk=24)
 LAYOUTS: dict[str, tuple[Case, bool]] = {

@@ -69,10 +69,9 @@ class EngineContender:
         self._inputs[:, slot] = sample(logits, _GREEDY, self._rng), len(prompt), len(prompt)
 
     def decode(self, active: int) -> None:
-        """A step of the whole batch; idle slots take zeros."""
-        self._inputs[:, active:] = 0
-        logits = self._engine.decode(*self._inputs)
-        self._inputs[0, :active] = [sample(row, _GREEDY, self._rng) for row in logits[:active]]
+        """A step of the first slots."""
+        logits = self._engine.decode(*self._inputs[:, :active])
+        self._inputs[0, :active] = [sample(row, _GREEDY, self._rng) for row in logits]
         self._inputs[1, :active] += 1
 
 
