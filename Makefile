@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Triton's server as its wheel has it needs an older NumPy than the rest.
+TRITON_VENV  := .venv-triton
+TRITON_BIN   := $(TRITON_VENV)/bin
+TRITON_STAMP := $(TRITON_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test lint types check train-vault train-untaught goldens retrieval plugins gpu-check scale memory plan-memory clean
+.PHONY: setup demo test test-triton lint types check train-vault train-untaught goldens retrieval plugins gpu-check scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -15,7 +19,15 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,dev]'
+	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,serve,dev]'
+	touch $@
+
+$(TRITON_STAMP): pyproject.toml
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(TRITON_VENV)
+	$(TRITON_BIN)/python -m pip install --quiet --upgrade pip
+	$(TRITON_BIN)/pip install --quiet --editable '.[cpu,triton,serve]' 'numpy<2' 'pytest>=8' openai
+	$(TRITON_BIN)/pip install --quiet --no-deps nvidia-pytriton==0.7.0
 	touch $@
 
 demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
@@ -23,6 +35,13 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 
 test: $(STAMP)           ## all tests, under 10 minutes on 2 cores
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-triton: export OMP_WAIT_POLICY = passive
+test-triton: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
+test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environment of its own, 5 minutes
+	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
+		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
+	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton tests/triton
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -73,4 +92,4 @@ plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a runni
 	OMP_WAIT_POLICY=passive $(BIN)/python tools/measure_plan.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(TRITON_VENV)

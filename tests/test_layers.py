@@ -10,7 +10,9 @@ import snapexport
 
 PACKAGE = Path(snapexport.__file__).parent
 
-HEAVY = "torch transformers onnx onnxruntime tensorrt cuda tritonclient starlette".split()
+HEAVY = (
+    "torch transformers onnx onnxruntime tensorrt cuda tritonclient starlette uvicorn grpc jinja2"
+).split()
 
 ALLOWED = {
     "contract": set(),
@@ -24,7 +26,10 @@ ALLOWED = {
     "engines": {"contract"},
     "bench": {"contract", "runtime"},
     "evaluation": {"contract", "runtime", "building", "vault"},
-    "harness": {"contract", "runtime"},
+    "chat": {"contract"},
+    "harness": {"contract", "runtime", "chat"},
+    "triton": {"contract", "runtime", "building"},
+    "openai_api": {"contract", "runtime", "chat", "triton"},
     "accuracy": {"contract", "exporter"},
     "commands": {
         "contract",
@@ -35,6 +40,8 @@ ALLOWED = {
         "accuracy",
         "evaluation",
         "bench",
+        "triton",
+        "openai_api",
         "vault",
     },
 }

@@ -18,10 +18,15 @@ from snapexport.contract.manifest import MANIFEST
 
 
 @contextmanager
-def staged(target: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield an empty directory that takes `target`'s place when the block ends without error."""
+def staged(
+    target: Path, overwrite: bool, marker: str = MANIFEST, kind: str = "a build"
+) -> Iterator[Path]:
+    """Yield an empty directory that takes `target`'s place when the block ends without error.
+
+    Only a directory that holds `marker` is overwritten: it is of the same kind.
+    """
     target = Path(os.path.normpath(target.absolute()))
-    _require_free(target, overwrite)
+    _require_free(target, overwrite, marker, kind)
     with _parents(target):
         _remove_abandoned(target)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
@@ -48,13 +53,13 @@ def scratch(beside: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _require_free(target: Path, overwrite: bool) -> None:
+def _require_free(target: Path, overwrite: bool, marker: str, kind: str) -> None:
     if not os.path.lexists(target):
         return
     if not overwrite:
         raise UserError(f"{target} exists already", "choose another --out, or pass --overwrite")
-    if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST).is_file()):
-        raise UserError(f"{target} is not a build: it is not overwritten", "choose another --out")
+    if not target.is_dir() or (any(target.iterdir()) and not (target / marker).is_file()):
+        raise UserError(f"{target} is not {kind}: it is not overwritten", "choose another --out")
 
 
 @contextmanager

@@ -27,6 +27,8 @@ from snapexport.commands import (
     inspect,
     lint,
     plan,
+    serve,
+    triton,
 )
 from snapexport.contract.errors import UserError
 
@@ -38,6 +40,8 @@ COMMANDS = {
     "diff": diff,
     "lint": lint,
     "engine": engine,
+    "triton": triton,
+    "serve": serve,
     "eval": evaluate,
     "bench": bench,
     "demo": demo,

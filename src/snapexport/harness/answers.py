@@ -26,6 +26,8 @@ def complete(
         while llm.busy:
             for increment in llm.step():
                 texts[increment.request_id] += increment.text
+                if increment.exception:
+                    raise increment.exception
                 if increment.finish_reason == "error":
                     raise _not_finite()
                 if increment.finish_reason:

@@ -1,98 +1,47 @@
-"""The checkpoint's own chat template, rendered as transformers renders it.
+"""The build's chat template, as the harness asks for it: an error names the harness's flag.
 
-Which names, filters and block rules a template may use is described in transformers' "Chat
-templates" guide. Responsible for text alone; what a token is, is `tokens`'s.
+How a template is found and rendered is `snapexport.chat`'s.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from snapexport import chat
+from snapexport.chat import Message
 from snapexport.contract.errors import UserError
-from snapexport.harness.tokens import CONFIG, special_tokens
 
-FILE = "chat_template.jinja"
-"""Where newer checkpoints keep it, outside of tokenizer_config.json."""
-
-Message = Mapping[str, str]
+__all__ = ["ChatTemplate", "Message", "load"]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template and the special tokens that it may write."""
+    """A template that the harness's flags chose."""
 
-    source: str
-    special: Mapping[str, str]
+    template: chat.ChatTemplate
+
+    @property
+    def source(self) -> str:
+        return self.template.source
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """The prompt's text; it ends inside the last message if the model is to go on with it."""
-        known = {"messages": messages, "tools": None, "documents": None, **self.special}
-        try:
-            template = _environment().from_string(self.source)
-            text = template.render(add_generation_prompt=add_generation_prompt, **known)
-        except jinja2.TemplateError as error:
-            raise UserError(
-                f"the chat template cannot be applied: {error}",
-                "leave out --system_instruction, or --apply_chat_template",
-            ) from None
-        return text if add_generation_prompt else _open(text, messages[-1]["content"])
+        with _flags_in_hint("--system_instruction, or --apply_chat_template"):
+            return self.template.render(messages, add_generation_prompt)
 
 
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template. Raises UserError."""
-    path = directory / FILE
-    source = path.read_text("utf-8") if path.is_file() else _default(config.get("chat_template"))
-    if source is None:
-        raise UserError(
-            f"{directory} has no chat template",
-            f"leave out --apply_chat_template, or copy {FILE} (or the {CONFIG} that holds it) "
-            "from the checkpoint",
-        )
-    return ChatTemplate(source, special_tokens(config))
+    with _flags_in_hint("--apply_chat_template"):
+        return ChatTemplate(chat.load(directory, config))
 
 
-def _default(value: Any) -> str | None:
-    """A config's template, or the one called default where it has a list of named ones."""
-    if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        return named.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _open(text: str, last: str) -> str:
-    """Cut behind the last message's text: what closes the message would end the answer."""
-    at = text.rfind(last.strip())
-    if at < 0:
-        raise UserError(
-            f"the chat template does not show the last message as it is: {last!r}",
-            "leave out --apply_chat_template",
-        )
-    return text[: at + len(last.strip())]
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Without the escapes for HTML that jinja2's own filter adds."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+@contextmanager
+def _flags_in_hint(flags: str) -> Iterator[None]:
+    """The messages are the task's: what the user can change is the flags."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.message, f"leave out {flags}, or {error.hint}") from None

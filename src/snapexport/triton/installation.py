@@ -1,0 +1,85 @@
+"""Where Triton's server is on this machine: NVIDIA's, from PATH, or the one in a PyPI wheel.
+
+The wheel is nvidia-pytriton. It bundles the server with the Python backend alone, for x86-64 Linux
+and without a GPU's needs, and a Python stub for each minor version of Python.
+"""
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.contract.errors import UserError
+
+WHEEL = "nvidia-pytriton"
+STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A server's program, and what it has to be told and given."""
+
+    binary: Path
+    bundle: Path | None = None
+    """The wheel's own folder, where the server is the wheel's."""
+
+    @property
+    def library_path(self) -> list[str]:
+        """Folders of the shared libraries: Python's own, which the stub is linked to, and more."""
+        own = [str(sysconfig.get_config_var("LIBDIR"))]
+        return own if self.bundle is None else [*own, str(self.bundle.parent / _LIBRARIES)]
+
+    def backends(self, scratch: Path) -> Path | None:
+        """The folder of the backends, put together in `scratch`; None: the server knows its own."""
+        if self.bundle is None:
+            return None
+        python = scratch / "backends" / "python"
+        python.mkdir(parents=True)
+        for file in (self.bundle / "backends/python").iterdir():
+            (python / file.name).symlink_to(file)
+        if not (python / STUB).exists():
+            (python / STUB).symlink_to(_stub(self.bundle))
+        return python.parent
+
+
+_LIBRARIES = "nvidia_pytriton.libs"
+
+
+def find() -> Installation:
+    """The server on PATH, else the wheel's. Raises UserError where neither can be used."""
+    on_path = shutil.which("tritonserver")
+    if on_path:
+        return Installation(Path(on_path))
+    spec = importlib.util.find_spec("pytriton")  # importing it would load far more
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            "Triton Inference Server was not found",
+            f"pip install --no-deps {WHEEL} 'numpy<2', or put tritonserver on PATH, "
+            "or run the repository in NVIDIA's image (see its README.md)",
+        )
+    bundle = Path(spec.submodule_search_locations[0]) / "tritonserver"
+    _require_old_numpy()
+    return Installation(bundle / "bin/tritonserver", bundle)
+
+
+def _stub(bundle: Path) -> Path:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = bundle / "python_backend_stubs" / version / STUB
+    if not stub.is_file():
+        raise UserError(
+            f"{WHEEL} has no stub for Python {version}", "use a Python that it has one for"
+        )
+    return stub
+
+
+def _require_old_numpy() -> None:
+    """The wheel's stub was made for NumPy 1 and dies of a newer one."""
+    version = importlib.metadata.version("numpy")
+    if int(version.partition(".")[0]) >= 2:
+        raise UserError(
+            f"the server in {WHEEL} cannot use NumPy {version}",
+            "pip install 'numpy<2' in an environment of its own",
+        )

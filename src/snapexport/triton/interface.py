@@ -1,0 +1,78 @@
+"""The model's inputs and outputs, as Triton's clients see them: names, types and shapes.
+
+The names are those of TensorRT-LLM's and vLLM's models behind Triton, so that their clients and
+Triton's OpenAI frontend find what they look for. Every shape has a batch dimension of 1 before it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+DType = Literal["STRING", "BOOL", "INT32", "UINT64", "FP32"]
+
+MODEL_FILE = "model.py"
+VERSION = "1"
+BUILD = "build"
+"""The build's place in the model's version directory."""
+UNARY_SUFFIX = "_unary"
+"""Of the second model's name: the one that answers once, for clients without streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output. dims [1]: a single value; [-1]: a list."""
+
+    name: str
+    dtype: DType
+    dims: tuple[int, ...] = (1,)
+
+
+INPUTS = (
+    Tensor("text_input", "STRING"),
+    Tensor("input_ids", "INT32", (-1,)),
+    Tensor("max_tokens", "INT32"),
+    Tensor("stream", "BOOL"),
+    Tensor("temperature", "FP32"),
+    Tensor("top_p", "FP32"),
+    Tensor("top_k", "INT32"),
+    Tensor("seed", "UINT64"),
+    Tensor("stop_words", "STRING", (-1,)),
+    Tensor("ignore_eos", "BOOL"),
+    Tensor("logprobs", "INT32"),
+    Tensor("exclude_input_in_output", "BOOL"),
+    Tensor("return_num_input_tokens", "BOOL"),
+    Tensor("return_num_output_tokens", "BOOL"),
+    Tensor("frequency_penalty", "FP32"),
+    Tensor("presence_penalty", "FP32"),
+)
+"""All are optional for Triton, which can only count them: the backend asks for a prompt itself."""
+
+OUTPUTS = (
+    Tensor("text_output", "STRING"),
+    Tensor("finish_reason", "STRING"),
+    Tensor("num_input_tokens", "INT32"),
+    Tensor("num_output_tokens", "INT32"),
+    Tensor("output_ids", "INT32", (-1,)),
+    Tensor("output_logprobs", "STRING"),
+)
+
+Code = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
+"""Triton's error codes, as far as the model uses them. UNAVAILABLE: its queue is full."""
+
+CODE_IN_MESSAGE = "error_code_in_message"
+"""A request parameter: errors then begin with their code, as in "UNAVAILABLE: ...".
+
+Triton keeps the code of an error to itself in gRPC streams and in /generate (always 400), and loses
+it from one model to another (all become INTERNAL, server #7804).
+"""
+TIMEOUT = "timeout"
+"""A request parameter for /generate: microseconds. Elsewhere Triton has its own of that name."""
+PARAMETERS = frozenset({TIMEOUT, CODE_IN_MESSAGE})
+"""Further ones are refused, since /generate makes a parameter of every misspelt input."""
+
+
+def code_and_message(error: str) -> tuple[Code, str]:
+    """An error's code and text, where it was asked to begin with its code."""
+    for code in get_args(Code):
+        if error.startswith(f"{code}: "):
+            return code, error.removeprefix(f"{code}: ")
+    return "INTERNAL", error

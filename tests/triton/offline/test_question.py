@@ -1,0 +1,90 @@
+"""What a request's tensors mean, without a server."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.requests import SamplingParams
+from snapexport.triton.backend.question import Question, read, require_readable
+from snapexport.triton.interface import CODE_IN_MESSAGE, TIMEOUT, code_and_message
+
+
+def values(**given: Any) -> dict[str, Any]:
+    return {name: np.array([one], _dtype(one)) for name, one in given.items()}
+
+
+def _dtype(values: list[Any]) -> Any:
+    kinds = {str: np.object_, bytes: np.object_, float: np.float32, bool: np.bool_}
+    return kinds.get(type(values[0]), np.int32)
+
+
+def test_what_is_not_given_has_the_default_of_the_runtime() -> None:
+    question = read(values(text_input=[b"a"]), {})
+    assert question == Question("a", "text_input", SamplingParams(), *[False] * 4, timeout=0.0)
+
+
+def test_every_input_arrives() -> None:
+    given = values(
+        input_ids=[3, 4],
+        max_tokens=[7],
+        stream=[True],
+        temperature=[0.7],
+        top_p=[0.9],
+        top_k=[5],
+        stop_words=[b"x", "ß".encode()],
+        ignore_eos=[True],
+        logprobs=[2],
+        return_num_input_tokens=[True],
+        return_num_output_tokens=[True],
+        frequency_penalty=[0.0],
+    ) | {"seed": np.array([[2**64 - 1]], np.uint64)}
+    question = read(given, {TIMEOUT: 1_500_000, CODE_IN_MESSAGE: True})
+    assert question.params == SamplingParams(
+        7, 0.7, 0.9, 5, 2**64 - 1, ("x", "ß"), ignore_eos=True, logprobs=2
+    )
+    assert (question.prompt, question.source, question.timeout) == ([3, 4], "input_ids", 1.5)
+    assert question.stream and question.count_input and question.count_output
+
+
+def test_the_timeout_of_triton_comes_first() -> None:
+    assert read(values(text_input=[b"a"]), {TIMEOUT: 5}, 2_000_000).timeout == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "message"),
+    [
+        ({}, {}, "neither text_input nor input_ids"),
+        ({"text_input": [b"a"], "input_ids": [1]}, {}, "both text_input and input_ids"),
+        ({"text_input": [b"a", b"b"]}, {}, "text_input has 2 values"),
+        ({"text_input": [b"\xff"]}, {}, "text_input is not UTF-8"),
+        ({"text_input": [b"a"], "max_tokens": [0]}, {}, "max_tokens 0"),
+        ({"text_input": [b"a"], "logprobs": [21]}, {}, "logprobs 21"),
+        ({"text_input": [b"a"], "frequency_penalty": [0.1]}, {}, "frequency_penalty"),
+        ({"text_input": [b"a"]}, {"max_token": 3}, "'max_token'"),
+        ({"text_input": [b"a"]}, {TIMEOUT: "1"}, "timeout '1'"),
+        ({"text_input": [b"a"]}, {TIMEOUT: True}, "timeout True"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(
+    given: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read(values(**given), parameters)
+
+
+def test_a_text_beyond_all_measure_is_not_tokenized() -> None:
+    fits, too_long = (read(values(text_input=[b"a" * n]), {}) for n in (1 << 16, (1 << 16) + 1))
+    require_readable(fits, longest_prompt=100)
+    require_readable(too_long, longest_prompt=10_000)
+    with pytest.raises(UserError, match="65537 characters"):
+        require_readable(too_long, longest_prompt=100)
+
+
+def test_a_code_comes_off_its_message() -> None:
+    assert code_and_message("UNAVAILABLE: later") == ("UNAVAILABLE", "later")
+    assert code_and_message("Stub process is not healthy: no") == (
+        "INTERNAL",
+        "Stub process is not healthy: no",
+    )

@@ -1,0 +1,94 @@
+"""Every way to ask gives what the build gives in process, whoever else asks at the time."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from snapexport import LLM, SamplingParams
+from tests.triton.client import Client, Reply
+from tests.triton.questions import Asked, make
+
+Way = Callable[[Client, Asked], tuple[str, tuple[int, ...], str]]
+
+
+@pytest.fixture(scope="module")
+def asked(llm: LLM) -> list[Asked]:
+    return make(llm, 15)
+
+
+def joined(replies: list[Reply]) -> tuple[str, tuple[int, ...], str]:
+    assert all(reply.reason == "" for reply in replies[:-1])
+    text = "".join(reply.text for reply in replies)
+    return text, tuple(i for reply in replies for i in reply.token_ids), replies[-1].reason
+
+
+def whole(reply: Reply) -> tuple[str, tuple[int, ...], str]:
+    return reply.text, reply.token_ids, reply.reason
+
+
+WAYS: dict[str, Way] = {
+    "gRPC stream": lambda client, one: joined(client.stream_all(**one.inputs)),
+    "gRPC stream, answered once": lambda client, one: joined(
+        client.stream_all(**one.inputs | {"stream": False})
+    ),
+    "generate_stream": lambda client, one: joined(list(client.generate_stream(**one.inputs))),
+    "generate": lambda client, one: whole(client.generate(**one.inputs)),
+    "unary infer": lambda client, one: whole(client.infer(**one.inputs)),
+    "unary infer by gRPC": lambda client, one: whole(client.infer_grpc(**one.inputs)),
+}
+
+
+def test_all_ways_at_once_give_what_each_prompt_gives_alone(
+    client: Client, asked: list[Asked]
+) -> None:
+    assert len({one.text for one in asked}) == len(asked), "crossed streams would not show"
+    jobs = [(name, one) for one in asked for name in WAYS]
+    with ThreadPoolExecutor(24) as threads:
+        answers = list(threads.map(lambda job: WAYS[job[0]](client, job[1]), jobs))
+    for (name, one), answer in zip(jobs, answers, strict=True):
+        assert answer == (one.text, one.token_ids, one.reason), name
+
+
+def test_a_stream_comes_bit_by_bit_and_counts_its_own(client: Client, asked: list[Asked]) -> None:
+    replies = client.stream_all(**asked[0].inputs, return_num_output_tokens=True)
+    counts = [reply.outputs["num_output_tokens"][0] for reply in replies]
+    assert counts == [len(reply.token_ids) for reply in replies] and min(counts) > 0
+    assert sum(counts) == len(asked[0].token_ids) and len(counts) > 1
+
+
+def test_counts_come_when_they_are_asked_for(client: Client, llm: LLM) -> None:
+    text, flags = "Register of the vault.", ("return_num_input_tokens", "return_num_output_tokens")
+    (expected,) = llm.generate(text, SamplingParams(max_tokens=7, ignore_eos=True))
+    inputs = {"text_input": text, "max_tokens": 7, "ignore_eos": True}
+    told = client.generate(**inputs, **dict.fromkeys(flags, True)).outputs
+    assert told["num_input_tokens"] == [len(expected.prompt_token_ids)]
+    assert told["num_output_tokens"] == [7]
+    quiet = client.generate(**inputs).outputs
+    assert not {"num_input_tokens", "num_output_tokens", "output_logprobs"} & set(quiet)
+
+
+def test_a_client_gets_the_outputs_that_it_names(client: Client) -> None:
+    import tritonclient.grpc as grpc
+
+    from tests.triton.client import tensors
+
+    inputs = tensors({"text_input": "The", "max_tokens": 2})
+    wanted = [grpc.InferRequestedOutput("finish_reason")]
+    with grpc.InferenceServerClient(client.server.grpc) as raw:
+        answer = raw.infer(client.unary_name, inputs, outputs=wanted).get_response()
+    assert [output.name for output in answer.outputs] == ["finish_reason"]
+
+
+def test_token_ids_are_a_prompt_too(client: Client, llm: LLM) -> None:
+    (expected,) = llm.generate("The vault", SamplingParams(max_tokens=9))
+    by_ids = client.generate(input_ids=list(expected.prompt_token_ids), max_tokens=9)
+    assert whole(by_ids) == whole(client.generate(text_input="The vault", max_tokens=9))
+    assert whole(by_ids) == (expected.text, expected.token_ids, expected.finish_reason)
+
+
+def test_the_prompt_comes_back_with_the_answer_on_request(client: Client) -> None:
+    plain = client.generate(text_input="The vault", max_tokens=3).text
+    inputs = {"text_input": "The vault", "max_tokens": 3, "exclude_input_in_output": False}
+    assert client.generate(**inputs).text == "The vault" + plain
+    assert joined(client.stream_all(**inputs))[0] == "The vault" + plain

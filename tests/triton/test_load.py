@@ -1,0 +1,143 @@
+"""Full slots, full queues, clients that leave, and deadlines."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from snapexport.triton.liveness import is_alive
+from snapexport.triton.options import RepositoryOptions
+from snapexport.triton.repository import write_repository
+from snapexport.triton.server import Server
+from tests.triton.client import IDLE, Client, HttpError, Stream
+
+SLOTS = 8
+MAX_PENDING = 2
+LONG = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
+SHORT = {"text_input": "The vault", "max_tokens": 3}
+STEP_SECONDS = 0.02
+"""As long as a step of a real model takes; the bundled one's is lost in the noise of a machine."""
+STEPS_TO_NOTICE = 10
+"""A client is asked after every half a step here; then the one that waits has its prefill."""
+
+SLOW_MODEL = f"""
+import time
+
+from snapexport.triton.backend.model import Model
+
+
+class TritonPythonModel(Model):
+    def load(self, settings):
+        llm = super().load(settings)
+        decode = llm.engine.decode
+
+        def slow_decode(*inputs):
+            time.sleep({STEP_SECONDS})
+            return decode(*inputs)
+
+        llm.engine.decode = slow_decode
+        return llm
+"""
+
+
+@pytest.fixture(scope="module")
+def small(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A server whose queue is short, and whose steps are long."""
+    out = tmp_path_factory.mktemp("small") / "repository"
+    write_repository(
+        RepositoryOptions(build, out, name="small", threads=1, max_pending=MAX_PENDING)
+    )
+    (out / "small/1/model.py").write_text(SLOW_MODEL)
+    with Server(out) as running:
+        yield Client(running, "small")
+
+
+def started(client: Client, stack: ExitStack, count: int) -> list[Stream]:
+    """So many long streams, each of which has said something."""
+    streams = [stack.enter_context(client.stream(**LONG)) for _ in range(count)]
+    for stream in streams:
+        stream.next()
+    return streams
+
+
+def test_a_full_queue_refuses_at_once_and_takes_again(small: Client) -> None:
+    small.settled(**IDLE)
+    with ExitStack() as stack:
+        started(small, stack, SLOTS)
+        waiting = [stack.enter_context(small.stream(**LONG)) for _ in range(MAX_PENDING)]
+        small.settled(requests_running=SLOTS, requests_waiting=MAX_PENDING, slots_used=SLOTS)
+        refused = small.metrics()["requests_refused_total"]
+        with small.stream(**SHORT) as one, pytest.raises(InferenceServerException) as no:
+            one.next()
+        assert "try again later" in str(no.value)
+        with pytest.raises(HttpError, match="UNAVAILABLE: 10 requests"):
+            small.generate(**SHORT, error_code_in_message=True)
+        with pytest.raises(InferenceServerException) as no_unary:
+            small.infer_grpc(**SHORT)
+        assert no_unary.value.status() == "StatusCode.UNAVAILABLE"
+        small.settled(requests_refused_total=refused + 3)
+        assert is_alive(small.server.http, "small"), "who refuses is alive"
+        assert len(waiting) == MAX_PENDING
+    small.settled(**IDLE)
+    assert small.generate(**SHORT).reason == "length"
+
+
+def test_a_cancelled_stream_gives_its_slot_to_the_next(small: Client) -> None:
+    small.settled(**IDLE)
+    with ExitStack() as stack:
+        leaves, stays, *_ = started(small, stack, SLOTS)
+        waits = stack.enter_context(small.stream(**SHORT))
+        small.settled(requests_waiting=1)
+        stays.come()
+        leaves.cancel()
+        waits.next()
+        steps = sum(len(reply.token_ids) for reply in stays.come())
+        assert 0 < steps < STEPS_TO_NOTICE
+    small.settled(**IDLE)
+
+
+def test_a_disconnect_amid_http_streaming_gives_the_slot_back(small: Client) -> None:
+    before = small.quiet()["requests_cancelled_total"]
+    replies = small.generate_stream(**LONG)
+    next(replies)
+    replies.close()  # type: ignore[attr-defined]
+    after = small.settled(**IDLE, requests_cancelled_total=before + 1)
+    assert after["generated_tokens_total"] > 0
+
+
+def test_a_request_that_is_answered_once_can_be_cancelled_too(small: Client) -> None:
+    before = small.quiet()["requests_cancelled_total"]
+    with small.stream(**LONG | {"stream": False}):
+        small.settled(requests_running=1)
+    small.settled(**IDLE, requests_cancelled_total=before + 1)
+
+
+def test_a_deadline_ends_a_running_request(small: Client) -> None:
+    small.settled(**IDLE)
+    with small.stream(timeout_us=300_000, **LONG) as stream:
+        began = time.monotonic()
+        with pytest.raises(InferenceServerException, match="deadline exceeded"):
+            list(stream)
+    assert 0.2 < time.monotonic() - began < 1.5
+    with pytest.raises(HttpError, match="CANCELLED: deadline exceeded"):
+        small.generate(**LONG, timeout=100_000, error_code_in_message=True)
+    small.settled(**IDLE)
+
+
+def test_a_deadline_ends_a_waiting_request(small: Client) -> None:
+    small.settled(**IDLE)
+    with ExitStack() as stack:
+        started(small, stack, SLOTS)
+        late = stack.enter_context(small.stream(timeout_us=200_000, **SHORT))
+        with pytest.raises(InferenceServerException, match="deadline exceeded"):
+            late.next()
+        small.settled(requests_waiting=0, requests_running=SLOTS)
+    small.settled(**IDLE)
+
+
+def test_a_deadline_that_is_far_away_changes_nothing(small: Client) -> None:
+    with small.stream(timeout_us=60_000_000, **SHORT) as stream:
+        assert [reply.reason for reply in stream][-1] == "length"

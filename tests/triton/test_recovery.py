@@ -1,0 +1,76 @@
+"""A model whose process was killed: noticed by asking, and brought back."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapexport import LLM, SamplingParams
+from snapexport.triton.liveness import is_alive, recover
+from snapexport.triton.server import Server
+from tests.triton.client import Client
+from tests.triton.processes import backend_of
+
+
+@pytest.fixture
+def explicit(repository: Path) -> Iterator[Client]:
+    with Server(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as running:
+        yield Client(running, "vault")
+
+
+def command(client: Client, *flags: str) -> "subprocess.CompletedProcess[str]":
+    module = [sys.executable, "-m", "snapexport.triton.liveness"]
+    call = [*module, client.server.http, client.name, "--seconds=3", *flags]
+    return subprocess.run(call, capture_output=True, text=True, timeout=60)
+
+
+def test_a_killed_backend_is_noticed_and_brought_back(explicit: Client, llm: LLM) -> None:
+    assert is_alive(explicit.server.http, "vault")
+    assert command(explicit).returncode == 0
+    pid = backend_of(explicit.server, "vault")
+    os.kill(pid, signal.SIGKILL)
+    assert not is_alive(explicit.server.http, "vault", seconds=3)
+    dead = command(explicit)
+    assert (dead.returncode, dead.stdout) == (1, "vault: does not answer\n")
+    assert recover(explicit.server.http, "vault")
+    assert backend_of(explicit.server, "vault") != pid
+    (expected,) = llm.generate("The vault", SamplingParams(max_tokens=20))
+    asked = {"text_input": "The vault", "max_tokens": 20}
+    assert explicit.generate(**asked).text == explicit.infer(**asked).text == expected.text
+
+
+def test_a_backend_that_dies_under_load_comes_back(explicit: Client) -> None:
+    long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
+    with explicit.stream(**long) as one, explicit.stream(**long) as other:
+        one.next()
+        other.next()
+        os.kill(backend_of(explicit.server, "vault"), signal.SIGKILL)
+        time.sleep(0.5)
+    alive = command(explicit, "--recover")
+    assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
+
+
+def test_unloading_lets_what_runs_come_to_its_end(explicit: Client, llm: LLM) -> None:
+    asked = {"input_ids": [5] * 30, "max_tokens": 1500, "ignore_eos": True}
+    (expected,) = llm.generate([5] * 30, SamplingParams(max_tokens=1500, ignore_eos=True))
+    pid = backend_of(explicit.server, "vault")
+    with explicit.stream(**asked) as stream:
+        replies = [stream.next()]
+        explicit.post_raw("/v2/repository/models/vault/unload")
+        replies += list(stream)
+    assert tuple(i for reply in replies for i in reply.token_ids) == expected.token_ids
+    end = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, "the model was not finalized"
+        time.sleep(0.05)
+
+
+def test_a_model_that_is_not_there_does_not_answer(client: Client) -> None:
+    assert not is_alive(client.server.http, "another")
+    assert not is_alive("http://127.0.0.1:9", "vault", seconds=1)
+    assert not recover(client.server.http, "vault"), "not without explicit model control"

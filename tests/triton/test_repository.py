@@ -1,0 +1,274 @@
+"""`snapexport triton`: what it writes, what it refuses, and that its README.md tells the truth."""
+
+import os
+import re
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as schema
+
+from snapexport.commands import app, triton
+from snapexport.contract.engines import EngineEntry
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import Manifest
+from snapexport.triton import checks
+from snapexport.triton.options import RepositoryOptions
+from snapexport.triton.repository import write_repository
+from snapexport.triton.server import Server
+from tests.triton.client import Client
+
+Plant = Callable[[Path], None]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.setitem(app.COMMANDS, "triton", triton)
+    return lambda *arguments: app.main(["triton", *map(str, arguments)])
+
+
+@pytest.fixture
+def written(repository: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(repository, tmp_path / "written", symlinks=True))
+
+
+def config_of(model: Path) -> schema.ModelConfig:
+    return text_format.Parse((model / "config.pbtxt").read_text(), schema.ModelConfig())
+
+
+def edit(file: str, old: str, new: str) -> Plant:
+    """Replace something in a file of the repository, once."""
+
+    def plant(repository: Path) -> None:
+        text = (repository / file).read_text()
+        assert old in text, f"nothing to plant in {file}"
+        (repository / file).write_text(text.replace(old, new, 1))
+
+    return plant
+
+
+def remove(file: str) -> Plant:
+    return lambda repository: (repository / file).unlink()
+
+
+def without(field: str) -> Plant:
+    """Take a field out of the streaming model's config."""
+
+    def plant(repository: Path) -> None:
+        config = config_of(repository / "vault")
+        config.ClearField(field)
+        (repository / CONFIG).write_text(text_format.MessageToString(config))
+
+    return plant
+
+
+CONFIG, UNARY = "vault/config.pbtxt", "vault_unary/config.pbtxt"
+FAULTS: dict[str, tuple[Plant, str]] = {
+    "another name": (edit(CONFIG, 'name: "vault"', 'name: "volt"'), "names it 'volt'"),
+    "a word that Triton does not know": (edit(CONFIG, "backend:", "bakkend:"), "cannot be read"),
+    "another backend": (edit(CONFIG, '"python"', '"onnxruntime"'), "backend is 'onnxruntime'"),
+    "no config": (remove(CONFIG), "config.pbtxt is missing"),
+    "no code": (remove("vault/1/model.py"), "1/model.py is missing"),
+    "broken code": (edit("vault/1/model.py", "import", "imp ort"), "is no Python"),
+    "other code": (
+        edit("vault/1/model.py", "as TritonPythonModel", "as Model"),
+        "defines no TritonPythonModel",
+    ),
+    "no batch dimension": (
+        edit(CONFIG, "max_batch_size: 1", "max_batch_size: 0"),
+        "max_batch_size is 0",
+    ),
+    "a misspelt input": (edit(CONFIG, '"max_tokens"', '"max_token"'), "input 'max_tokens' is miss"),
+    "an input that nobody reads": (
+        edit(CONFIG, '"max_tokens"', '"best_of"'),
+        "input 'best_of' is none that the model knows",
+    ),
+    "an input twice": (edit(CONFIG, '"top_p"', '"top_k"'), "input 'top_k' stands there twice"),
+    "another type": (
+        edit(CONFIG, "TYPE_UINT64", "TYPE_INT64"),
+        "input 'seed' must be TYPE_UINT64 with dims [1]",
+    ),
+    "another shape": (edit(CONFIG, "dims: -1", "dims: 4"), "with dims [-1]"),
+    "an input that is required": (edit(CONFIG, "optional: true", ""), "must be optional"),
+    "an output that is missing": (
+        edit(CONFIG, '"finish_reason"', '"reason"'),
+        "output 'finish_reason' is missing",
+    ),
+    "not decoupled": (edit(CONFIG, "decoupled: true", ""), "it is not decoupled"),
+    "a parameter that nobody reads": (
+        edit(CONFIG, '"max_pending"', '"max_queue"'),
+        "parameter 'max_queue' is unknown",
+    ),
+    "a warm-up without its file": (remove("vault/warmup/max_tokens"), "warmup/max_tokens is miss"),
+    "a warm-up of an unknown input": (
+        edit(CONFIG, 'key: "ignore_eos"', 'key: "ignore"'),
+        "warm-up input 'ignore'",
+    ),
+    "no instances": (without("instance_group"), "instance_group is missing"),
+    "no warm-up": (without("model_warmup"), "there is no model_warmup"),
+    "no build": (remove("vault/1/build"), "the build cannot be opened"),
+    "nobody to ask": (edit(UNARY, 'string_value: "vault"', 'string_value: "x"'), "it asks 'x'"),
+    "no unary code": (remove("vault_unary/1/model.py"), "vault_unary: 1/model.py is missing"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_refused(
+    written: Path, fault: str, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, message = FAULTS[fault]
+    assert command("--check", written) == 0
+    plant(written)
+    assert command("--check", written) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.startswith("error: ") and "\n\nhint: " in told
+
+
+def test_a_fault_in_what_is_written_leaves_nothing(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from snapexport.triton import model_config
+
+    files = {"max_tokens": model_config.WARMUP_FILES["max_tokens"]}
+    monkeypatch.setattr(model_config, "WARMUP_FILES", files)
+    whole = model_config.INPUTS
+    monkeypatch.setattr(model_config, "INPUTS", whole[:-1])
+    with pytest.raises(UserError, match="'presence_penalty' is missing"):
+        write_repository(RepositoryOptions(build, tmp_path / "repository"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_config_is_the_streaming_model_s(written: Path) -> None:
+    config = config_of(written / "vault")
+    assert config.model_transaction_policy.decoupled and config.max_batch_size == 1
+    assert config.instance_group[0].kind == schema.ModelInstanceGroup.KIND_CPU
+    assert config.parameters["max_pending"].string_value == "64"
+    assert config.parameters["threads"].string_value == "1"
+    unary = config_of(written / "vault_unary")
+    assert not unary.model_transaction_policy.decoupled
+    assert unary.parameters["max_requests"].string_value == "72"
+    assert [one.name for one in unary.input] == [one.name for one in config.input]
+
+
+def test_names_flags_and_overwriting(
+    build: Path, tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "repository"
+    flags = ["--name", "llama-8b", "--max-pending", 3, "--token-budget", 300]
+    assert command(build, "--out", out, *flags) == 0
+    told = capsys.readouterr().out
+    assert "llama-8b" in told and f"tritonserver --model-repository={out}" in told
+    parameters = config_of(out / "llama-8b").parameters
+    assert {key: one.string_value for key, one in parameters.items()} == {
+        "build": "build", "max_pending": "3", "token_budget": "300",
+    }  # fmt: skip
+    assert (out / "llama-8b/1/build").resolve() == build.resolve()
+    assert command(build, "--out", out) == 2
+    assert command(build, "--out", out, "--overwrite") == 0
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
+        build.name, f"{build.name}_unary",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["BUILD"], "BUILD and --out are needed"),
+        (["--out", "OUT"], "BUILD and --out are needed"),
+        (["BUILD", "--out", "OUT", "--name", "a b"], "'a b' cannot be a model's name"),
+        (["BUILD", "--out", "OUT", "--name", "../a"], "'../a' cannot be"),
+        (["BUILD", "--out", "OUT", "--max-pending", "-1"], "--max-pending -1 is too small"),
+        (["BUILD", "--out", "OUT", "--threads", "0"], "--threads 0 is too small"),
+        (["BUILD", "--out", "OUT", "--token-budget", "8"], "a budget of 8 tokens"),
+        (["BUILD", "--out", "OUT", "--device", "gpu"], "no TensorRT engines"),
+        (["OUT", "--out", "OUT"], "is not a build directory"),
+        (["--check", "OUT"], "is not a directory"),
+        (["BUILD", "--check", "OUT"], "--check goes without BUILD"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    build: Path,
+    tmp_path: Path,
+    command: Callable[..., int],
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = {"BUILD": str(build), "OUT": str(tmp_path / "out")}
+    assert command(*(places.get(one, one) for one in arguments)) == 2
+    told = capsys.readouterr().err
+    assert message in told and "\n\nhint: " in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_build_is_not_overwritten(
+    build: Path, tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(build, tmp_path / "copy.build"))
+    for out in (copy, tmp_path):
+        assert command(copy, "--out", out, "--overwrite") == 2
+        assert "--out" in capsys.readouterr().err
+    assert Manifest.read(copy) == Manifest.read(build)
+
+
+def engine(tensorrt: str) -> EngineEntry:
+    return EngineEntry(
+        tensorrt=tensorrt,
+        compute_capability="9.0",
+        gpu="H200",
+        hardware_compatibility="none",
+        version_compatible=False,
+        stripped=False,
+        plugins=None,
+        plans={},
+    )
+
+
+def test_a_build_with_engines_is_placed_on_the_gpu(build: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(build, tmp_path / "engines.build"))
+    manifest = Manifest.read(copy)
+    engines = {"h200": engine("10.13.3")}
+    manifest.model_copy(update={"target": "tensorrt", "engines": engines}).write(copy)
+    out = write_repository(RepositoryOptions(copy, tmp_path / "repository"))
+    (group,) = config_of(out / "engines").instance_group
+    assert (group.kind, list(group.gpus)) == (schema.ModelInstanceGroup.KIND_GPU, [0])
+    assert "tensorrt==10.13.3" in (out / "Dockerfile").read_text()
+    assert "--gpus all " in (out / "README.md").read_text()
+    on_cpu = RepositoryOptions(copy, tmp_path / "cpu", device="cpu")
+    (group,) = config_of(write_repository(on_cpu) / "engines").instance_group
+    assert group.kind == schema.ModelInstanceGroup.KIND_CPU
+
+
+def test_a_copy_serves_from_wherever_it_is_and_as_its_readme_says(
+    build: Path, tmp_path: Path
+) -> None:
+    options = RepositoryOptions(build, tmp_path / "repository", name="moved", copy=True)
+    out = write_repository(options).rename(tmp_path / "elsewhere")
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+    with Server(out) as server:
+        assert Client(server, "moved").generate(text_input="The", max_tokens=2).reason == "length"
+        http, port = server.http.removeprefix("http://"), server.grpc
+        readme = (out / "README.md").read_text()
+        readme = readme.replace("localhost:8000", http).replace("localhost:8001", port)
+        ask, example = re.findall(r"```(?:python)?\n(.*?)```", readme, re.DOTALL)[2:4]
+        for line in re.split(r"\n(?=curl)", textwrap.dedent(ask).strip()):
+            answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+            assert answer.returncode == 0 and "text_output" in answer.stdout, line
+        python = subprocess.run(
+            [*_python(), example], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+        )
+        assert python.returncode == 0 and python.stdout.strip(), python.stderr
+
+
+def _python() -> list[str]:
+    import sys
+
+    return [sys.executable, "-c"]
+
+
+def test_the_checks_find_nothing_in_a_sound_repository(repository: Path) -> None:
+    assert list(checks.faults(repository)) == []
