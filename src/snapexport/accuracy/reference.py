@@ -10,6 +10,8 @@ from snapexport.accuracy.sequence import Array, SequenceRunner
 class ReferenceRunner(SequenceRunner):
     """Says how a prompt goes on, and knows the logits of what it has said."""
 
+    original = True
+
     def __init__(self, model: Any) -> None:
         super().__init__(name="transformers")
         self.model = model

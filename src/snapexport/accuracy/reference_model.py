@@ -47,15 +47,23 @@ def _own_model(build: Build) -> Any:
         )
     config = _matching_config(build, _config_alone(build))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    missing = set(model.state_dict())
     for file in build.manifest.weights:
-        _load(model, build.directory / file.file)
+        missing -= _load(model, build.directory / file.file)
     model.tie_weights()
+    if build.manifest.quantization and any(".layers." in name for name in missing):
+        raise UserError(
+            f"{build.directory} has its linear layers in {build.manifest.quantization} alone",
+            "name the checkpoint that was built with --model",
+        )
     return model
 
 
-def _load(model: Any, file: Path) -> None:
+def _load(model: Any, file: Path) -> set[str]:
+    """The names of what was there."""
     tensors = {name: tensor.float() for name, tensor in load_file(file).items()}
     model.load_state_dict(tensors, strict=False, assign=True)
+    return set(tensors)
 
 
 def _config_alone(build: Build) -> Checkpoint:

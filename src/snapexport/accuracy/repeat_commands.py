@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.accuracy.difference import TOLERANCE
+from snapexport.accuracy.difference import tolerance
 from snapexport.accuracy.graph_runner import Call
 from snapexport.accuracy.sequence import Array
 from snapexport.contract.build_directory import Build
 
 LOADER = "load_data.py"
 
-_COSTS = "# A difference here is what the compression costs.\n"
+_COSTS = "# A difference here is what compression, or 4-bit weights, cost.\n"
 _ON_A_GPU = (
     "# With TensorRT and a GPU, from the graph: this builds an engine, and takes its time.\n"
     "# PLUGINS=/path/to/libsnapexport_registering.so fuses the hand-over."
@@ -69,6 +69,6 @@ def _command(build: Build, case: Case, model: Path, how: str) -> str:
             f"polygraphy run {shlex.quote(str(model.absolute()))} {how}",
             f"--data-loader-script {LOADER}:{case.name}",
             f"--load-outputs {case.name}.reference.json",
-            f"--atol {TOLERANCE[build.manifest.dtype]} --rtol 0 --check-error-stat max",
+            f"--atol {tolerance(build.manifest)} --rtol 0 --check-error-stat max",
         ]
     )

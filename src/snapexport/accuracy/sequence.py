@@ -36,6 +36,9 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
     lossless = True
     """Whether it attends to every position, however long the sequence."""
 
+    original = False
+    """Whether its weights are the checkpoint's own, and not the build's."""
+
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """Logits [1 + N, V] of token_ids [L + N], from the prompt's last token on."""
         raise NotImplementedError

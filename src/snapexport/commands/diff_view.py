@@ -39,6 +39,8 @@ def _cells(one: "Difference") -> tuple[str, ...]:
 
 
 def _verdict(one: "Difference") -> str:
+    if one.quantized:
+        return "[yellow]quantized[/]"
     if not one.lossless:
         return "[yellow]compressed[/]"
     return "[red]DIFFERS[/]" if one.broken else "[green]equal[/]"
