@@ -15,6 +15,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.runtime.decode_inputs import write_decode_inputs
 from snapexport.runtime.engine import Integers, Limits, Logits
 from snapexport.runtime.onnxruntime_prefill import Copy, IntoSlot, PromptCache
 from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
@@ -77,13 +78,7 @@ class OnnxRuntimeEngine:
         count = len(input_ids)
         slots = next(slots for slots in self._decodes if slots >= count)
         inputs = _first(self.decode_buffers, slots)
-        for name, values in (
-            (names.INPUT_IDS, input_ids[:, None]),
-            (names.POSITION_IDS, position_ids[:, None]),
-            (names.PROMPT_LENGTH, prompt_length),
-        ):
-            inputs[name][:count] = values
-            inputs[name][count:] = 0
+        write_decode_inputs(inputs, input_ids, position_ids, prompt_length)
         self._decodes[slots].run()
         return self.decode_buffers[names.LOGITS][:count].astype(np.float32, copy=False)
 

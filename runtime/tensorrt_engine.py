@@ -16,6 +16,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.runtime.cuda_device import DeviceError
+from snapexport.runtime.decode_inputs import write_decode_inputs
 from snapexport.runtime.engine import Integers, Limits, Logits
 from snapexport.runtime.prefill import Chunked, SingleShot
 from snapexport.runtime.tensorrt_graph import BoundGraph, contexts_of
@@ -56,14 +57,7 @@ class TrtEngine:
         count = len(input_ids)
         slots = next(slots for slots in self._decodes if slots >= count)
         arrays = self._decodes[slots].arrays
-        for name, values in (
-            (names.INPUT_IDS, input_ids[:, None]),
-            (names.POSITION_IDS, position_ids[:, None]),
-            (names.PROMPT_LENGTH, prompt_length),
-        ):
-            if name in arrays:  # the full cache's graph has no use for the prompt's length
-                arrays[name][:count] = values
-                arrays[name][count:] = 0
+        write_decode_inputs(arrays, input_ids, position_ids, prompt_length)
         self._steps[slots]()
         self._device.synchronize()
         return arrays[names.LOGITS][:count].astype(np.float32, copy=False)

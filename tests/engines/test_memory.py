@@ -16,6 +16,7 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
+from snapexport.contract.sizes import size
 from snapexport.engines import EngineOptions
 from snapexport.engines.folder import engine_name
 from snapexport.engines.gpu import Gpu
@@ -28,7 +29,6 @@ from snapexport.engines.memory import (
     host_available,
     require_room,
 )
-from snapexport.engines.options import size
 
 GIB = 2**30
 WEIGHTS = 16 * GIB
@@ -164,13 +164,14 @@ def test_free_memory_is_read_from_linux(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096)]
+    ("text", "nbytes"),
+    [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096), ("24 gb", 24 * 10**9)],
 )
 def test_sizes(text: str, nbytes: int) -> None:
     assert size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "8GB", "GiB", "-1GiB", "8 GiB", "nan"])
+@pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         size(text)

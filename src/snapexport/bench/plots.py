@@ -10,23 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
+from snapexport.plots import COLOURS, MARKERS, STYLE
+
 Report = dict[str, Any]
 Row = dict[str, Any]
 Scale = Callable[[Row, float], float]
 """From a row and a time in it, in seconds, to what is drawn."""
-
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "snapexport",
-    "figure.dpi": 150,
-}
-# Okabe and Ito's colours, told apart by people who see fewer of them.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
 
 KINDS = ("png", "svg")
 

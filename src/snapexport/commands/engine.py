@@ -22,9 +22,9 @@ from snapexport.commands.console import ERR, OUT, BuildProgress
 from snapexport.commands.summary import size
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
+from snapexport.contract.sizes import size as parsed_size
 from snapexport.engines import EngineOptions, build_engines, require_target
 from snapexport.engines.memory import Estimate, estimate
-from snapexport.engines.options import size as parsed_size
 
 HELP = "a build for TensorRT -> its engines, on this GPU"
 

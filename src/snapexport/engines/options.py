@@ -1,6 +1,5 @@
 """What engines are asked for. The flags of `snapexport engine` are made from this class."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -13,7 +12,6 @@ HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
 HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
 
 HIGHEST_LEVEL = 5
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +80,3 @@ class EngineOptions:
                     f"choose from {', '.join(manifest.graphs)}",
                 )
         return tuple(name for name in manifest.graphs if not self.graphs or name in self.graphs)
-
-
-def size(text: str) -> int:
-    """Bytes of a text like 8GiB, 512MiB or 4096. Raises ValueError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(|KiB|MiB|GiB|TiB)", text)
-    if not match:
-        raise ValueError(f"'{text}' is no size")
-    number, unit = match.groups()
-    return int(float(number) * _UNITS[unit])

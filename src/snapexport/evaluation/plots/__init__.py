@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from snapexport.evaluation.plots.by_budget import accuracy_by_budget
 from snapexport.evaluation.plots.by_depth import depths
 from snapexport.evaluation.plots.by_layer import has_rates, hit_rate
-from snapexport.evaluation.plots.look import STYLE, Report
+from snapexport.evaluation.plots.look import Report
+from snapexport.plots import STYLE
 
 __all__ = ["accuracy_by_budget", "depths", "draw", "hit_rate"]
 

@@ -6,8 +6,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
 from snapexport.evaluation.plots.look import (
-    COLOURS,
-    MARKERS,
     MODES,
     Report,
     broken,
@@ -16,6 +14,7 @@ from snapexport.evaluation.plots.look import (
     full_in,
     names_in,
 )
+from snapexport.plots import COLOURS, MARKERS
 
 
 def accuracy_by_budget(report: Report) -> Figure:

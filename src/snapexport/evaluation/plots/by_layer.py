@@ -8,15 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from snapexport.evaluation.plots.look import (
-    COLOURS,
-    MAP,
-    MARKERS,
-    Report,
-    broken,
-    budgets_in,
-    compressing_in,
-)
+from snapexport.evaluation.plots.look import MAP, Report, broken, budgets_in, compressing_in
+from snapexport.plots import COLOURS, MARKERS
 
 
 def hit_rate(report: Report) -> Figure:

@@ -1,22 +1,10 @@
-"""What all the pictures have in common: colours, names, and who is in a report."""
+"""What all the pictures of an evaluation have in common: names, and who is in a report."""
 
 import re
 from typing import Any
 
 Report = dict[str, Any]
 
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "snapexport",
-    "figure.dpi": 150,
-}
-# Okabe and Ito's colours, told apart by people who see fewer of them; markers tell them too. One
-# marker more than colours: no two of the first 56 lines look alike.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MAP = "viridis"
 MODES = {
     "aware": "question in the prompt",
