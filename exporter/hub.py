@@ -14,7 +14,7 @@ _UNWANTED = ["consolidated*", "*/*"]
 def resolve(model: str) -> Path:
     """Directory of the checkpoint; a Hub id is fetched into the Hub's own cache first."""
     path = Path(model).expanduser()
-    if path.exists() or not _HUB_ID.fullmatch(model):
+    if path.exists() or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         return path
     return _download(model)
 

@@ -53,7 +53,8 @@ def place(
     plain = {name for name in names if not int4.is_part(name)}
     stored = SAFETENSORS_DTYPE[dtype]
     spans = {name: _readable(name, checkpoint.tensors[name]) for name in sorted(plain)}
-    fits = {n: s for n, s in spans.items() if s.dtype == stored}
+    # What is left of a checkpoint whose matrices are quantized is not worth its whole file.
+    fits = {n: s for n, s in spans.items() if s.dtype == stored and not to_quantize}
     links = _link_all({span.file for span in fits.values()}, directory)
     placed = {n: _moved(s, links[s.file]) for n, s in fits.items()}
     if rest := {n: s for n, s in spans.items() if n not in fits}:

@@ -113,16 +113,16 @@ class Device:
         """A call that puts on the stream, at once, all that `work` puts there.
 
         Addresses are captured, contents are not. Raises DeviceError for what can't be captured;
-        the stream is then as before.
+        the stream is then as before, whatever `work` raises.
         """
-        # Thread-local: other threads may allocate meanwhile.
-        mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        # Relaxed: other threads may allocate meanwhile, and Python's garbage collector may free
+        # memory of the GPU in this one. None of that belongs to `work`.
+        mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         self._call("cudaStreamBeginCapture", self.stream, mode)
         try:
             work()
-        except DeviceError:
-            self._cuda.cudaStreamEndCapture(self.stream)
-            self._cuda.cudaGetLastError()
+        except BaseException:
+            self._give_up_capture()
             raise
         graph = self._call("cudaStreamEndCapture", self.stream)
         try:
@@ -136,6 +136,12 @@ class Device:
         """Free everything but pinned arrays that somebody still holds. A second call is nothing."""
         self._closed = True
         self._release()
+
+    def _give_up_capture(self) -> None:
+        error, graph = self._cuda.cudaStreamEndCapture(self.stream)
+        if error == self._cuda.cudaError_t.cudaSuccess:
+            self._cuda.cudaGraphDestroy(graph)
+        self._cuda.cudaGetLastError()
 
     def _open(self) -> int:
         error, count = self._cuda.cudaGetDeviceCount()

@@ -50,11 +50,11 @@ class Graph:
         self, build: Build, name: GraphName, threads: int | None, prepack: bool = False
     ) -> None:
         self.entry = build.manifest.graphs[name]
-        path = build.graph(name)
+        path, options = build.graph(name), _options(threads, prepack)
         try:
             self._session = ort.InferenceSession(
                 path,
-                _options(threads, prepack),
+                options,
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=_COPYING_OPTIMIZERS,
             )

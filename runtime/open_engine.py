@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.engine import Engine
 
 Runner = Literal["onnxruntime", "tensorrt"]
@@ -37,15 +38,25 @@ def open_engine(
             "threads and prepacked weights are ONNX Runtime's, and TensorRT runs this build",
             "leave them out, or choose --runner onnxruntime",
         )
-    from snapexport.runtime.tensorrt_engine import TrtEngine
-
     try:
-        return TrtEngine(build, baseline)
+        return _on_gpu(build, baseline)
     except UserError as refusal:
         if runner == "tensorrt":
             raise
         way_out = f"{refusal.hint}; or run its graphs on the CPU: --runner onnxruntime"
         raise UserError(refusal.message, way_out) from refusal
+
+
+def _on_gpu(build: Build, baseline: bool) -> Engine:
+    from snapexport.runtime.tensorrt_engine import TrtEngine
+
+    try:
+        return TrtEngine(build, baseline)
+    except DeviceError as error:
+        raise UserError(
+            f"the GPU failed while the build was loaded: {error}",
+            "see what else runs on it: `nvidia-smi`",
+        ) from error
 
 
 def default_runner(build: Build) -> Runner:

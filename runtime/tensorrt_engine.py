@@ -15,12 +15,13 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.contract.tensors import in_place
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
 from snapexport.runtime.engine import Integers, Limits, Logits
 from snapexport.runtime.prefill import Chunked, SingleShot
 from snapexport.runtime.tensorrt_graph import BoundGraph, contexts_of
-from snapexport.runtime.tensorrt_plans import in_place, open_plans
+from snapexport.runtime.tensorrt_plans import open_plans
 from snapexport.runtime.tensorrt_prefill import Copy, IntoSlot, PromptCache, caches
 
 
@@ -36,8 +37,10 @@ class TrtEngine:
         self._manifest = build.manifest
         self._compresses = build.manifest.geometry.compresses and not baseline
         self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
-        self._device, self._plans = open_plans(build)
-        self._load("baseline/" if baseline and build.has_baseline else "")
+        prefix = "baseline/" if baseline and build.has_baseline else ""
+        wanted = self._graphs(prefix)
+        self._device, self._plans = open_plans(build, wanted)
+        self._load(prefix, wanted)
         steps = {slots: self._captured_step(graph) for slots, graph in self._decodes.items()}
         self._steps = {slots: step for slots, (step, _) in steps.items()}
         self.captured = all(captured for _, captured in steps.values())
@@ -89,19 +92,24 @@ class TrtEngine:
         """Free the buffers now. The plans and their weights go with the object."""
         self._device.close()
 
-    def _load(self, prefix: str) -> None:
-        """Plans, contexts and buffers: everything that takes the GPU's memory."""
-        decodes, prefill = self._manifest.decode_graphs(prefix), f"{prefix}prefill"
+    def _graphs(self, prefix: str) -> list[GraphName]:
+        """Those that run."""
         hands_over = self._compresses and not self._manifest.single_shot
-        wanted = [*decodes.values(), prefill, *(["compress"] if hands_over else [])]
+        decodes = self._manifest.decode_graphs(prefix).values()
+        return [*decodes, f"{prefix}prefill", *(["compress"] if hands_over else [])]
+
+    def _load(self, prefix: str, wanted: list[GraphName]) -> None:
+        """Plans, contexts and buffers: everything that takes the GPU's memory."""
+        decodes = self._manifest.decode_graphs(prefix)
         engines = {name: self._plans.load(name) for name in wanted}
-        self._contexts = contexts_of(self._device, engines)
+        self._plans.errors.clear()
+        self._contexts = contexts_of(self._device, engines, self._plans.errors)
         whole = self._bind(decodes.pop(self.limits.batch))
         self._slots = caches(whole)
         rows = {n: address for n, address in whole.addresses.items() if names.is_cache(n)}
         smaller = {slots: self._bind(name, rows) for slots, name in decodes.items()}
         self._decodes = smaller | {self.limits.batch: whole}
-        self._chooser = self._bind(prefill)
+        self._chooser = self._bind(f"{prefix}prefill")
         self._prefill = self._make_prefill(self._chooser)
 
     def _make_prefill(self, graph: BoundGraph) -> SingleShot | Chunked:

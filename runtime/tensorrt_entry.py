@@ -3,11 +3,14 @@
 Decides by the manifest alone: TensorRT itself is asked nothing, and refuses later what it must.
 """
 
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from snapexport.contract.build_directory import Build, sha256_of
-from snapexport.contract.engines import EngineEntry, PlanFile
+from snapexport.contract.engines import DEFAULT_LEVEL, EngineEntry, PlanFile
 from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +25,18 @@ class Machine:
         return f"{self.gpu}, compute capability {self.compute_capability}, TensorRT {self.tensorrt}"
 
 
-def choose(build: Build, machine: Machine) -> EngineEntry:
-    """The engine that suits this machine best. Raises UserError for none."""
+def choose(
+    build: Build, machine: Machine, wanted: Iterable[GraphName] | None = None
+) -> EngineEntry:
+    """The engine that suits this machine best. Raises UserError for none.
+
+    wanted: the graphs that it is for, None meaning all: whichever lacks the fewest comes first.
+    """
     engines = build.manifest.engines
     if not engines:
         raise UserError(
             f"{build.directory} has no TensorRT engines",
-            f"make them on this machine: `snapexport engine {build.directory}`",
+            f"make them on this machine: `snapexport engine {shlex.quote(str(build.directory))}`",
         )
     obstacles = {name: _obstacle(entry, machine) for name, entry in engines.items()}
     fitting = [engines[name] for name, obstacle in obstacles.items() if not obstacle]
@@ -39,20 +47,33 @@ def choose(build: Build, machine: Machine) -> EngineEntry:
             f"{build.directory} has no engine for {machine}: {told}",
             f"make one on this machine: `{command(build, latest)}`",
         )
-    return min(fitting, key=lambda entry: _distance(entry, machine))
+    graphs = set(build.manifest.graphs if wanted is None else wanted)
+    return min(fitting, key=lambda one: (len(graphs - one.plans.keys()), _distance(one, machine)))
 
 
-def command(build: Build, entry: EngineEntry, *, overwrite: bool = True) -> str:
-    """What makes an engine like `entry` on this machine, or without overwrite what it lacks."""
-    words = ["snapexport engine", str(build.directory)]
+def command(
+    build: Build, entry: EngineEntry, *, overwrite: bool = True, spoilt: PlanFile | None = None
+) -> str:
+    """What makes an engine like `entry` on this machine, or without overwrite what it lacks.
+
+    spoilt: a file that is not as it was. Where that is the plugin library, the user has to name it.
+    """
+    words = ["snapexport", "engine", str(build.directory)]
     if entry.hardware_compatibility != "none":
-        words.append(f"--hardware-compat {entry.hardware_compatibility.replace('_', '-')}")
+        words += ["--hardware-compat", entry.hardware_compatibility.replace("_", "-")]
     words += ["--version-compatible"] * entry.version_compatible
     words += ["--strip-plan"] * entry.stripped
+    words += ["--refit"] * entry.refit
+    if entry.optimization_level != DEFAULT_LEVEL:
+        words += ["--optimization-level", str(entry.optimization_level)]
+    if entry.workspace is not None:
+        words += ["--workspace", str(entry.workspace)]
     if entry.plugins:
-        words.append(f"--plugins {build.directory / entry.plugins.file}")
+        place = build.directory / entry.plugins.file
+        usable = place.is_file() and entry.plugins != spoilt
+        words += ["--plugins", str(place) if usable else "FILE"]
     words += ["--overwrite"] * overwrite
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def check_files(build: Build, entry: EngineEntry) -> None:
@@ -64,7 +85,7 @@ def check_files(build: Build, entry: EngineEntry) -> None:
             found = "is missing" if size is None else f"has {size} bytes"
             raise UserError(
                 f"{path} {found}, the manifest says {file.size} bytes",
-                f"make the engine again: `{command(build, entry)}`",
+                f"make the engine again: `{command(build, entry, spoilt=file)}`",
             )
 
 
@@ -76,7 +97,7 @@ def verify(build: Build) -> None:
             if sha256_of(build.directory / file.file) != file.sha256:
                 raise UserError(
                     f"{build.directory / file.file} was changed after it was made",
-                    f"make the engine again: `{command(build, entry)}`",
+                    f"make the engine again: `{command(build, entry, spoilt=file)}`",
                 )
 
 
@@ -104,15 +125,18 @@ def _hardware_fits(entry: EngineEntry, machine: Machine) -> bool:
     return entry.compute_capability == machine.compute_capability
 
 
-def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool]:
+def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool, bool, bool]:
     """Less is better: what was built for this very GPU, then for GPUs like it, then for more.
+
+    Then the plain plan, which may be faster than one that is open to other weights, and is loaded
+    sooner than one that has none.
 
     Plans without hardware compatibility run on other GPUs of the capability, but are not meant to.
     """
     meant_for_others = entry.hardware_compatibility == "none" and entry.gpu != machine.gpu
     order = ("none", "same_compute_capability", "ampere_plus")
     hardware = len(order) if meant_for_others else order.index(entry.hardware_compatibility)
-    return hardware, entry.version_compatible
+    return hardware, entry.version_compatible, entry.stripped, entry.refit
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -4,20 +4,18 @@ Responsible for where each input and output lies, and for a run in three parts o
 stream: what the host wrote goes up, the engine runs, the logits come down. Knows no slot.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec
+from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.cuda_device import Device, DeviceError
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 
 _HOST = {
     names.INPUT_IDS,
@@ -30,15 +28,13 @@ _HOST = {
 """What the host writes before each run, and reads after it."""
 
 
-def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of one input or output."""
-    return math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
-
-
 def contexts_of(
-    device: Device, engines: "Mapping[GraphName, trt.ICudaEngine]"
+    device: Device, engines: "Mapping[GraphName, trt.ICudaEngine]", errors: Sequence[str]
 ) -> "dict[GraphName, trt.IExecutionContext]":
-    """A context for each engine, all in one workspace, since no two of them ever run at once."""
+    """A context for each engine, all in one workspace, since no two of them ever run at once.
+
+    errors: TensorRT's own, as they come.
+    """
     import tensorrt as trt
 
     size = max(engine.device_memory_size_v2 for engine in engines.values())
@@ -48,7 +44,8 @@ def contexts_of(
     for name, engine in engines.items():
         contexts[name] = engine.create_execution_context(strategy)
         if contexts[name] is None:
-            raise DeviceError(f"TensorRT makes no context of {name}")
+            why = f": {errors[-1].strip()}" if errors else ""
+            raise DeviceError(f"TensorRT makes no context of {name}{why}")
         contexts[name].set_device_memory(workspace, size)
     return contexts
 

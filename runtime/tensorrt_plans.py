@@ -1,20 +1,20 @@
 """From a build's plan files to TensorRT's engines: plugins, deserializing, refitting, checks.
 
-Works with TensorRT 10.13 and newer. What an engine runs on, and when, is `tensorrt_graph`'s.
+Works with TensorRT 10.15 and newer. What an engine runs on, and when, is `tensorrt_graph`'s.
 """
 
 import logging
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.tensors import OF_TENSORRT, in_place
 from snapexport.runtime import tensorrt_entry
 from snapexport.runtime.cuda_device import Device
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 LOG = logging.getLogger("snapexport.tensorrt")
+LOG.addHandler(logging.NullHandler())  # or Python prints on stderr what no one asked for
 
-_NUMPY_NAMES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64"}
 _KEPT_ERRORS = 8
 
 
@@ -42,12 +42,15 @@ def tensorrt_version() -> str:
     return str(trt.__version__)
 
 
-def open_plans(build: Build) -> "tuple[Device, Plans]":
-    """The present GPU, and the plans that were built for it. Raises UserError."""
+def open_plans(build: Build, wanted: Iterable[GraphName] | None = None) -> "tuple[Device, Plans]":
+    """The present GPU, and the plans that were built for it. Raises UserError.
+
+    wanted: the graphs that are going to be loaded; None means all.
+    """
     version = tensorrt_version()
     device = Device()
     machine = tensorrt_entry.Machine(version, device.compute_capability, device.name)
-    return device, Plans(build, tensorrt_entry.choose(build, machine))
+    return device, Plans(build, tensorrt_entry.choose(build, machine, wanted))
 
 
 class Plans:
@@ -67,7 +70,7 @@ class Plans:
         self._runtime = trt.Runtime(self._logger)
         # A version-compatible plan brings the code of the TensorRT that built it.
         self._runtime.engine_host_code_allowed = entry.version_compatible
-        if entry.plugins:
+        if entry.plugins and entry.needs_plugins:
             self._load_plugins(build.directory / entry.plugins.file)
 
     def load(self, name: GraphName) -> "trt.ICudaEngine":
@@ -78,11 +81,15 @@ class Plans:
                 f"the engine for {self._entry.gpu} has no plan of {name}.onnx",
                 f"make it: `{more}`",
             )
+        self.errors.clear()
         path = self._build.directory / self._entry.plans[name].file
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise self._refused(f"TensorRT cannot load {path}")
+            raise self._refused(
+                f"TensorRT cannot load {path}",
+                way_out=", or end what else runs on the GPU: each plan takes a copy of the weights",
+            )
         if self._entry.stripped:
             self._refit(engine, self._build.graph(name))
         self._check(path, engine, self._build.manifest.graphs[name])
@@ -118,34 +125,25 @@ class Plans:
                 )
 
     def _check_aliases(self, path: Path, engine: "trt.ICudaEngine", pairs: dict[str, str]) -> None:
-        """Ask TensorRT whether the caches are written in place. Versions before 10.15 can't say."""
-        if not hasattr(engine, "get_aliased_input_tensor"):
-            return
+        """Ask TensorRT whether the caches are written in place."""
         for present, past in pairs.items():
             if engine.get_aliased_input_tensor(present) != past:
                 raise self._refused(f"{path} does not write '{past}' in place")
 
-    def _refused(self, message: str, problems: Sequence[str] = ()) -> UserError:
-        """With what TensorRT said last."""
+    def _refused(self, message: str, problems: Sequence[str] = (), way_out: str = "") -> UserError:
+        """With what TensorRT said last. way_out: other than making the engine again."""
         reasons = [*problems, *self.errors]
         told = f": {reasons[-1].strip()}" if reasons else ""
-        return UserError(message + told, f"make the engine again: `{self._again}`")
+        return UserError(message + told, f"make the engine again: `{self._again}`{way_out}")
 
     @property
     def _again(self) -> str:
         return tensorrt_entry.command(self._build, self._entry)
 
 
-def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
-    """The cache outputs that are their inputs after the step, and which: not compress.onnx's."""
-    inputs = {spec.name for spec in graph.inputs if name != "compress"}
-    pairs = {spec.name: names.past_of(spec.name) for spec in graph.outputs}
-    return {present: past for present, past in pairs.items() if past in inputs}
-
-
 def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
     dtype = engine.get_tensor_dtype(name).name
-    return _NUMPY_NAMES.get(dtype, dtype), list(engine.get_tensor_shape(name)[:])
+    return OF_TENSORRT.get(dtype, dtype), list(engine.get_tensor_shape(name)[:])
 
 
 def _logger() -> "tuple[trt.ILogger, deque[str]]":

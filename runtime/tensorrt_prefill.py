@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.manifest import TensorSpec
+from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.cuda_device import Device
 from snapexport.runtime.prompt_cache import CachedTokens
-from snapexport.runtime.tensorrt_graph import BoundGraph, tensor_bytes
+from snapexport.runtime.tensorrt_graph import BoundGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,3 +97,13 @@ def test_what_the_cpu_cannot_run_is_refused(
 ) -> None:
     own_build.manifest.model_copy(update={"dtype": "bf16"}).write(own_build.directory)
     assert "is a bf16 build" in refusal(capsys, own_build)
+
+
+def test_nothing_is_written_among_other_things(
+    tiny_build: Build, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(checkpoint.iterdir())
+    flags = ["--lengths", "4", "--steps", "2", "--out", str(checkpoint)]
+    assert main(["diff", str(tiny_build.directory), *flags]) == 2
+    assert "holds no results of a diff" in capsys.readouterr().err
+    assert sorted(checkpoint.iterdir()) == before

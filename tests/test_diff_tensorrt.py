@@ -6,25 +6,30 @@ And the plain commands, held against Polygraphy's own argument parser: a wrong f
 import argparse
 import ctypes
 import json
+import os
+import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import polygraphy.cuda.cuda as polygraphy_cuda
 import pytest
+from cuda import pathfinder
 from polygraphy.logger import G_LOGGER
 from polygraphy.tools.run import Run
 
-from snapexport.accuracy.backends import on_tensorrt
+from snapexport.accuracy.backends import find_cudart, on_tensorrt
 from snapexport.commands.app import main
 from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
 from snapexport.runtime.tensorrt_plans import open_plans
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
-from tests.runtime.tensorrt_builds import ENTRY, entry_of, install, with_engines
+from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
 
 
 class PolygraphyCuda:
@@ -151,6 +156,7 @@ def test_other_runners_are_refused(
 def parsed(command: str) -> argparse.Namespace:
     """By Polygraphy's own parser, which imports no TensorRT."""
     command = command.replace('${PLUGINS:+--plugins "$PLUGINS"}', "--plugins registering.so")
+    command = re.sub(r'"\$\{PLUGINS:\?[^}]*\}"', "registering.so", command)
     parser, run = argparse.ArgumentParser(), Run()
     run.setup_parser(parser.add_subparsers())
     program, *arguments = shlex.split(command)
@@ -177,7 +183,8 @@ def test_the_plain_commands_are_polygraphys_own(
         *((["trt"], None, path) for path in onnx),
         *((["trt"], "engine", path) for path in plans),
     ]
-    assert all(known.plugins == ["registering.so"] for known in commands[4:])
+    assert all(known.plugins == ["registering.so"] for known in commands[4:8])
+    assert all(not known.plugins for known in commands[8:]), "the engine was built without"
     assert all(known.strongly_typed for known in commands[4:8])
 
 
@@ -195,7 +202,86 @@ def test_stripped_engines_are_not_offered_to_polygraphy(
         build.directory
     )
     text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
-    assert "sm_90 is stripped" in text and "--model-type engine" not in text
+    assert "is stripped" in text and "--model-type engine" not in text
+
+
+def test_which_engines_are_offered_to_polygraphy(
+    gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
+) -> None:
+    library = file(build.directory / "lib.so", b"machine code")
+    folder = build.directory / "e"
+    kinds: dict[str, dict[str, Any]] = {
+        "fused": {"plugins": library},
+        "portable": {"plugins": library, "version_compatible": True, "tensorrt": "10.15.1.2"},
+        "older": {"tensorrt": "10.15.1.2"},
+        "other": {"gpu": "NVIDIA Other"},
+        "alike": {"gpu": "NVIDIA Other", "hardware_compatibility": "same_compute_capability"},
+    }
+    entries = {
+        name: entry_of(build, folder / name, ENTRY.model_copy(update=options))
+        for name, options in kinds.items()
+    }
+    with_engines(build, **entries).manifest.write(build.directory)
+    text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
+    offered = [line for line in text.splitlines() if "--model-type engine" in line]
+    named = {name: [line for line in offered if f"/e/{name}/" in line] for name in kinds}
+    assert {name for name, lines in named.items() if lines} == {"fused", "portable", "alike"}
+    assert all(parsed(line).plugins == ["registering.so"] for line in named["fused"])
+    assert not any("PLUGINS" in line for line in named["portable"] + named["alike"])
+    assert "# The engine fused, on NVIDIA Fake with TensorRT 11.4.0.106: needs PLUGINS" in text
+    assert text.count("is for another machine") == 2
+
+
+def test_cudas_runtime_is_found_in_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Polygraphy's own search, and cuda.pathfinder in the place of what a wheel brings."""
+    library = tmp_path / "libcudart.so.13"
+    loaded: list[str] = []
+    monkeypatch.setattr(polygraphy_cuda, "G_CUDA", None)
+    monkeypatch.setattr(polygraphy_cuda, "_find_cuda_lib_dirs", lambda: folders())
+    monkeypatch.setattr(polygraphy_cuda.ctypes, "CDLL", lambda path: load(path))
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", lambda name: found(name))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/the/user")
+
+    def folders() -> list[str]:
+        return os.environ["LD_LIBRARY_PATH"].split(os.pathsep)
+
+    def load(path: str) -> object:
+        if not Path(path).is_file():
+            raise OSError(f"{path}: cannot open shared object file")
+        loaded.append(path)
+        return object()
+
+    def found(name: str) -> Any:
+        if not library.is_file():
+            raise pathfinder.DynamicLibNotFoundError(name)
+        return SimpleNamespace(abs_path=str(library))
+
+    with pytest.raises(UserError, match="finds no CUDA runtime library") as refused:
+        find_cudart()
+    assert "snapexport[tensorrt]" in refused.value.hint
+    library.touch()
+    find_cudart()
+    assert loaded == [str(library)]
+    assert os.environ["LD_LIBRARY_PATH"] == f"{tmp_path}:/of/the/user"
+    find_cudart()
+    assert len(loaded) == 1
+
+
+def test_a_gpu_without_room_is_told(
+    gpu: FakeCuda,
+    capsys: pytest.CaptureFixture[str],
+    build: Build,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def malloc(self: PolygraphyCuda, nbytes: int) -> int:
+        G_LOGGER.critical("CUDA Error: 2")
+        raise AssertionError
+
+    monkeypatch.setattr(PolygraphyCuda, "malloc", malloc)
+    assert main(["diff", str(build.directory), "--runners", "tensorrt"]) == 2
+    error = capsys.readouterr().err
+    assert "error: Polygraphy's runner failed on baseline/prefill: CUDA Error: 2" in error
+    assert "nvidia-smi" in error and "Traceback" not in error
 
 
 def test_the_loader_gives_bf16_as_torch_has_it(tmp_path: Path) -> None:

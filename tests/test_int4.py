@@ -22,7 +22,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.exporter import int4
 from snapexport.runtime.llm import LLM
-from tests.oracle import checkpoints
 
 Array = NDArray[np.float32]
 
@@ -156,23 +155,25 @@ def test_a_weight_that_is_no_number_is_told(checkpoint: Path, tmp_path: Path) ->
 
 
 def test_diff_tells_what_quantizing_costs(
-    int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lengths = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
-    assert main(["diff", str(int4_build.directory), *lengths, "--json"]) == 0
+    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    assert main(["diff", str(int4_build.directory), "--model", str(checkpoint), *flags]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert {(one["quantized"], one["lossless"]) for one in found} == {(True, False)}
     assert all(one["distance"]["max_abs_error"] > 0 for one in found)
 
 
 def test_diff_needs_the_original_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bf16 checkpoint's linear layers are not in an fp32 build that quantizes them."""
-    model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
-    made = build(model, tmp_path / "b", L_max=64, kv_budget=24, weights="int4", batch=1)
     flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
-    assert main(["diff", str(made.directory), *flags]) == 2
+    assert main(["diff", str(int4_build.directory), *flags]) == 2
     assert "has its linear layers in int4 alone" in capsys.readouterr().err
-    assert main(["diff", str(made.directory), *flags, "--model", str(model)]) == 0
-    assert "quantized" in capsys.readouterr().out
+
+
+def test_no_matrix_lies_there_twice(int4_build: Build) -> None:
+    files = {Path(one.file).name for one in int4_build.manifest.weights}
+    assert files == {"int4.safetensors", "converted.safetensors"}
+    rest = load_file(int4_build.directory / "weights/converted.safetensors")
+    assert all("norm" in name or name == "model.embed_tokens.weight" for name in rest)

@@ -44,6 +44,7 @@ ALLOWED = {
         "triton",
         "openai_api",
         "vault",
+        "start",
     },
 }
 """Who may import whom. Whatever a package is not allowed stays out of it."""

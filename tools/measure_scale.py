@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sparse_checkpoint import write_sparse_checkpoint
 
-FLAGS = ["--L-max", "131072", "--kv-budget", "8192", "--dtype", "bf16"]
+FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from snapexport.commands.app import main
+from snapexport.start import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,11 +2,20 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from threading import Event, Thread
 
 import pytest
 
 from snapexport.engines.cancel import cancellable
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Python's own, whatever the tests of commands have left behind."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 def test_it_gives_what_the_work_gives() -> None:

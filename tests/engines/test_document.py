@@ -18,7 +18,7 @@ def commands(program: str) -> list[str]:
 
 def test_snapexport_takes_its_commands() -> None:
     ours = commands("snapexport")
-    assert sum(" engine " in line for line in ours) == 2
+    assert sum(" engine " in line for line in ours) == 4
     for line in ours:
         parser().parse_args(line.split()[1:])
 

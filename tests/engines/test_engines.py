@@ -37,6 +37,9 @@ def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, mad
         "hardware_compatibility": "none",
         "version_compatible": False,
         "stripped": False,
+        "refit": False,
+        "optimization_level": 3,
+        "workspace": None,
         "plugins": None,
     }
     beside = {f"{NAME}.log", f"{NAME}.timing.cache"}
@@ -44,12 +47,15 @@ def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, mad
     assert Manifest.read(made.directory).graphs == made.manifest.graphs
 
 
-def test_what_tensorrt_is_asked_for(fake: Any, made: Build, library: Path) -> None:
+def test_what_tensorrt_is_asked_for(
+    fake: Any, made: Build, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(library.parent)
     name = build_engines(
         made,
         EngineOptions(
             graphs=("decode",),
-            plugins=library,
+            plugins=Path(library.name),
             hardware_compat="same-compute-capability",
             version_compatible=True,
             strip_plan=True,
@@ -70,7 +76,10 @@ def test_what_tensorrt_is_asked_for(fake: Any, made: Build, library: Path) -> No
     assert asked(fake, "load") == [True]
     entry = entry_of(made, name)
     assert (entry.stripped, entry.version_compatible, set(entry.plans)) == (True, True, {"decode"})
-    assert entry.plugins is None, "a version compatible plan carries the library inside"
+    assert (entry.optimization_level, entry.workspace) == (5, 2**30)
+    assert asked(fake, "plugins") == [("builder", str(library))], "the plan brings its own"
+    assert entry.plugins is not None and entry.plugins.sha256 == sha256_of(library)
+    assert not entry.needs_plugins
 
 
 def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
@@ -78,6 +87,7 @@ def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
     assert build_engines(made, options) == f"{NAME}-stripped-refit"
     (config,) = asked(fake, "build")
     assert {flag.name for flag in config._flags} == {"STRIP_PLAN", "REFIT"}
+    assert entry_of(made, f"{NAME}-stripped-refit").refit
 
 
 def test_the_plugin_library_lies_beside_the_plans(
@@ -89,9 +99,10 @@ def test_the_plugin_library_lies_beside_the_plans(
     copy = made.directory / plugins.file
     assert (copy.read_bytes(), copy.parent.name) == (library.read_bytes(), NAME)
     assert (plugins.size, plugins.sha256) == (copy.stat().st_size, sha256_of(copy))
-    assert fake.get_plugin_registry().libraries == [str(library)]
+    both = [("builder", str(library)), ("runtime", str(library))]
+    assert asked(fake, "plugins") == both and entry_of(made).needs_plugins
     library.write_bytes(b"\x7fELF of another kind")
-    assert "another plugin library" in refusal(made, graphs=("decode",), plugins=library)
+    assert f"plugins {plugins.file} (" in refusal(made, graphs=("decode",), plugins=library)
     other = library.rename(tmp_path / "libother.so")
     options = EngineOptions(graphs=("decode",), plugins=other, overwrite=True)
     build_engines(Build.open(made.directory), options)
@@ -101,7 +112,8 @@ def test_the_plugin_library_lies_beside_the_plans(
 
 def test_a_library_that_is_none_is_refused(fake: Any, made: Build, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("text")
-    assert "does not load" in refusal(made, plugins=tmp_path / "text.so")
+    message = refusal(made, plugins=tmp_path / "text.so")
+    assert f"does not load {tmp_path}/text.so: no plugins in {tmp_path}/text.so" in message
     assert Manifest.read(made.directory) == made.manifest
 
 
@@ -116,12 +128,25 @@ def test_what_is_there_is_not_built_again(fake: Any, made: Build) -> None:
     assert set(entry_of(made).plans) == GRAPHS
 
 
+@pytest.mark.parametrize("other", [{"optimization_level": 1}, {"workspace": 2**30}])
+def test_plans_of_other_options_are_not_mixed(
+    fake: Any, made: Build, other: dict[str, int]
+) -> None:
+    build_engines(made, EngineOptions(graphs=("decode",)))
+    ((option, value),) = other.items()
+    former = {"optimization_level": 3, "workspace": None}[option]
+    assert f"{option} {former}, not {value}" in refusal(made, graphs=("compress",), **other)
+    options = EngineOptions(graphs=("compress",), overwrite=True, **other)
+    build_engines(Build.open(made.directory), options)
+    assert set(entry_of(made).plans) == {"compress"}
+
+
 def test_another_tensorrt_replaces_all_of_it_and_only_when_told(
     fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_engines(made, EngineOptions())
     monkeypatch.setattr(fake, "__version__", "11.5.0.1")
-    assert "holds plans by TensorRT 11.4" in refusal(made, graphs=("decode",))
+    assert "tensorrt 11.4.0.106, not 11.5.0.1" in refusal(made, graphs=("decode",))
     fake.planted["build_error"] = "out of luck"
     assert "out of luck" in refusal(made, graphs=("decode",), overwrite=True)
     assert set(entry_of(made).plans) == GRAPHS, "a failure replaces nothing"
@@ -179,7 +204,10 @@ def test_engines_of_several_kinds_live_side_by_side(fake: Any, made: Build) -> N
             {"parse_error": "no importer"},
             "decode.onnx: TensorScatter '/layers.0/scatter' in SnapKVSelect: no importer (and 1 m",
         ),
-        ({"build_error": "no implementation"}, "no implementation (and 1 more errors)"),
+        (
+            {"build_error": "no implementation"},
+            "of decode: no implementation (after 1 other error)",
+        ),
         ({"no_plan": "out of memory"}, "a plan of decode and does not load it: out of memory"),
         ({"not_aliased": 1}, "present.0.key does not share the memory of past_key_values.0.key"),
         ({"other_shape": "logits"}, "takes logits of"),
@@ -203,6 +231,21 @@ def test_a_failure_keeps_what_was_finished_and_measured(fake: Any, made: Build) 
     cache = made.directory / "engines" / f"{NAME}.timing.cache"
     assert cache.read_bytes() == fake.__version__.encode() + b"++"
     assert "ERROR: no implementation" in (made.directory / "engines" / f"{NAME}.log").read_text()
+
+
+def test_a_failure_is_not_blamed_on_an_earlier_graph(fake: Any, made: Build) -> None:
+    """Each graph has an error that TensorRT recovers from; the second plan does not load."""
+    fake.planted["recovered"] = "of the first"
+
+    class Planting:
+        def stage(self, text: str) -> None:
+            if text == "decode: reading the graph":
+                fake.planted.update(recovered="of the second", no_plan="out of memory")
+
+    with pytest.raises(UserError) as refused:
+        build_engines(made, EngineOptions(graphs=("prefill", "decode")), Planting())
+    assert refused.value.message.endswith("load it: out of memory (after 1 other error)")
+    assert set(entry_of(made).plans) == {"prefill"}
 
 
 def test_a_stale_timing_cache_of_ours_is_begun_anew(fake: Any, made: Build) -> None:
@@ -297,6 +340,7 @@ def test_what_a_killed_build_left_goes_with_the_next(fake: Any, made: Build) -> 
     process.kill()
     process.communicate(timeout=20)
     assert any(file.endswith(".partial") for file in files(made))
+    (made.directory / "engines" / f"{NAME}.timing.cache.partial").write_bytes(b"half")
     assert Manifest.read(made.directory) == made.manifest
     build_engines(made, EngineOptions(graphs=("decode",)))
     assert files(made) == {f"{NAME}/decode.plan", f"{NAME}.log", f"{NAME}.timing.cache"}
@@ -326,12 +370,13 @@ def test_the_command_builds_and_says_what_it_built(
     assert main(["engine", str(made.directory), "--graphs", "compress"]) == 0
     out = capsys.readouterr().out
     assert f"engines/{NAME}: TensorRT 11.4" in out and "compress: 19.53 KiB" in out
+    assert "optimization level 3" in out
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workspace", "8GB"], "argument --workspace: invalid size value: '8GB'"),
+        (["--workspace", "8XB"], "argument --workspace: invalid size value: '8XB'"),
         (["--graphs", "encode"], "the build has no graph 'encode'"),
         (["--hardware-compat", "hopper"], "invalid choice: 'hopper'"),
         (["--optimization-level", "9"], "--optimization-level 9"),

@@ -138,7 +138,7 @@ def needed(manifest: Manifest) -> Estimate:
     ("free", "message"),
     [
         (replace(PLENTY, host=20 * GIB), "at least 34.0 GiB of memory, and 20.0 GiB are free"),
-        (replace(PLENTY, gpu=8 * GIB), "of GPU memory, and 8.0 GiB are free"),
+        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory, and 8.0 GiB are free"),
         (replace(PLENTY, disk=40 * GIB), "at least 64.0 GiB of disk space, and 40.0 GiB are"),
     ],
 )
@@ -147,6 +147,11 @@ def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) 
         require_room(needed, free, stripped=False)
     assert message in refused.value.message
     assert ("--strip-plan" in refused.value.hint) == ("GPU" not in message)
+
+
+def test_inputs_and_outputs_are_told_but_are_no_reason_to_refuse(needed: Estimate) -> None:
+    assert needed.gpu_fixed == LIBRARY_GPU + WEIGHTS < needed.gpu
+    require_room(needed, replace(PLENTY, gpu=needed.gpu_fixed), stripped=False)
 
 
 def test_what_fits_or_is_not_known_is_not_refused(needed: Estimate) -> None:

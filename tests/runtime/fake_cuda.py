@@ -47,6 +47,7 @@ class cudaDeviceAttr(IntEnum):
 
 class cudaStreamCaptureMode(IntEnum):
     cudaStreamCaptureModeThreadLocal = 1
+    cudaStreamCaptureModeRelaxed = 2
 
 
 ENUMS = (cudaError_t, cudaMemcpyKind, cudaDeviceAttr, cudaStreamCaptureMode)
@@ -84,6 +85,7 @@ class FakeCuda:
         self.graphs: set[Handle] = set()
         self.launchable: dict[Handle, list[Callable[[], None]]] = {}
         self.capturing: list[Callable[[], None]] | None = None
+        self._relaxed = False
         self._left, self._driver = memory, driver
         self._queue: list[Callable[[], None]] = []
         self._freed: list[NDArray[np.uint8]] = []  # so that no address comes twice
@@ -155,7 +157,7 @@ class FakeCuda:
         return self._wait()
 
     def cudaMalloc(self, size: int) -> tuple[Any, ...]:
-        if self.capturing is not None:
+        if self._is_unsafe():
             return self._not_while_capturing()
         if size > self._left:
             return cudaError_t.cudaErrorMemoryAllocation, None
@@ -163,6 +165,8 @@ class FakeCuda:
         return (*OK, _allocate(self.device, size))
 
     def cudaFree(self, devPtr: int) -> tuple[Any, ...]:
+        if self._is_unsafe():
+            return self._not_while_capturing()
         self._free(self.device, devPtr)
         return OK
 
@@ -215,6 +219,7 @@ class FakeCuda:
         if self.capturing is not None:
             raise WrongUseError("captured twice at once")
         self.capturing, self._invalidated = [], False
+        self._relaxed = mode == cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         return OK
 
     def cudaStreamEndCapture(self, stream: int) -> tuple[Any, ...]:
@@ -247,6 +252,10 @@ class FakeCuda:
     def _handle(self) -> Handle:
         self._handles += 1
         return Handle(self._handles)
+
+    def _is_unsafe(self) -> bool:
+        """To allocate or to free: only a relaxed capture allows it."""
+        return self.capturing is not None and not self._relaxed
 
     def _wait(self) -> tuple[Any, ...]:
         if self.capturing is not None:

@@ -121,7 +121,7 @@ class Runtime:
             return self._refuse("the plan holds code, which is not allowed")
         if plan["plugins"] and not self._registry.loaded:
             return self._refuse("no creator of the plugin SnapKVSelect")
-        return ICudaEngine(plan)
+        return ICudaEngine(plan, self._logger)
 
     def _refuse(self, message: str) -> None:
         self._logger.log(ILogger.Severity.ERROR, message)
@@ -131,8 +131,8 @@ class ICudaEngine:
     executions: ClassVar[list[str]] = []
     """The graphs that ran, in order."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self.plan = plan
+    def __init__(self, plan: dict[str, Any], logger: ILogger) -> None:
+        self.plan, self._logger = plan, logger
         self.has_weights = not plan["stripped"]
         graph = onnx.load(plan["graph"], load_external_data=False).graph
         self.inputs, self.outputs = map(_described, (graph.input, graph.output))
@@ -177,7 +177,10 @@ class ICudaEngine:
         self,
         strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC,
     ) -> "IExecutionContext | None":
-        return IExecutionContext(self, strategy) if self.has_weights else None
+        if self.has_weights and self.plan["context"]:
+            return IExecutionContext(self, strategy)
+        self._logger.log(ILogger.Severity.ERROR, "no room for a context")
+        return None
 
 
 class IExecutionContext:

@@ -21,6 +21,7 @@ PLAN: dict[str, Any] = {
     "refittable": True,
     "plugins": False,
     "capturable": True,
+    "context": True,
     "aliases": True,
     "bf16": False,
     "shapes": {},

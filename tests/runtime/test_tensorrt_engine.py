@@ -139,6 +139,32 @@ def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> 
     assert LLM.from_engine(engine).generate(prompt, params) == [expected]
 
 
+def test_a_capture_ends_whatever_happens_in_it(gpu: FakeCuda) -> None:
+    device = Device()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        device.capture(interrupted)
+    assert gpu.capturing is None and not gpu.graphs
+    device.synchronize()
+
+
+def test_garbage_may_be_collected_during_a_capture(gpu: FakeCuda) -> None:
+    """Another engine's memory: a finalizer frees it when Python likes."""
+    device, address = Device(), gpu.cudaMalloc(16)[1]
+    source, target = device.allocate(4), device.allocate(4)
+
+    def work() -> None:
+        assert gpu.cudaFree(address) == (gpu.cudaError_t.cudaSuccess,)
+        device.copy(target, source, 4)
+
+    device.capture(work)()
+    device.synchronize()
+    assert address not in gpu.device
+
+
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
 def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, case: Case) -> None:
     """Its neighbour goes on, and the next prompt in its slot answers as it should."""

@@ -1,12 +1,14 @@
 """Which engine of a build is taken, how it is loaded, and what is refused: over FAKES."""
 
 import logging
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from snapexport.commands.app import parser
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
@@ -15,7 +17,7 @@ from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.open_engine import open_engine
 from snapexport.runtime.tensorrt_engine import TrtEngine
 from snapexport.runtime.tensorrt_entry import Machine, choose
-from snapexport.runtime.tensorrt_plans import tensorrt_version
+from snapexport.runtime.tensorrt_plans import LOG, tensorrt_version
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
 
@@ -69,6 +71,24 @@ def test_ampere_plus_is_not_for_turing(tiny_build: Build) -> None:
         choose(build, Machine("11.4.0.106", "7.5", "NVIDIA T4"))
 
 
+WEIGHTS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "refit": {"refit": True},
+    "stripped": {"stripped": True},
+}
+
+
+def test_a_whole_engine_comes_before_one_that_lacks_a_plan(
+    tiny_build: Build, tmp_path: Path
+) -> None:
+    whole = entry_of(tiny_build, tmp_path, changed(hardware_compatibility="ampere_plus"))
+    plans = {name: plan for name, plan in whole.plans.items() if name != "baseline/decode"}
+    partial = changed(plans=plans)
+    build = with_engines(tiny_build, partial=partial, whole=whole)
+    assert choose(build, HERE) is whole
+    assert choose(build, HERE, ["prefill", "compress", "decode"]) is partial
+
+
 def test_what_was_built_for_this_gpu_comes_first(tiny_build: Build) -> None:
     best_first = {
         "own": changed(),
@@ -76,6 +96,11 @@ def test_what_was_built_for_this_gpu_comes_first(tiny_build: Build) -> None:
         "alike": changed(hardware_compatibility="same_compute_capability", gpu="NVIDIA Other"),
         "any": changed(hardware_compatibility="ampere_plus"),
         "other": changed(gpu="NVIDIA Other"),
+    }
+    best_first = {
+        f"{name}, {weights}": entry.model_copy(update=options)
+        for name, entry in best_first.items()
+        for weights, options in WEIGHTS.items()
     }
     while best_first:
         backwards = dict(reversed(best_first.items()))
@@ -87,13 +112,32 @@ def test_the_hint_is_the_whole_command(tiny_build: Build, tmp_path: Path) -> Non
     entry = changed(
         version_compatible=True,
         stripped=True,
+        refit=True,
+        optimization_level=5,
+        workspace=2**30,
         hardware_compatibility="ampere_plus",
-        plugins=file(tmp_path / "lib.so", b"x"),
+        plugins=file(tmp_path / "my lib.so", b"x"),
     )
-    assert tensorrt_entry.command(tiny_build, entry) == (
+    text = tensorrt_entry.command(tiny_build, entry)
+    assert text == (
         f"snapexport engine {tiny_build.directory} --hardware-compat ampere-plus "
-        f"--version-compatible --strip-plan --plugins {tmp_path}/lib.so --overwrite"
+        "--version-compatible --strip-plan --refit --optimization-level 5 --workspace 1073741824 "
+        f"--plugins '{tmp_path}/my lib.so' --overwrite"
     )
+    asked = parser().parse_args(shlex.split(text)[1:])
+    assert (asked.refit, asked.workspace, asked.plugins) == (True, 2**30, tmp_path / "my lib.so")
+
+
+def test_a_missing_plugin_library_has_to_be_named(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    library = tmp_path / "lib.so"
+    entry = changed(plugins=file(library, b"machine code"))
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True))
+    for spoil in (lambda: library.write_bytes(b"machine"), library.unlink):
+        spoil()
+        hint = refusal(build).hint
+        assert "--plugins FILE --overwrite" in hint and "lib.so" not in hint
 
 
 def refusal(build: Build, **options: Any) -> UserError:
@@ -182,6 +226,36 @@ def test_plugins_are_loaded_first(gpu: FakeCuda, tiny_build: Build, tmp_path: Pa
     assert "cannot load the plugins" in refusal(build).message
 
 
+def test_version_compatible_plans_bring_their_plugins(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    """What lies beside them is no library that the fake could load."""
+    entry = changed(version_compatible=True, plugins=file(tmp_path / "empty.so", b""))
+    entry = entry_of(tiny_build, tmp_path, entry, version_compatible=True)
+    TrtEngine(with_engines(tiny_build, it=entry))
+
+
+def test_an_engine_that_does_not_load_may_lack_memory(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
+    assert refusal(build).hint.endswith("runs on the GPU: each plan takes a copy of the weights")
+
+
+def test_a_gpu_that_fails_is_an_error_with_a_hint(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, context=False))
+    for runner in ("tensorrt", None):
+        with pytest.raises(
+            UserError, match=r"TensorRT makes no context of .*: no room for"
+        ) as told:
+            open_engine(build, runner=runner)
+        assert told.value.message.startswith("the GPU failed while the build was loaded: ")
+        assert "nvidia-smi" in told.value.hint
+        assert ("--runner onnxruntime" in told.value.hint) is (runner is None)
+
+
 def test_tensorrts_words_go_to_the_log(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +264,15 @@ def test_tensorrts_words_go_to_the_log(
     assert caplog.record_tuples == [
         ("snapexport.tensorrt", logging.ERROR, "the version does not match")
     ]
+
+
+def test_tensorrts_words_do_not_go_to_stderr(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints the warnings of a logger that has no handler."""
+    assert any(isinstance(handler, logging.NullHandler) for handler in LOG.handlers)
+    LOG.warning("a word")
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_driver(

@@ -3,18 +3,24 @@
 Both take and give NumPy arrays that are the caller's own, bf16 as ml_dtypes has it.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
+from polygraphy import cuda as polygraphy_cuda
 from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from polygraphy.backend.trt import TrtRunner
+from polygraphy.exception import PolygraphyException
+from polygraphy.logger import G_LOGGER
 
 from snapexport.accuracy.sequence import Array, Feed
 from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import GraphName
 
 Infer = Callable[[Feed], Feed]
@@ -46,10 +52,61 @@ def on_tensorrt(load_plan: LoadPlan) -> Backend:
 
     @contextmanager
     def load(graph: GraphName) -> Iterator[Infer]:
-        with TrtRunner(lambda: load_plan(graph), name=graph) as runner:
-            yield lambda feed: _arrays(runner.infer(_tensors(feed)))
+        find_cudart()
+        with _told(graph), TrtRunner(lambda: load_plan(graph), name=graph) as runner:
+            yield lambda feed: _inferred(runner, feed)
 
     return load
+
+
+def _inferred(runner: TrtRunner, feed: Feed) -> Feed:
+    with _told(runner.name):
+        return _arrays(runner.infer(_tensors(feed)))
+
+
+@contextmanager
+def _told(graph: GraphName) -> Iterator[None]:
+    """Polygraphy's errors as ours. Most likely the GPU has no room."""
+    try:
+        yield
+    except PolygraphyException as error:
+        raise UserError(
+            f"Polygraphy's runner failed on {graph}: {first_line(error)}",
+            "each plan takes a copy of the weights, and its inputs and outputs: see what else runs "
+            "on the GPU (`nvidia-smi`)",
+        ) from error
+
+
+def find_cudart() -> None:
+    """Let Polygraphy load CUDA's runtime, also from a wheel, where it does not look for it.
+
+    It searches LD_LIBRARY_PATH and the places of CUDA's own installer. Raises UserError.
+    """
+    if _polygraphy_finds_cudart():
+        return
+    with needs_extra("tensorrt"):
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    try:
+        found = load_nvidia_dynamic_lib("cudart").abs_path
+    except DynamicLibNotFoundError:
+        found = None
+    if found:
+        folders = [str(Path(found).parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    if not found or not _polygraphy_finds_cudart():
+        raise UserError(
+            "Polygraphy finds no CUDA runtime library (libcudart.so)",
+            "pip install 'snapexport[tensorrt]', or name its folder in LD_LIBRARY_PATH",
+        )
+
+
+def _polygraphy_finds_cudart() -> bool:
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        try:
+            polygraphy_cuda.wrapper()
+        except (OSError, PolygraphyException):
+            return False
+    return True
 
 
 def _tensors(feed: Feed) -> dict[str, torch.Tensor]:

@@ -219,9 +219,11 @@ class BuildOptions:
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
         # TensorRT's plans hold a copy of the weights each, and so do ONNX Runtime's graphs of those
-        # that it rearranges or converts. Of fp32 all of them read one copy in place.
-        costly = self.target == "tensorrt" or self.weights is not None or self.dtype != "fp32"
-        return [] if costly else _powers_of_4(self.batch)
+        # of 16 bits, which it converts. Of fp32 all of them read one copy in place. Of 4-bit ones,
+        # which it rearranges, one copy more is worth its room.
+        if self.target == "tensorrt" or self.dtype != "fp32":
+            return []
+        return _powers_of_4(self.batch)[: 1 if self.weights else None]
 
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""

@@ -7,10 +7,8 @@ hint: the way out                                                       (exit st
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
@@ -31,6 +29,7 @@ from snapexport.commands import (
     triton,
 )
 from snapexport.contract.errors import UserError
+from snapexport.start import end_on_signals
 
 COMMANDS = {
     "plan": plan,
@@ -80,8 +79,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
+    end_on_signals()
     try:
         arguments = parser().parse_args(argv)
         status: int = COMMANDS[arguments.command].run(arguments)
@@ -96,11 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = error.filename2 or error.filename  # of a copy, the second is the target
         where = f": {place}" if place else ""
         return _tell(f"{error.strerror or error}{where}", "check the disk, the path and its rights")
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    """Leave through the `finally` blocks, so that nothing half-written stays."""
-    sys.exit(128 + number)
 
 
 def _tell(message: str, hint: str) -> int:

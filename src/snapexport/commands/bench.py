@@ -65,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--server", metavar="URL", help="Triton's HTTP address")
     flags.add_fields(load, LoadOptions, LOAD)
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="results and plots (default: BUILD.bench)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="results and plots (default: BUILD.bench, and BUILD.load with --server)",
     )
     parser.add_argument("--json", action="store_true", help="print the results alone, as JSON")
 
@@ -73,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, show, keep. What was measured before Ctrl-C is shown and kept too."""
     asked = _asked(arguments)
-    out = arguments.out or _beside(arguments.build)
+    out = arguments.out or _beside(arguments.build, "load" if arguments.server else "bench")
     with _directory(out):
         try:
             with bench_view.BenchProgress(asked.steps) as progress:
@@ -111,9 +114,9 @@ def _require_untouched(
             raise UserError(f"{flag} means nothing here", f"{flag} {hint}")
 
 
-def _beside(build: Path) -> Path:
+def _beside(build: Path, kind: str) -> Path:
     whole = build.absolute()
-    return whole.with_name(whole.name + ".bench")
+    return whole.with_name(f"{whole.name}.{kind}")
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 examples:
   snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --kv-budget 2048 --out qwen.build
-  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 --dtype bf16 --out llama.build
+  snapexport build --model ./llama --L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt \\
+      --out llama.build
 """
 
 import argparse
@@ -22,7 +23,7 @@ CHOICES = {
     "L_max": "longest prompt, tokens",
     "batch": "decode slots: requests that run side by side",
     "decode_batches": "further decode graphs, for when no more than so many slots are in use "
-    "(default: 1, 4, 16 ... below --batch; none where each would hold its own weights)",
+    "(default: 1, 4, 16 ... below --batch; 1 for int4; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
     "dtype": "of weights, activations and cache; the CPU has no bf16",

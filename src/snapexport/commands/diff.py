@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         from snapexport.accuracy.report import compare_build
     backends = _backends(build, arguments.runners)
     out = arguments.out or _beside(build.directory.resolve())
+    _require_ours(out)
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
         found, commands = compare_build(
             build, arguments.model, prompts, arguments.steps, out, backends
@@ -105,11 +106,25 @@ def _backends(build: Build, runners: tuple[str, ...]) -> "dict[str, Backend]":
 
     if "tensorrt" not in runners:
         return {}
+    from snapexport.runtime.cuda_device import DeviceError
     from snapexport.runtime.tensorrt_plans import open_plans
 
-    _, plans = open_plans(build)
+    try:
+        _, plans = open_plans(build)
+    except DeviceError as error:
+        raise UserError(
+            f"the GPU failed: {error}", "see what else runs on it: nvidia-smi"
+        ) from error
     backends = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(plans.load)}
     return {name: backends[name] for name in runners}
+
+
+def _require_ours(out: Path) -> None:
+    """Raise UserError for a directory that holds other things than a former diff's."""
+    from snapexport.accuracy.repeat import COMMANDS
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / COMMANDS).is_file():
+        raise UserError(f"{out} exists, and holds no results of a diff", "choose another --out")
 
 
 def _beside(directory: Path) -> Path:

@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from snapexport.commands import flags
@@ -127,8 +128,18 @@ def _estimate_report(needed: Estimate) -> dict[str, Any]:
 
 
 def _print_entry(name: str, entry: EngineEntry) -> None:
-    OUT.print(f"[bold]engines/{name}[/]: TensorRT {entry.tensorrt}, {entry.gpu}")
+    OUT.print(f"[bold]engines/{name}[/]: TensorRT {entry.tensorrt}, {entry.gpu}, {_choices(entry)}")
     for graph, plan in entry.plans.items():
         OUT.print(
             f"  {graph}: {size(plan.size)}, {size(plan.device_memory)} of activations", markup=False
         )
+
+
+def _choices(entry: EngineEntry) -> str:
+    """What its name does not say of it."""
+    told = [f"optimization level {entry.optimization_level}"]
+    if entry.workspace is not None:
+        told.append(f"workspace {size(entry.workspace)}")
+    if entry.plugins:
+        told.append(f"plugins {escape(Path(entry.plugins.file).name)}")
+    return ", ".join(told)

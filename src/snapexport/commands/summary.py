@@ -11,6 +11,11 @@ from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
 
+TOKENIZER = "tokenizer.json"
+NO_TOKENIZER = (
+    "none: prompts of text and `snapexport serve` need the checkpoint's tokenizer.json here"
+)
+
 
 def build_summary(build: Build) -> dict[str, Any]:
     """The build in a few numbers; bytes are of keys and values together."""
@@ -28,6 +33,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "quantization": manifest.quantization,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
+        "tokenizer": (build.directory / TOKENIZER).is_file(),
         "memory": {
             "weights_bytes": sum(weights.size for weights in manifest.weights),
             "full_cache_bytes_per_request": cache.full // manifest.batch,
@@ -50,6 +56,7 @@ def print_summary(build: Build) -> None:
         "cache": _cache_line(manifest.geometry),
         "prefill": f"{summary['layout']}, {summary['prefill_chunk']} tokens a step",
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
+        "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
         "weights": size(memory["weights_bytes"])
         + (f", linear layers in {manifest.quantization}" if manifest.quantization else ""),
         "one request": f"{size(memory['cache_bytes_per_request'])} of cache, the full cache "

@@ -9,6 +9,9 @@ Hardware = Literal["none", "ampere_plus", "same_compute_capability"]
 on, or all of one compute capability (TensorRT's HardwareCompatibilityLevel)."""
 HARDWARE: tuple[Hardware, ...] = get_args(Hardware)
 
+DEFAULT_LEVEL = 3
+"""TensorRT's own default of how long it searches for faster kernels, of 0 to 5."""
+
 ENGINES = "engines"
 """The folder of a build that holds them."""
 
@@ -32,8 +35,9 @@ class EngineEntry(Strict):
 
     tensorrt: the version that built them. compute_capability: as "9.0", of the GPU that they were
     built on. stripped: without weights, which are refitted from the graphs when they are loaded.
-    plugins: the library that has to be loaded before them, if there is one. plans: by graph, under
-    the names that the manifest's `graphs` has.
+    refit: other weights may be put into them. optimization_level, workspace (bytes; None: all
+    there is): as they were built. plugins: the library that they were built with, if there is one.
+    plans: by graph, under the names that the manifest's `graphs` has.
     """
 
     tensorrt: str
@@ -42,5 +46,13 @@ class EngineEntry(Strict):
     hardware_compatibility: Hardware
     version_compatible: bool
     stripped: bool
+    refit: bool = False
+    optimization_level: int = DEFAULT_LEVEL
+    workspace: int | None = None
     plugins: PlanFile | None
     plans: dict[str, Plan]
+
+    @property
+    def needs_plugins(self) -> bool:
+        """Whether the library has to be loaded first: version compatible plans carry it inside."""
+        return self.plugins is not None and not self.version_compatible

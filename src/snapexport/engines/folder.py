@@ -94,7 +94,7 @@ class EngineFolder:
                 self._remove_if_empty()
 
     def _remove_partials(self) -> None:
-        for partial in self.path.rglob("*.partial"):
+        for partial in self.path.parent.rglob("*.partial"):  # of other names and timing caches too
             partial.unlink()
 
     def _remove_if_empty(self) -> None:

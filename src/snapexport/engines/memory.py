@@ -2,10 +2,9 @@
 
 Counted: weights, inputs and outputs, and what TensorRT takes before it does anything. Not counted:
 the activations and workspaces of single layers, which only the builder knows: --workspace bounds
-them. So these are lower bounds: less cannot do, more may be needed.
+them. So more may be needed. What is refused, `require_room` says.
 """
 
-import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from snapexport.contract import names
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.tensors import in_place, tensor_bytes
 
 HOST_COPIES = 2
 """Of the weights in host memory while an engine is built: the network's, and the engine's. NVIDIA's
@@ -24,15 +24,17 @@ LIBRARY_GPU = int(0.6 * 2**30)
 """TensorRT's libraries and CUDA's context before the first layer: 2,061 and 574 MiB in a log of
 NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
-_ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes. host and gpu: while it is built. plan: of the file, without its kernels."""
+    """Bytes. host and gpu: while it is built. plan: of the file, without its kernels.
+
+    gpu_fixed: the part of `gpu` that no way of building spares, TensorRT's own and the weights.
+    """
 
     host: int
     gpu: int
+    gpu_fixed: int
     plan: int
 
 
@@ -56,6 +58,10 @@ class Estimate:
         return max(needs.gpu for needs in self.graphs.values())
 
     @property
+    def gpu_fixed(self) -> int:
+        return max(needs.gpu_fixed for needs in self.graphs.values())
+
+    @property
     def disk(self) -> int:
         return sum(needs.plan for needs in self.graphs.values())
 
@@ -77,9 +83,11 @@ def _loaded(manifest: Manifest, name: GraphName) -> int:
 
 def _needs(manifest: Manifest, name: GraphName, stripped: bool) -> Needs:
     weights, graph = _weights(manifest, name), manifest.graphs[name]
+    fixed = LIBRARY_GPU + weights
     return Needs(
         host=LIBRARY_HOST + weights * (1 if stripped else HOST_COPIES),
-        gpu=LIBRARY_GPU + weights + _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph)),
+        gpu=fixed + _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph)),
+        gpu_fixed=fixed,
         plan=0 if stripped else weights,
     )
 
@@ -95,23 +103,12 @@ def _caches(graph: GraphEntry) -> list[TensorSpec]:
 
 def _fresh_outputs(name: GraphName, graph: GraphEntry) -> list[TensorSpec]:
     """Outputs with memory of their own: those that don't share an input's."""
-    shared = {output for output, _ in shared_caches(name, graph)}
+    shared = in_place(name, graph)
     return [spec for spec in graph.outputs if spec.name not in shared]
 
 
-def shared_caches(name: GraphName, graph: GraphEntry) -> list[tuple[str, str]]:
-    """Cache outputs, each with the input in whose memory it has to be written.
-
-    The hand-over reads caches of one length and writes those of another: it shares none.
-    """
-    inputs = {spec.name for spec in graph.inputs}
-    outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]
-    pairs = [(output, names.past_of(output)) for output in outputs if name != "compress"]
-    return [(output, past) for output, past in pairs if past in inputs]
-
-
 def _bytes(specs: Iterable[TensorSpec]) -> int:
-    return sum(math.prod(spec.shape) * _ITEM_BYTES[spec.dtype] for spec in specs)
+    return sum(map(tensor_bytes, specs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +136,21 @@ def host_available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
-    """Refuse what can't fit, before an hour is spent on it. Raises UserError."""
-    without_weights = "" if stripped else ", or --strip-plan, whose plans hold no weights"
+    """Refuse what can't fit, before an hour is spent on it. Raises UserError.
+
+    On the GPU only TensorRT and the weights are held against what is free: whether inputs and
+    outputs all lie there while kernels are tried is the builder's own affair.
+    """
+    without_weights = "" if stripped else ", or pass --strip-plan: the plans hold no weights then"
     checks = (
-        ("memory", needed.host, free.host, f"use a machine with more{without_weights}"),
-        ("GPU memory", needed.gpu, free.gpu, "use a larger GPU, or build with a smaller --batch"),
+        ("memory", needed.host, free.host, f"add memory or swap{without_weights}"),
+        (
+            "GPU memory",
+            needed.gpu_fixed,
+            free.gpu,
+            "end what else runs on the GPU (`nvidia-smi` names it), use a larger one, or build "
+            "the graphs again with a smaller --dtype",
+        ),
         ("disk space", needed.disk, free.disk, f"make room{without_weights}"),
     )
     for what, least, left, hint in checks:

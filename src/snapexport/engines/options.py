@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from snapexport.contract.engines import Hardware
+from snapexport.contract.engines import DEFAULT_LEVEL, Hardware
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName, Manifest
 
@@ -29,7 +29,7 @@ class EngineOptions:
     version_compatible: bool = False
     strip_plan: bool = False
     refit: bool = False
-    optimization_level: int = 3
+    optimization_level: int = DEFAULT_LEVEL
     workspace: int | None = None
     timing_cache: Path | None = None
     overwrite: bool = False

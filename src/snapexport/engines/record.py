@@ -27,10 +27,9 @@ def left_to_build(
     former = Manifest.read(folder.directory).engines.get(folder.name)
     if former is None:
         return graphs
-    if _facts(former) != facts:
+    if differences := _differences(former, facts):
         raise UserError(
-            f"{folder.path} holds plans by TensorRT {former.tensorrt} on {former.gpu}, "
-            "or with another plugin library",
+            f"{folder.path} holds plans of another kind: {', '.join(differences)}",
             "pass --overwrite to replace all of them",
         )
     left = tuple(name for name in graphs if name not in former.plans)
@@ -71,6 +70,17 @@ def _make_way(folder: EngineFolder, facts: EngineEntry, graph: GraphName) -> dic
 
 def _facts(entry: EngineEntry) -> EngineEntry:
     return entry.model_copy(update={"plans": {}})
+
+
+def _differences(former: EngineEntry, facts: EngineEntry) -> list[str]:
+    """What the plans that are there were built with, where it isn't what is asked for."""
+    fields = [name for name in type(facts).model_fields if name != "plans"]
+    pairs = [(name, getattr(former, name), getattr(facts, name)) for name in fields]
+    return [f"{name} {_shown(a)}, not {_shown(b)}" for name, a, b in pairs if a != b]
+
+
+def _shown(fact: object) -> str:
+    return f"{fact.file} ({fact.sha256[:12]})" if isinstance(fact, PlanFile) else str(fact)
 
 
 def _write(folder: EngineFolder, entry: EngineEntry | None) -> None:

@@ -72,8 +72,6 @@ def _require_version() -> None:
 
 
 def _facts(gpu: Gpu, options: EngineOptions, folder: EngineFolder) -> EngineEntry:
-    # A version compatible plan carries the library inside.
-    beside = options.plugins if not options.version_compatible else None
     return EngineEntry(
         tensorrt=trt.__version__,
         compute_capability=gpu.compute_capability,
@@ -81,15 +79,17 @@ def _facts(gpu: Gpu, options: EngineOptions, folder: EngineFolder) -> EngineEntr
         hardware_compatibility=options.hardware,
         version_compatible=options.version_compatible,
         stripped=options.strip_plan,
-        plugins=plugin_file(beside, folder) if beside else None,
+        refit=options.refit,
+        optimization_level=options.optimization_level,
+        workspace=options.workspace,
+        plugins=plugin_file(options.plugins, folder) if options.plugins else None,
         plans={},
     )
 
 
 def _build_graphs(job: Job, graphs: tuple[GraphName, ...], log: Log, progress: Progress) -> None:
-    if job.options.plugins:
-        load_plugins(job.options.plugins.resolve())
     for name in graphs:
+        log.forget()
         plan = _build_graph(job, name, log, progress)
         record(job.folder, job.facts, job.options.plugins, name, plan)
 
@@ -105,7 +105,14 @@ def _build_and_check(job: Job, name: GraphName, log: Log, monitor: Monitor) -> P
     partial, entry = job.folder.partial(name), job.build.manifest.graphs[name]
     partial.parent.mkdir(parents=True, exist_ok=True)
     size, digest = _write(job, name, log, monitor)
-    memory = check_plan(log, partial, name, entry, host_code=job.options.version_compatible)
+    memory = check_plan(
+        log,
+        partial,
+        name,
+        entry,
+        version_compatible=job.options.version_compatible,
+        plugins=job.options.plugins,
+    )
     file = job.folder.in_build(job.folder.plan(name))
     return Plan(file=file, size=size, sha256=digest, device_memory=memory)
 
@@ -113,6 +120,8 @@ def _build_and_check(job: Job, name: GraphName, log: Log, monitor: Monitor) -> P
 def _write(job: Job, name: GraphName, log: Log, monitor: Monitor) -> tuple[int, str]:
     """Apart, so that builder and network are gone before the plan is loaded."""
     builder = trt.Builder(log)
+    if job.options.plugins:
+        load_plugins(builder.get_plugin_registry(), log, job.options.plugins.resolve())
     config = make_config(builder, job.options, monitor)
     attach_timing_cache(config, job.timing_cache, ours=job.options.timing_cache is None)
     network = read_network(builder, log, job.build.graph(name), job.build.manifest.graphs[name])

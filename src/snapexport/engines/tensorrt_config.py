@@ -26,7 +26,7 @@ def make_config(
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
     if options.version_compatible and options.plugins is not None:
-        config.plugins_to_serialize = [str(options.plugins)]
+        config.plugins_to_serialize = [str(options.plugins.resolve())]
     return config
 
 

@@ -33,10 +33,19 @@ class Log(trt.ILogger):
             if not self._file.closed:
                 print(f"{severity.name}: {msg}", file=self._file, flush=True)
 
-    def failure(self, what: str, hint: str) -> UserError:
-        """An error of `what` was tried, with the first that TensorRT said since the last."""
+    def forget(self) -> None:
+        """Something new begins: earlier errors are not its fault."""
         with self._lock:
-            said, self._errors = self._errors, []
-        why = said[0].strip().splitlines()[0] if said else "TensorRT does not say why"
-        more = f" (and {len(said) - 1} more errors)" if len(said) > 1 else ""
+            self._errors.clear()
+
+    def failure(self, what: str, hint: str) -> UserError:
+        """An error of `what` was tried, with the last that TensorRT said."""
+        with self._lock:
+            said = list(self._errors)
+        why = said[-1].strip().splitlines()[0] if said else "TensorRT does not say why"
+        more = f" (after {_count(len(said) - 1)})" if len(said) > 1 else ""
         return UserError(f"{what}: {why}{more}", f"{hint}; all of TensorRT's words: {self.path}")
+
+
+def _count(errors: int) -> str:
+    return f"{errors} other error{'s' if errors > 1 else ''}"

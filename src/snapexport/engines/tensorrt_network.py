@@ -1,33 +1,22 @@
 """A graph of the build as TensorRT's network: parsed, and held against the manifest."""
 
-from functools import cache
 from pathlib import Path
 
 import tensorrt as trt
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import GraphEntry, TensorSpec
+from snapexport.contract.manifest import GraphEntry
+from snapexport.contract.tensors import OF_TENSORRT
 from snapexport.engines.tensorrt_log import Log
-
-_DTYPES = {
-    "bool": trt.DataType.BOOL,
-    "int32": trt.DataType.INT32,
-    "int64": trt.DataType.INT64,
-    "float16": trt.DataType.HALF,
-    "bfloat16": trt.DataType.BF16,
-    "float32": trt.DataType.FLOAT,
-}
 
 STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 """The graph's own types are kept. TensorRT 11 knows nothing else, and ignores the flag."""
 
 
-@cache
-def load_plugins(library: Path) -> None:
-    """Register the library's operators, for the life of the process: engines need them too."""
-    registry: trt.IPluginRegistry = trt.get_plugin_registry()
+def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None:
+    """Give the operators of `library` to the builder, or the runtime, that the registry is of."""
     if registry.load_library(str(library)) is None:
-        raise UserError(
+        raise log.failure(
             f"TensorRT does not load {library}",
             "it has to be libsnapexport_loadable.so, built for this version of TensorRT, and no "
             "plugin of a same name may be registered already (docs/plugins.md)",
@@ -74,8 +63,8 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     for tensors, specs in ((inputs, entry.inputs), (outputs, entry.outputs)):
-        found = {tensor.name: (tensor.dtype, tuple(tensor.shape[:])) for tensor in tensors}
-        wanted = {spec.name: _wanted(spec) for spec in specs}
+        found = {tensor.name: _described(tensor) for tensor in tensors}
+        wanted = {spec.name: (spec.dtype, spec.shape) for spec in specs}
         for name in sorted(found.keys() | wanted.keys()):
             if found.get(name) != wanted.get(name):
                 raise UserError(
@@ -85,5 +74,6 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
                 )
 
 
-def _wanted(spec: TensorSpec) -> tuple[trt.DataType, tuple[int, ...]]:
-    return _DTYPES[spec.dtype], tuple(spec.shape)
+def _described(tensor: trt.ITensor) -> tuple[str, list[int]]:
+    dtype = tensor.dtype.name
+    return OF_TENSORRT.get(dtype, dtype), list(tensor.shape[:])

@@ -8,12 +8,16 @@ import tensorrt as trt
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.engines.memory import shared_caches
+from snapexport.contract.tensors import in_place
 from snapexport.engines.tensorrt_log import Log
+from snapexport.engines.tensorrt_network import load_plugins
 
 
 class PlanWriter(trt.IStreamWriter):
-    """Takes a plan piece by piece, so that no second copy of it has to stand in memory."""
+    """Takes a plan as TensorRT hands it out, and writes it at once: we keep no copy of it.
+
+    Whether TensorRT does was not seen.
+    """
 
     def __init__(self, path: Path) -> None:
         trt.IStreamWriter.__init__(self)
@@ -56,13 +60,23 @@ def write_plan(
     return (writer.size, digest) if built and writer.size else None
 
 
-def check_plan(log: Log, path: Path, name: GraphName, entry: GraphEntry, *, host_code: bool) -> int:
+def check_plan(
+    log: Log,
+    path: Path,
+    name: GraphName,
+    entry: GraphEntry,
+    *,
+    version_compatible: bool,
+    plugins: Path | None,
+) -> int:
     """Load a plan and see that its caches are written in place; the bytes of its activations.
 
-    host_code: it is version compatible, and brings a runtime of its own. Raises UserError.
+    A version compatible plan brings a runtime of its own, and the plugins. Raises UserError.
     """
     runtime = trt.Runtime(log)
-    runtime.engine_host_code_allowed = host_code
+    runtime.engine_host_code_allowed = version_compatible
+    if plugins and not version_compatible:
+        load_plugins(runtime.get_plugin_registry(), log, plugins.resolve())
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
@@ -70,7 +84,7 @@ def check_plan(log: Log, path: Path, name: GraphName, entry: GraphEntry, *, host
             f"TensorRT built a plan of {name} and does not load it",
             "the GPU needs room for the plan's weights: see what else runs on it",
         )
-    for output, past in shared_caches(name, entry):
+    for output, past in in_place(name, entry).items():
         if engine.get_aliased_input_tensor(output) != past:
             raise UserError(
                 f"in TensorRT's engine of {name}, {output} does not share the memory of {past}: "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from snapexport.planning.candidates import MOST_SLOTS
 from snapexport.planning.memory_size import spelled
 from snapexport.planning.options import PlanOptions
 from snapexport.planning.recommendation import Recommendation
@@ -52,6 +53,8 @@ def _batch(request: PlanOptions, chosen: Recommendation) -> str:
     if chosen.batch < most:
         why = "as given" if request["batch"] else "`build`'s default"
         return f"batch: {chosen.batch}, {why}; {most} would fit, {left} are left"
+    if chosen.batch == MOST_SLOTS:
+        return f"batch: {chosen.batch}, the most that is looked at; {left} are left"
     return f"batch: {chosen.batch}, no more fit; {left} are left"
 
 

@@ -18,8 +18,8 @@ import onnx
 __version__ = "11.4.0.106"
 
 planted: dict[str, Any] = {}
-"""parse_error, build_error, no_plan: a message. not_aliased. other_shape: of the tensor so named.
-steps, step_seconds: of a build."""
+"""parse_error, build_error, no_plan: a message; recovered: one of an error that stops nothing.
+not_aliased. other_shape: of the tensor so named. steps, step_seconds: of a build."""
 _number = itertools.count()
 calls: list[tuple[str, Any]] = []
 """What was asked of the fake, for tests to read."""
@@ -29,7 +29,6 @@ def _reset() -> None:
     planted.clear()
     planted.update(json.loads(os.environ.get("FAKE_TENSORRT", "{}")))
     calls.clear()
-    _registry.libraries.clear()
 
 
 class DataType(enum.IntEnum):
@@ -98,22 +97,20 @@ class IStreamWriter:
 
 
 class IPluginRegistry:
-    def __init__(self) -> None:
+    """Of one builder or one runtime, to whose logger it speaks."""
+
+    def __init__(self, _owner: str, _logger: ILogger) -> None:
         self.libraries: list[str] = []
+        self._owner, self._logger = _owner, _logger
 
     def load_library(self, plugin_path: str) -> object | None:
         """None where it holds none, or one of them is registered already: so TensorRT's docs."""
         if plugin_path in self.libraries or b"ELF" not in Path(plugin_path).read_bytes()[:4]:
+            self._logger.log(ILogger.ERROR, f"no plugins in {plugin_path}")
             return None
+        calls.append(("plugins", (self._owner, plugin_path)))
         self.libraries.append(plugin_path)
         return object()
-
-
-_registry = IPluginRegistry()
-
-
-def get_plugin_registry() -> IPluginRegistry:
-    return _registry
 
 
 class Dims:
@@ -188,6 +185,8 @@ class OnnxParser:
 
     def parse_from_file(self, model: str) -> bool:
         calls.append(("parse", model))
+        if "recovered" in planted:
+            self._logger.log(ILogger.ERROR, planted["recovered"])
         graph = onnx.load(model, load_external_data=False).graph
         network = self._network
         network._inputs = [_tensor(value) for value in graph.input]
@@ -249,6 +248,10 @@ class IBuilderConfig:
 class Builder:
     def __init__(self, logger: ILogger) -> None:
         self._logger = logger
+        self._registry = IPluginRegistry("builder", logger)
+
+    def get_plugin_registry(self) -> IPluginRegistry:
+        return self._registry
 
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         calls.append(("network", flags))
@@ -267,10 +270,14 @@ class Builder:
         if not _steps(config.progress_monitor):
             return False
         if "build_error" in planted:
-            self._logger.log(ILogger.ERROR, planted["build_error"])
             self._logger.log(ILogger.ERROR, "another error")
+            self._logger.log(ILogger.ERROR, planted["build_error"])
             return False
-        said = {"aliases": network._aliases, "unlike": next(_number)}
+        inside = (
+            config.plugins_to_serialize if BuilderFlag.VERSION_COMPATIBLE in config._flags else []
+        )
+        outside = [path for path in self._registry.libraries if path not in inside]
+        said = {"aliases": network._aliases, "unlike": next(_number), "plugins": outside}
         plan = json.dumps(said).encode().ljust(20_000)
         pieces = (plan[at : at + 1000] for at in range(0, len(plan), 1000))
         return all(writer.write(piece) == len(piece) for piece in pieces)
@@ -307,11 +314,18 @@ class Runtime:
     def __init__(self, logger: ILogger) -> None:
         self._logger = logger
         self.engine_host_code_allowed = False
+        self._registry = IPluginRegistry("runtime", logger)
+
+    def get_plugin_registry(self) -> IPluginRegistry:
+        return self._registry
 
     def deserialize_cuda_engine(self, serialized_engine: Any) -> ICudaEngine | None:
         calls.append(("load", self.engine_host_code_allowed))
         if "no_plan" in planted:
             self._logger.log(ILogger.ERROR, planted["no_plan"])
+            return None
+        if json.loads(bytes(serialized_engine))["plugins"] != self._registry.libraries:
+            self._logger.log(ILogger.ERROR, "no creator of the plugin SnapKVSelect")
             return None
         return ICudaEngine(bytes(serialized_engine))
 
