@@ -20,6 +20,11 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Continuations = Prompt | Sequence[Prompt] | None
 
 
+BYTES_PER_TOKEN = 16
+LEAST_BYTES = 1 << 16
+"""A text of more bytes than the longest prompt of such tokens is too long to be tokenized."""
+
+
 def load_tokenizer(directory: Path) -> Tokenizer | None:
     """The build's tokenizer, if it has one. It never cuts or pads a prompt."""
     path = directory / "tokenizer.json"
@@ -51,6 +56,19 @@ def read(
     if continuations is None:
         return requests
     return _with_continuations(requests, continuations, tokenizer, limits)
+
+
+def require_readable(prompt: Prompt, limits: Limits) -> None:
+    """Refuse a text that is far too long before a tokenizer spends seconds and gigabytes on it.
+
+    For servers, which can't choose what they are sent. Raises UserError.
+    """
+    most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
+    if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
+        raise UserError(
+            f"a prompt has {size} bytes, {most} are read at the most",
+            "shorten it, or send token ids",
+        )
 
 
 def read_scored(
@@ -171,5 +189,6 @@ def _iterable(value: Iterable[Any]) -> Iterable[Any]:
 
 def _no_tokenizer(why: str) -> UserError:
     return UserError(
-        f"{why}, and the build has no tokenizer.json", "pass token ids, or add the tokenizer"
+        f"{why}, and the build has no tokenizer.json",
+        "copy tokenizer.json from the checkpoint into the build, or pass token ids from Python",
     )

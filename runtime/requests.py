@@ -21,6 +21,9 @@ build it again with --dtype fp32), or the engine failed: then the increment has 
 MAX_LOGPROBS = 20
 """The most alternatives that a token's log probability comes with, as in vLLM and OpenAI's API."""
 
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
+"""Stop texts of a request, and characters of each: every token is held against all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -53,6 +56,7 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         self._require("stop", _are_texts(self.stop), "texts of one character or more")
+        _require_few(self.stop)
         object.__setattr__(self, "stop", tuple(self.stop))
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
@@ -158,3 +162,15 @@ def _are_texts(values: object) -> bool:
     if not isinstance(values, list | tuple):
         return False
     return all(isinstance(text, str) and text for text in values)
+
+
+def _require_few(stops: Sequence[str]) -> None:
+    """Said without the texts themselves, which may be megabytes."""
+    longest = max(map(len, stops), default=0)
+    if len(stops) > MAX_STOPS:
+        raise UserError(f"stop has {len(stops)} texts", f"stop may have up to {MAX_STOPS}")
+    if longest > MAX_STOP_CHARACTERS:
+        raise UserError(
+            f"stop has a text of {longest} characters",
+            f"texts in stop may have up to {MAX_STOP_CHARACTERS}",
+        )

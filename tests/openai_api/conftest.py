@@ -28,7 +28,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('no ' + m.role + ' here') }}{% endif %}[{{ m.role }}]{{ m.content }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-    "{% if thinks %}<think>{% endif %}"
+    "{% if thinks %}<think>{% endif %}{% if repeats %}{{ 'x' * repeats }}{% endif %}"
 )
 SPECIAL = {"bos_token": "</s>"}
 

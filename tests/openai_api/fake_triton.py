@@ -25,6 +25,7 @@ from tritonclient.utils import (
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import Increment, SamplingParams
 from snapexport.triton.backend.outputs import texts_of
+from snapexport.triton.interface import CODE_IN_MESSAGE
 
 IDLE_SECONDS = 0.002
 
@@ -59,6 +60,7 @@ class FakeTriton(GRPCInferenceServiceServicer):
     ) -> AsyncIterator[ModelStreamInferResponse]:
         assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
         async for request in requests:
+            assert request.parameters[CODE_IN_MESSAGE].bool_param
             await self._refuse(context)
             async for increment in self._follow(inputs_of(request)):
                 await self._refuse(context)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from http.client import HTTPConnection
@@ -15,8 +16,9 @@ import openai
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.openai_api import pulse, watch
+from snapexport.openai_api import front, pulse, watch
 from snapexport.openai_api.ending import Ending
+from snapexport.openai_api.errors import ApiError
 from snapexport.openai_api.front import drain
 from snapexport.openai_api.triton import TritonGenerator
 from tests.openai_api.conftest import SLOTS, Served, soon
@@ -78,8 +80,26 @@ def test_a_server_that_has_gone_is_no_health(
 
 def test_a_full_queue_is_health(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse, "FRESH_SECONDS", 0)
-    served.triton.refusal = grpc.StatusCode.UNAVAILABLE, "67 requests run and wait already"
+    full = "UNAVAILABLE: 67 requests run and wait already"
+    served.triton.refusal = grpc.StatusCode.UNAVAILABLE, full
     assert health(served)[0] == 200
+    started = asyncio.run_coroutine_threadsafe(served.api.pulse.require_token(), served.loop)
+    assert "67 requests" in str(started.exception(3)), "the first token must be one"
+
+
+def test_a_triton_that_cannot_be_reached_is_no_health() -> None:
+    """gRPC itself then says UNAVAILABLE: that is no full queue."""
+
+    async def check() -> None:
+        nowhere = TritonGenerator("127.0.0.1:9", "model", seconds=5)
+        try:
+            await pulse.Pulse(nowhere, patience_seconds=10).check()
+        finally:
+            await nowhere.close()
+
+    with pytest.raises(ApiError) as lifeless:
+        asyncio.run(check())
+    assert lifeless.value.code == pulse.FAILED
 
 
 def test_a_model_that_does_not_answer_is_no_health(
@@ -141,6 +161,30 @@ def test_a_body_that_does_not_come_is_given_up(
     connection.endheaders(b"{")
     assert connection.getresponse().status == 408
     connection.close()
+
+
+def test_connections_beyond_measure_are_turned_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "MOST_CONNECTIONS", 2)
+
+    def status(port: int) -> int:
+        connection = HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/v1/models")
+        with connection.getresponse() as answer:
+            return answer.status
+
+    async def scenario() -> list[int]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        async with front.listening(served.api, listener):
+            alone = await asyncio.to_thread(status, port)
+            _, idle = await asyncio.open_connection("127.0.0.1", port)
+            beside = await asyncio.to_thread(status, port)
+            idle.close()
+        return [alone, beside]
+
+    assert asyncio.run(scenario()) == [200, 503]
 
 
 def test_metrics_are_passed_on(served: Served) -> None:

@@ -55,6 +55,9 @@ def test_the_line_for_a_shell() -> None:
     curl, url, *_, body = shlex.split(line)
     assert (curl, url) == ("curl", "http://localhost:1/v1/completions")
     assert json.loads(body)["model"] == "a'b"
+    assert (
+        " 'http://[::1]:1/v1/completions' " in Addresses("a", "http://[::1]:1/v1", "", "", "").curl
+    )
 
 
 def test_an_address_that_cannot_be_had() -> None:
@@ -88,3 +91,7 @@ def test_a_build_is_read(tiny_build: Build, tmp_path: Path) -> None:
     reader = Reader.open(tmp_path, max_pending=99)
     assert reader.most_answers == 64
     assert reader.template is not None and reader.template.render([], True) == "<s>"
+    for broken in ("{{ bos_token", "{{ bos_token | unheard_of }}"):
+        (tmp_path / "chat_template.jinja").write_text(broken)
+        with pytest.raises(UserError, match="the chat template cannot be read"):
+            Reader.open(tmp_path, max_pending=99)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from snapexport.chat import ChatTemplate
+from snapexport.runtime import prompts
 from tests.openai_api.conftest import Served
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
@@ -44,6 +45,7 @@ def complete(client: openai.OpenAI, **asked: Any) -> None:
         ({"max_completion_tokens": 3}, "max_tokens", "two names for one thing"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
         ({"stop": ""}, "stop.0", "at least 1 character"),
+        ({"stop": ["a", "b" * 1025]}, "stop.1", "at most 1024 characters"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
@@ -62,6 +64,11 @@ def complete(client: openai.OpenAI, **asked: Any) -> None:
             "a part of content must be",
         ),
         ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "takes 200"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"repeats": "a"}}},
+            "messages",
+            "cannot be applied: TypeError",
+        ),
         (
             {"extra_body": {"chat_template_kwargs": {"messages": []}}},
             "chat_template_kwargs",
@@ -104,6 +111,21 @@ def test_a_prompt_that_is_too_long_has_openais_code(client: openai.OpenAI) -> No
     assert refused.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_a_prompt_beyond_all_measure_is_not_tokenized(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A megabyte takes seconds, and a hundred times its memory."""
+    monkeypatch.setitem(vars(served.api.reader), "tokenizer", None)
+    text = "a" * (prompts.LEAST_BYTES + 1)
+    with pytest.raises(openai.BadRequestError, match="65536 are read at the most") as refused:
+        if kind == "chat":
+            chat(client, messages=[{"role": "user", "content": text}])
+        else:
+            complete(client, prompt=text)
+    assert refused.value.code == "context_length_exceeded"
+
+
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     for ask in (lambda: chat(client, model="gpt-4"), lambda: client.models.retrieve("gpt-4")):
         with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served") as refused:
@@ -131,21 +153,31 @@ def test_a_build_without_a_template_has_no_chat(
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "says"),
+    ("code", "prefix", "error", "says"),
     [
-        (grpc.StatusCode.UNAVAILABLE, openai.InternalServerError, 503),
-        (grpc.StatusCode.INTERNAL, openai.InternalServerError, 500),
-        (grpc.StatusCode.INVALID_ARGUMENT, openai.BadRequestError, 400),
+        (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE: ", openai.InternalServerError, 503),
+        (grpc.StatusCode.UNAVAILABLE, "", openai.InternalServerError, 503),
+        (grpc.StatusCode.INTERNAL, "INTERNAL: ", openai.InternalServerError, 500),
+        (grpc.StatusCode.INTERNAL, "", openai.InternalServerError, 500),
+        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARG: ", openai.BadRequestError, 400),
+        (grpc.StatusCode.INVALID_ARGUMENT, "", openai.BadRequestError, 400),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_triton_refuses(
-    served: Served, client: openai.OpenAI, code: Any, error: Any, says: int, stream: bool
+    served: Served,
+    client: openai.OpenAI,
+    code: Any,
+    prefix: str,
+    error: Any,
+    says: int,
+    stream: bool,
 ) -> None:
-    """Before the first piece a stream, too, has a status."""
-    served.triton.refusal = code, "67 requests run and wait already"
+    """Before the first piece a stream, too, has a status. The model's code is not told twice."""
+    served.triton.refusal = code, f"{prefix}67 requests run and wait already"
     with pytest.raises(error, match="67 requests run") as refused:
         chat(client, stream=stream)
+    assert not prefix or prefix not in str(refused.value)
     assert refused.value.status_code == says
     assert ("retry-after" in refused.value.response.headers) == (says == 503)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.requests import MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,15 @@ def test_refuses_what_cannot_be_sampled(name: str, value: object) -> None:
     with pytest.raises(UserError) as refusal:
         SamplingParams(**fields)
     assert name in refusal.value.message and name in refusal.value.hint
+
+
+def test_many_or_long_stop_texts_are_refused_in_few_words() -> None:
+    """Each token is held against all of them, and everybody waits for that."""
+    SamplingParams(stop=["x" * MAX_STOP_CHARACTERS] * MAX_STOPS)
+    for stop in (["x"] * (MAX_STOPS + 1), ["x", "x" * (MAX_STOP_CHARACTERS + 1)]):
+        with pytest.raises(UserError, match="stop has") as refusal:
+            SamplingParams(stop=stop)
+        assert len(str(refusal.value)) < 200
 
 
 def test_one_stop_text_is_one_stop_string() -> None:

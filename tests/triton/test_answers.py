@@ -74,10 +74,11 @@ def test_a_client_gets_the_outputs_that_it_names(client: Client) -> None:
     from tests.triton.client import tensors
 
     inputs = tensors({"text_input": "The", "max_tokens": 2})
-    wanted = [grpc.InferRequestedOutput("finish_reason")]
     with grpc.InferenceServerClient(client.server.grpc) as raw:
-        answer = raw.infer(client.unary_name, inputs, outputs=wanted).get_response()
-    assert [output.name for output in answer.outputs] == ["finish_reason"]
+        for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "output_logprobs"):
+            wanted = [grpc.InferRequestedOutput(name)]
+            answer = raw.infer(client.unary_name, inputs, outputs=wanted).get_response()
+            assert [output.name for output in answer.outputs] == [name]
 
 
 def test_token_ids_are_a_prompt_too(client: Client, llm: LLM) -> None:

@@ -8,9 +8,11 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.triton.client import Client, HttpError, tensors
+from tests.triton.conftest import MAX_PENDING
 
 PROMPT = {"text_input": "The vault", "max_tokens": 2}
 NAN = float("nan")
+SLOTS = 8
 
 
 def raw(name: str, array: "np.ndarray[Any, Any]", dtype: str) -> grpc.InferInput:
@@ -34,7 +36,10 @@ MALFORMED = {
     "unknown ids": (tensors({"input_ids": [1, 2002]}), "input_ids: 2002 is not a token"),
     "negative ids": (tensors({"input_ids": [-1]}), "input_ids: -1 is not a token"),
     "too long": (tensors({"input_ids": [1] * 2065}), "input_ids: a prompt has 2065 tokens"),
-    "far too long": (tensors(PROMPT | {"text_input": "a " * 5_000_000}), "text_input has 10000000"),
+    "far too long": (
+        tensors(PROMPT | {"text_input": "a " * 5_000_000}),
+        "text_input: a prompt has 10000000 bytes",
+    ),
     "not UTF-8": (
         [raw("text_input", bytes_of(b"ab\xff"), "BYTES")],
         "text_input is not UTF-8: invalid start byte at byte 2",
@@ -43,6 +48,8 @@ MALFORMED = {
         [*tensors(PROMPT), raw("stop_words", bytes_of(b"x", b"\xff"), "BYTES")],
         "stop_words is not UTF-8",
     ),
+    "many stop words": (tensors(PROMPT | {"stop_words": ["a"] * 65}), "stop has 65 texts"),
+    "a long stop word": (tensors(PROMPT | {"stop_words": ["a" * 1025]}), "1025 characters"),
     "empty stop word": (tensors(PROMPT | {"stop_words": ["a", ""]}), "stop_words holds an empty"),
     "max_tokens 0": (tensors(PROMPT | {"max_tokens": 0}), "max_tokens 0 cannot"),
     "max_tokens below": (tensors(PROMPT | {"max_tokens": -3}), "max_tokens -3 cannot"),
@@ -114,6 +121,30 @@ def test_the_unary_model_does_not_stream(client: Client) -> None:
     with pytest.raises(HttpError, match="stream must be false here") as refused:
         client.infer(**PROMPT, stream=True)
     assert refused.value.status == 400
+
+
+def test_refusals_take_no_place_of_the_unary_model(client: Client) -> None:
+    """A parameter of a kind that cannot be passed on, more often than there are places."""
+    body = {
+        "inputs": [
+            {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["The vault"]}
+        ],
+        "parameters": {"speed": 1.5},
+    }
+    for _ in range(MAX_PENDING + SLOTS + 1):
+        with pytest.raises(HttpError) as refused:
+            client.post(f"{client.unary_name}/infer", body)
+        assert refused.value.status == 400
+    assert client.infer(**PROMPT).reason == "length"
+
+
+def test_a_code_is_told_to_whom_asks_for_it(client: Client) -> None:
+    for path in (client.name, client.unary_name):
+        for asked, begins in ((True, True), (False, False)):
+            inputs = {"max_tokens": 2, "error_code_in_message": asked}
+            with pytest.raises(HttpError) as refused:
+                client.post(f"{path}/generate", inputs)
+            assert ("INVALID_ARG: neither" in refused.value.message) == begins
 
 
 def test_refusals_take_no_slot_and_count_as_no_request(client: Client) -> None:

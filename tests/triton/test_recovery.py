@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import pytest
 from snapexport import LLM, SamplingParams
 from snapexport.triton.liveness import is_alive, recover
 from snapexport.triton.server import Server
-from tests.triton.client import Client
+from tests.triton.client import Client, HttpError
+from tests.triton.conftest import MAX_PENDING
 from tests.triton.processes import backend_of
 
 
@@ -53,6 +56,29 @@ def test_a_backend_that_dies_under_load_comes_back(explicit: Client) -> None:
         time.sleep(0.5)
     alive = command(explicit, "--recover")
     assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
+
+
+def test_the_unary_model_comes_back_though_it_waited_for_the_dead(
+    explicit: Client, llm: LLM
+) -> None:
+    long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
+    asked = {"text_input": "The vault", "max_tokens": 20}
+
+    def wait_in_vain() -> None:
+        with suppress(HttpError, OSError):
+            explicit.infer(**long)
+
+    for _ in range(MAX_PENDING):  # few do not make it deaf
+        threading.Thread(target=wait_in_vain, daemon=True).start()
+    time.sleep(1.5)
+    assert explicit.metrics()["requests_waiting"] > 0
+    os.kill(backend_of(explicit.server, "vault"), signal.SIGKILL)
+    time.sleep(0.5)
+    alive = command(explicit, "--recover")
+    assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
+    (expected,) = llm.generate("The vault", SamplingParams(max_tokens=20))
+    assert explicit.generate(**asked).text == explicit.infer(**asked).text == expected.text
+    assert explicit.infer_grpc(**asked).text == expected.text
 
 
 def test_unloading_lets_what_runs_come_to_its_end(explicit: Client, llm: LLM) -> None:

@@ -66,6 +66,15 @@ def without(field: str) -> Plant:
     return plant
 
 
+def without_parameter(name: str) -> Plant:
+    def plant(repository: Path) -> None:
+        config = config_of(repository / "vault")
+        del config.parameters[name]
+        (repository / CONFIG).write_text(text_format.MessageToString(config))
+
+    return plant
+
+
 CONFIG, UNARY = "vault/config.pbtxt", "vault_unary/config.pbtxt"
 FAULTS: dict[str, tuple[Plant, str]] = {
     "another name": (edit(CONFIG, 'name: "vault"', 'name: "volt"'), "names it 'volt'"),
@@ -108,6 +117,43 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         edit(CONFIG, 'key: "ignore_eos"', 'key: "ignore"'),
         "warm-up input 'ignore'",
     ),
+    "a field that changes what Triton does": (
+        edit(CONFIG, "max_batch_size: 1", "max_batch_size: 1\ndynamic_batching { }"),
+        "field 'dynamic_batching' is none",
+    ),
+    "another file of the code": (
+        edit(CONFIG, "max_batch_size: 1", 'max_batch_size: 1\ndefault_model_filename: "m.py"'),
+        "field 'default_model_filename' is none",
+    ),
+    "another version": (
+        lambda repository: (repository / "vault/2").mkdir(),
+        "2 is another version",
+    ),
+    "no bound of the queue": (without_parameter("max_pending"), "'max_pending' is missing"),
+    "a bound that is no number": (
+        edit(CONFIG, 'string_value: "64"', 'string_value: "some"'),
+        "parameter 'max_pending' is 'some', no whole number from 0 on",
+    ),
+    "no threads": (edit(CONFIG, 'string_value: "1"', 'string_value: "0"'), "'threads' is '0'"),
+    "two instances": (edit(CONFIG, "count: 1", "count: 2"), "count is 2, not 1"),
+    "two groups": (
+        edit(
+            CONFIG,
+            "instance_group {",
+            "instance_group { count: 1 kind: KIND_CPU }\ninstance_group {",
+        ),
+        "instance_group stands there 2 times",
+    ),
+    "an instance without an engine": (
+        edit(CONFIG, "kind: KIND_CPU", "kind: KIND_GPU gpus: 0"),
+        "KIND_GPU needs TensorRT engines",
+    ),
+    "an instance of another kind": (edit(CONFIG, "KIND_CPU", "KIND_MODEL"), "KIND_MODEL is none"),
+    "a unary model on a GPU": (edit(UNARY, "KIND_CPU", "KIND_GPU"), "vault_unary: instance_group"),
+    "a unary model that asks itself": (
+        edit(UNARY, 'string_value: "vault"', 'string_value: "vault_unary"'),
+        "it asks 'vault_unary', which is no streaming model",
+    ),
     "no instances": (without("instance_group"), "instance_group is missing"),
     "no warm-up": (without("model_warmup"), "there is no model_warmup"),
     "no build": (remove("vault/1/build"), "the build cannot be opened"),
@@ -126,6 +172,23 @@ def test_a_planted_fault_is_refused(
     assert command("--check", written) == 2
     told = capsys.readouterr().err
     assert message in told and told.startswith("error: ") and "\n\nhint: " in told
+
+
+def test_the_python_backend_s_own_parameters_are_no_fault(written: Path) -> None:
+    for name in ("vault", "vault_unary"):
+        config = config_of(written / name)
+        config.parameters["EXECUTION_ENV_PATH"].string_value = "/opt/env.tar.gz"
+        config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
+        (written / name / "config.pbtxt").write_text(text_format.MessageToString(config))
+    assert list(checks.faults(written)) == []
+
+
+def test_a_repository_is_not_written_into_its_build(build: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(build, tmp_path / "copy.build"))
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(UserError, match="inside the build"):
+        write_repository(RepositoryOptions(copy, copy / "repository", copy=True))
+    assert sorted(copy.rglob("*")) == before
 
 
 def test_a_fault_in_what_is_written_leaves_nothing(
@@ -170,7 +233,7 @@ def test_names_flags_and_overwriting(
     assert command(build, "--out", out) == 2
     assert command(build, "--out", out, "--overwrite") == 0
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
-        build.name, f"{build.name}_unary",
+        name := build.name.removesuffix(".build"), f"{name}_unary",
     ]  # fmt: skip
 
 
@@ -238,9 +301,14 @@ def test_a_build_with_engines_is_placed_on_the_gpu(build: Path, tmp_path: Path) 
     assert (group.kind, list(group.gpus)) == (schema.ModelInstanceGroup.KIND_GPU, [0])
     assert "tensorrt==10.13.3" in (out / "Dockerfile").read_text()
     assert "--gpus all " in (out / "README.md").read_text()
-    on_cpu = RepositoryOptions(copy, tmp_path / "cpu", device="cpu")
-    (group,) = config_of(write_repository(on_cpu) / "engines").instance_group
+    with pytest.raises(UserError, match="--threads 2 is of the CPU's"):
+        write_repository(RepositoryOptions(copy, tmp_path / "threads", threads=2))
+    on_cpu = RepositoryOptions(copy, tmp_path / "cpu", device="cpu", threads=1)
+    cpu = write_repository(on_cpu)
+    (group,) = config_of(cpu / "engines").instance_group
     assert group.kind == schema.ModelInstanceGroup.KIND_CPU
+    with Server(cpu) as server:  # not TensorRT, though the build has engines
+        assert Client(server, "engines").generate(text_input="The", max_tokens=2).reason == "length"
 
 
 def test_a_copy_serves_from_wherever_it_is_and_as_its_readme_says(

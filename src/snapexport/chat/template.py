@@ -52,11 +52,20 @@ class ChatTemplate:
             text = self._template.render(given)
         return text if add_generation_prompt else _open(text, messages[-1]["content"])
 
+    def require_sound(self) -> None:
+        """Raise a UserError where it is no template at all."""
+        try:
+            _ = self._template, self.options
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"the chat template cannot be read: {error}",
+                f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint again",
+            ) from None
+
     @cached_property
     def options(self) -> frozenset[str]:
         """Names that the template reads and nobody has to give, such as `enable_thinking`."""
-        with _told():
-            names = meta.find_undeclared_variables(_environment().parse(self.source))
+        names = meta.find_undeclared_variables(_environment().parse(self.source))
         return frozenset(names - GIVEN - self.special.keys() - _environment().globals.keys())
 
     @cached_property
@@ -68,9 +77,10 @@ class ChatTemplate:
 def _told() -> Iterator[None]:
     try:
         yield
-    except jinja2.TemplateError as error:
+    except Exception as error:  # what a template does with a value of the wrong type, too
+        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
         raise UserError(
-            f"the chat template cannot be applied: {error}",
+            f"the chat template cannot be applied: {kind}{error}",
             "give the roles, and their order, that the checkpoint's template takes",
         ) from None
 

@@ -10,6 +10,7 @@ examples:
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 from snapexport.commands import flags
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     out = write_repository(options)
     OUT.print(f"{out}: models {options.model_name} and {options.unary_name}", markup=False)
-    OUT.print(f"tritonserver --model-repository={out.absolute()}", markup=False)
+    where = shlex.quote(f"--model-repository={out.absolute()}")
+    OUT.print(f"tritonserver {where}", markup=False)
     return 0
 
 

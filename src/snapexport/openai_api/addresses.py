@@ -23,7 +23,8 @@ class Addresses:
         """A line for a shell that asks the API."""
         body = {"model": self.model, "prompt": "Once upon a time", "max_tokens": 32}
         asked = shlex.quote(json.dumps(body))
-        return f"curl {self.openai}/completions -H 'Content-Type: application/json' -d {asked}"
+        url = shlex.quote(f"{self.openai}/completions")
+        return f"curl {url} -H 'Content-Type: application/json' -d {asked}"
 
 
 def url_of(listener: socket.socket) -> str:

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from snapexport.runtime.requests import MAX_STOP_CHARACTERS
+
 
 class Strict(BaseModel):
     """No unknown field, and no text where a number belongs."""
@@ -45,9 +47,8 @@ def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Stops = Annotated[
-    list[Annotated[str, Field(min_length=1)]], Field(max_length=4), BeforeValidator(_stops)
-]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stops = Annotated[list[Stop], Field(max_length=4), BeforeValidator(_stops)]
 """Up to four texts; one may come without a list."""
 
 

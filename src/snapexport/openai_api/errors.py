@@ -7,6 +7,9 @@ from snapexport.contract.errors import UserError
 RETRY_AFTER = "1"
 """Seconds, in the header of an answer that is worth another try."""
 
+UNAVAILABLE = "unavailable"
+"""Code of an error: the model itself says that all slots are taken, and its queue is full."""
+
 
 class ApiError(Exception):
     """Becomes an answer with `status` and `body`, or the last event of a stream."""

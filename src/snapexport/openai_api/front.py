@@ -12,6 +12,9 @@ from snapexport.openai_api.app import Api
 from snapexport.openai_api.ending import Ending
 from snapexport.openai_api.listener import refused
 
+MOST_CONNECTIONS = 1000
+"""Further ones get 503 at once: each may hold a body in memory, and a file descriptor."""
+
 CLOSING_SECONDS = 3
 """For the last bytes of answers that were cut off, and then for their connections."""
 
@@ -31,6 +34,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
         lifespan="off",
         log_level="warning",
         access_log=False,
+        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )
     server = _Uvicorn(config)

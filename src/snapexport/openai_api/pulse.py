@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from snapexport.openai_api.errors import ApiError
+from snapexport.openai_api.errors import UNAVAILABLE, ApiError
 from snapexport.openai_api.pieces import Generator, Piece
 from snapexport.runtime.requests import Request, SamplingParams
 
@@ -44,15 +44,20 @@ class Pulse:
             if time.monotonic() - self._last < FRESH_SECONDS:
                 return
             try:
-                async with asyncio.timeout(self._patience):
-                    await self._probe()
-            except TimeoutError:
-                raise _lifeless(f"none came in {self._patience:g} s", SILENT) from None
+                await self.require_token()
             except ApiError as error:
-                if error.status == 504:
-                    raise _lifeless(str(error), SILENT) from None
-                if error.status != 503:  # a full queue: whoever refuses is alive
-                    raise _lifeless(str(error), FAILED) from None
+                if error.code != UNAVAILABLE:  # a full queue: whoever refuses is alive
+                    raise
+
+    async def require_token(self) -> None:
+        """Return once the model has answered a prompt of one token. Raises ApiError."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._probe()
+        except TimeoutError:
+            raise _lifeless(f"none came in {self._patience:g} s", SILENT) from None
+        except ApiError as error:
+            raise _lifeless(str(error), _code_of(error)) from None
 
     async def _probe(self) -> None:
         async with aclosing(self.stream(PROBE)) as pieces:
@@ -62,3 +67,10 @@ class Pulse:
 
 def _lifeless(why: str, code: str) -> ApiError:
     return ApiError(503, f"the model gives no answer: {why}", code=code)
+
+
+def _code_of(error: ApiError) -> str:
+    """What an error in place of a token means."""
+    if error.status == 504:
+        return SILENT
+    return UNAVAILABLE if error.code == UNAVAILABLE else FAILED

@@ -16,7 +16,7 @@ from snapexport.chat.special_tokens import read_config
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
 from snapexport.openai_api.bodies import Asked, ChatRequest, CompletionRequest
-from snapexport.openai_api.errors import from_user_error, invalid
+from snapexport.openai_api.errors import ApiError, from_user_error, invalid
 from snapexport.runtime import prompts
 from snapexport.runtime.engine import Limits
 from snapexport.runtime.requests import Request, SamplingParams
@@ -63,7 +63,7 @@ class Reader:
             text = self.template.render(messages, True, body.chat_template_kwargs)
         except UserError as error:
             raise from_user_error(error, "messages") from None
-        return self._requests(body, [self._encode(text, False)], "messages")
+        return self._requests(body, [self._encode(text, "messages", False)], "messages")
 
     def completion(self, body: CompletionRequest) -> list[Request]:
         """Each prompt n times: the n answers of a prompt stand together. Raises ApiError."""
@@ -91,12 +91,11 @@ class Reader:
         ]
 
     def _token_ids(self, text: str | list[int], param: str) -> tuple[int, ...]:
-        ids = self._encode(text) if isinstance(text, str) else text
+        ids = self._encode(text, param) if isinstance(text, str) else text
         if len(ids) > self.limits.longest_prompt:
-            raise invalid(
+            raise _too_long(
                 f"the prompt has {len(ids)} tokens, the model takes {self.limits.longest_prompt}",
                 param,
-                "context_length_exceeded",
             )
         try:
             (request,) = prompts.read([ids], None, self.tokenizer, self.limits)
@@ -104,10 +103,14 @@ class Reader:
             raise from_user_error(error, param) from None
         return request.prompt_token_ids
 
-    def _encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def _encode(self, text: str, param: str, add_special_tokens: bool = True) -> list[int]:
         """As the runtime does for any prompt: nothing is put before an empty text."""
         if not text:
             return []
+        try:
+            prompts.require_readable(text, self.limits)
+        except UserError as error:
+            raise _too_long(error.message, param) from None
         # `encode` holds the interpreter's lock, and with it all streams; of a batch it is released.
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
@@ -127,6 +130,10 @@ class Reader:
         )
 
 
+def _too_long(message: str, param: str) -> ApiError:
+    return invalid(message, param, "context_length_exceeded")
+
+
 def _require_read(options: Mapping[str, Any], template: chat.ChatTemplate) -> None:
     if unread := sorted(options.keys() - template.options):
         raise invalid(
@@ -136,8 +143,11 @@ def _require_read(options: Mapping[str, Any], template: chat.ChatTemplate) -> No
 
 
 def _template(build: Path) -> chat.ChatTemplate | None:
+    """None where the build has none. Raises UserError where it has one that is broken."""
     config = read_config(build)
     try:
-        return chat.load(build, config)
+        template = chat.load(build, config)
     except UserError:
         return None
+    template.require_sound()
+    return template

@@ -104,7 +104,7 @@ async def _until_the_end(
 async def _require_answer(generator: TritonGenerator, server: Server) -> None:
     """Triton's word that it is ready says nothing of the model."""
     try:
-        await first_of(Pulse(generator, LOADING_SECONDS).check(), server_ends(server))
+        await first_of(Pulse(generator, LOADING_SECONDS).require_token(), server_ends(server))
     except ApiError as error:
         raise UserError(f"{error}\n{server.log()}", "look for the reason above") from None
 

@@ -11,18 +11,24 @@ from tritonclient.grpc import InferInput, InferResult
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import np_to_triton_dtype
 
-from snapexport.openai_api.errors import ApiError, leaving
+from snapexport.openai_api.errors import UNAVAILABLE, ApiError, leaving
 from snapexport.openai_api.pieces import Chosen, Likelihood, Piece
 from snapexport.runtime.requests import Request, SamplingParams
+from snapexport.triton.interface import CODE_IN_MESSAGE, code_and_message
 
 ERRORS_AS_STATUS = {"triton_grpc_error": "true"}
 """Without this header Triton's streams tell errors as texts alone, without their kind."""
 
 STATUS = {
+    "INVALID_ARG": (400, "invalid_request_error", None),
+    "UNAVAILABLE": (503, "server_error", UNAVAILABLE),
+    "CANCELLED": (503, "server_error", "cancelled"),
+    # Not the model's own, but Triton's or the way to it:
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error", None),
-    grpc.StatusCode.UNAVAILABLE: (503, "server_error", "unavailable"),
+    grpc.StatusCode.UNAVAILABLE: (503, "server_error", "unreachable"),
     grpc.StatusCode.CANCELLED: (503, "server_error", "cancelled"),
 }
+"""By the code that the model's message begins with; where it has none, by the call's own."""
 
 
 class TritonGenerator:
@@ -36,8 +42,13 @@ class TritonGenerator:
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece]:
         """The pieces of one answer. Raises ApiError."""
+        asked = {
+            "model_name": self._model,
+            "inputs": inputs_of(request),
+            "parameters": {CODE_IN_MESSAGE: True},
+        }
         responses = self._client.stream_infer(
-            _once({"model_name": self._model, "inputs": inputs_of(request)}),
+            _once(asked),
             stream_timeout=self._seconds,
             headers=ERRORS_AS_STATUS,
         )
@@ -62,8 +73,11 @@ class TritonGenerator:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"the answer took longer than {self._seconds:g} s"
             return ApiError(504, message, code="timeout")
-        status, kind, code = STATUS.get(error.code(), (500, "server_error", None))
-        return ApiError(status, error.details() or str(error.code()), kind, code=code)
+        details = error.details() or str(error.code())
+        own, message = code_and_message(details)
+        which = error.code() if message == details else own
+        status, kind, code = STATUS.get(which, (500, "server_error", None))
+        return ApiError(status, message, kind, code=code)
 
     async def close(self) -> None:
         """Leave the server; what is still running is cancelled, and its streams raise."""

@@ -5,7 +5,7 @@ model.py that is missing (then loading hangs), a warm-up without its file or an 
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -13,20 +13,12 @@ from tritonclient.grpc import model_config_pb2 as schema
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line
-from snapexport.triton.interface import (
-    BUILD,
-    INPUTS,
-    MODEL_FILE,
-    OUTPUTS,
-    UNARY_SUFFIX,
-    VERSION,
-    Tensor,
-)
+from snapexport.triton.config_checks import CONFIG, common_faults, streaming_faults, unary_faults
+from snapexport.triton.interface import BUILD, INPUTS, MODEL_FILE, VERSION
 from snapexport.triton.model_config import WARMUP
 
-CONFIG = "config.pbtxt"
-STREAMING_PARAMETERS = frozenset({"build", "max_pending", "threads", "token_budget"})
-UNARY_PARAMETERS = frozenset({"model", "max_requests"})
+Configs = Mapping[str, schema.ModelConfig | str]
+"""By model: its config.pbtxt, or why there is none."""
 
 
 def require_sound(repository: Path) -> None:
@@ -44,29 +36,47 @@ def faults(repository: Path) -> Iterator[str]:
     models = [path for path in sorted(repository.iterdir()) if path.is_dir()]
     if not models:
         yield f"{repository}: holds no model"
+    configs = {model.name: _config(model / CONFIG) for model in models}
     for model in models:
-        for fault in _faults_of(model, {path.name for path in models}):
+        for fault in _faults_of(model, configs):
             yield f"{model.name}: {fault}"
 
 
-def _faults_of(model: Path, names: set[str]) -> Iterator[str]:
-    yield from _code(model / VERSION / MODEL_FILE)
+def _config(file: Path) -> schema.ModelConfig | str:
     try:
-        config = text_format.Parse((model / CONFIG).read_text("utf-8"), schema.ModelConfig())
+        return text_format.Parse(file.read_text("utf-8"), schema.ModelConfig())
     except FileNotFoundError:
-        yield f"{CONFIG} is missing"
-        return
+        return f"{CONFIG} is missing"
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        yield f"{CONFIG} cannot be read: {first_line(error)}"
+        return f"{CONFIG} cannot be read: {first_line(error)}"
+
+
+def _faults_of(model: Path, configs: Configs) -> Iterator[str]:
+    yield from _versions(model)
+    yield from _code(model / VERSION / MODEL_FILE)
+    config = configs[model.name]
+    if isinstance(config, str):
+        yield config
         return
-    yield from _common(config, model.name)
-    if config.model_transaction_policy.decoupled:
-        yield from _parameters(config, STREAMING_PARAMETERS, {"build"})
+    yield from common_faults(config, model.name)
+    if _is_streaming(config):
+        yield from streaming_faults(config)
         yield from _warmup(config, model / WARMUP)
         yield from _build(config, model / VERSION)
     else:
-        yield from _parameters(config, UNARY_PARAMETERS, UNARY_PARAMETERS)
-        yield from _unary(config, model.name, names)
+        streaming = {name for name, one in configs.items() if _is_streaming(one)}
+        yield from unary_faults(config, model.name, streaming)
+
+
+def _is_streaming(config: schema.ModelConfig | str) -> bool:
+    return not isinstance(config, str) and bool(config.model_transaction_policy.decoupled)
+
+
+def _versions(model: Path) -> Iterator[str]:
+    """Triton would serve the highest."""
+    for path in sorted(model.iterdir()):
+        if path.is_dir() and path.name.isdecimal() and path.name != VERSION:
+            yield f"{path.name} is another version: only {VERSION} may be there"
 
 
 def _code(file: Path) -> Iterator[str]:
@@ -91,45 +101,6 @@ def _bound(tree: ast.Module) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
 
 
-def _common(config: schema.ModelConfig, directory: str) -> Iterator[str]:
-    if config.name not in ("", directory):
-        yield f"{CONFIG} names it '{config.name}', unlike its directory"
-    if config.backend != "python":
-        yield f"backend is '{config.backend}', not 'python'"
-    if config.max_batch_size != 1:
-        yield f"max_batch_size is {config.max_batch_size}: its tensors have a batch dimension of 1"
-    yield from _tensors("input", config.input, INPUTS)
-    yield from _tensors("output", config.output, OUTPUTS)
-    yield from (f"input '{one.name}' must be optional" for one in config.input if not one.optional)
-    if not config.instance_group:
-        yield "instance_group is missing: there would be an instance for each GPU"
-
-
-def _tensors(
-    kind: str, given: Sequence[schema.ModelInput], known: Sequence[Tensor]
-) -> Iterator[str]:
-    """Exactly those of the interface: a missing one would be refused, a further one unread."""
-    expected = {tensor.name: (f"TYPE_{tensor.dtype}", tensor.dims) for tensor in known}
-    names = [one.name for one in given]
-    yield from (f"{kind} '{name}' is missing" for name in expected if name not in names)
-    for one in given:
-        if names.count(one.name) > 1:
-            yield f"{kind} '{one.name}' stands there twice"
-        elif one.name not in expected:
-            yield f"{kind} '{one.name}' is none that the model knows"
-        elif (schema.DataType.Name(one.data_type), tuple(one.dims)) != expected[one.name]:
-            dtype, dims = expected[one.name]
-            yield f"{kind} '{one.name}' must be {dtype} with dims {list(dims)}"
-
-
-def _parameters(
-    config: schema.ModelConfig, known: frozenset[str], needed: frozenset[str] | set[str]
-) -> Iterator[str]:
-    given = set(config.parameters)
-    yield from (f"parameter '{name}' is unknown" for name in sorted(given - known))
-    yield from (f"parameter '{name}' is missing" for name in sorted(needed - given))
-
-
 def _warmup(config: schema.ModelConfig, directory: Path) -> Iterator[str]:
     if not config.model_warmup:
         yield "there is no model_warmup: it would be ready before its graphs have run"
@@ -144,14 +115,12 @@ def _warmup(config: schema.ModelConfig, directory: Path) -> Iterator[str]:
 
 def _build(config: schema.ModelConfig, version: Path) -> Iterator[str]:
     try:
-        Build.open(version / (config.parameters["build"].string_value or BUILD))
+        build = Build.open(version / (config.parameters["build"].string_value or BUILD))
     except UserError as error:
         yield f"the build cannot be opened: {error.message}"
-
-
-def _unary(config: schema.ModelConfig, name: str, names: set[str]) -> Iterator[str]:
-    asked = config.parameters["model"].string_value
-    if asked not in names:
-        yield f"it asks '{asked}', which is not in the repository"
-    if not name.endswith(UNARY_SUFFIX):
-        yield "it is not decoupled: model_transaction_policy { decoupled: true } is missing"
+        return
+    on_gpu = any(
+        group.kind == schema.ModelInstanceGroup.KIND_GPU for group in config.instance_group
+    )
+    if on_gpu and not build.manifest.engines:
+        yield "KIND_GPU needs TensorRT engines, and the build has none"

@@ -55,6 +55,12 @@ OUTPUTS = (
     Tensor("output_logprobs", "STRING"),
 )
 
+STREAMING_PARAMETERS = frozenset({"build", "max_pending", "threads", "token_budget"})
+UNARY_PARAMETERS = frozenset({"model", "max_requests"})
+"""Words of the two config.pbtxt that our models read."""
+TRITONS_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
+"""Those that Triton's Python backend reads itself, of either model."""
+
 Code = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
 """Triton's error codes, as far as the model uses them. UNAVAILABLE: its queue is full."""
 

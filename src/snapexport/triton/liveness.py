@@ -6,7 +6,8 @@ started with --model-control-mode=explicit; otherwise the server has to be resta
 
     python -m snapexport.triton.liveness http://localhost:8000 NAME [--recover]
 
-exits with 0 if the model answers, and with 1 if it does not.
+exits with 0 if the model answers, and with 1 if it does not. The model beside it that answers once
+is asked too: it waits for ever for what a killed process owed to it.
 """
 
 import argparse
@@ -16,10 +17,11 @@ import time
 import urllib.error
 import urllib.request
 
-from snapexport.triton.interface import CODE_IN_MESSAGE
+from snapexport.triton.interface import CODE_IN_MESSAGE, UNARY_SUFFIX
 
 PROMPT = {"input_ids": [0], "max_tokens": 1, CODE_IN_MESSAGE: True}
 """The cheapest real question: prefill, and one token."""
+INDEX_SECONDS = 2
 UNLOAD_SECONDS = 2
 """How long an unloading is waited for: with requests of the dead process it never ends."""
 
@@ -54,6 +56,15 @@ def recover(http: str, model: str, seconds: float = 120) -> bool:
     return is_alive(http, model)
 
 
+def models_beside(http: str, model: str) -> list[str]:
+    """The model, and after it the one of the repository that asks it, if there is one."""
+    try:
+        index = json.loads(_post(f"{http}/v2/repository/index", {}, INDEX_SECONDS))
+    except (OSError, ValueError):
+        return [model]
+    return [model, *{one["name"] for one in index if one["name"] == model + UNARY_SUFFIX}]
+
+
 def main() -> int:
     """As a command: 0 or 1, for a health check of a container."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -62,11 +73,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10, help="how long to wait for a token")
     parser.add_argument("--recover", action="store_true", help="unload and load it if it is dead")
     arguments = parser.parse_args()
-    alive = is_alive(arguments.url, arguments.model, arguments.seconds)
-    if not alive and arguments.recover:
-        alive = recover(arguments.url, arguments.model)
-    print(f"{arguments.model}: {'answers' if alive else 'does not answer'}")
-    return 0 if alive else 1
+    recovered = False
+    for model in models_beside(arguments.url, arguments.model):
+        # Places that wait for the dead process are lost, also of a model that still answers.
+        alive = not recovered and is_alive(arguments.url, model, arguments.seconds)
+        if not alive and arguments.recover:
+            alive = recovered = recover(arguments.url, model)
+        if not alive:
+            print(f"{model}: does not answer")
+            return 1
+    print(f"{arguments.model}: answers")
+    return 0
 
 
 def _wait_until_unloaded(http: str, model: str) -> None:

@@ -63,7 +63,10 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 
 
 def _warmup(tokens: int) -> schema.ModelWarmup:
-    """A prompt of so many tokens, and two more: every graph runs before the first client comes."""
+    """A prompt of so many tokens, and two more: prefill, compression and one decode graph run.
+
+    The other decode graphs have run by then: see `backend.warmup`.
+    """
     warmup = schema.ModelWarmup(name="prefill_and_decode", batch_size=1, count=1)
     prompt = warmup.inputs["input_ids"]
     prompt.data_type, prompt.zero_data = schema.TYPE_INT32, True

@@ -36,6 +36,7 @@ def write_repository(options: RepositoryOptions) -> Path:
     build = Build.open(options.build)
     device = _device(options, build.manifest)
     _require_runnable(options, build.manifest, device)
+    _require_outside(options)
     with staged(options.out, options.overwrite, RECORD, "a model repository") as out:
         streaming = out / options.model_name
         warmup_tokens = min(build.manifest.prefill_chunk + 1, build.manifest.geometry.L_max)
@@ -72,7 +73,21 @@ def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: De
             f"{options.build} is a bf16 build, which no CPU runs",
             "build it again with --dtype fp32, or make TensorRT engines of it",
         )
+    if device == "gpu" and options.threads is not None:
+        raise UserError(
+            f"--threads {options.threads} is of the CPU's, and TensorRT runs this build",
+            "leave it out, or use --device cpu",
+        )
     Scheduler(manifest.batch, manifest.prefill_chunk, options.token_budget)  # refuses a small one
+
+
+def _require_outside(options: RepositoryOptions) -> None:
+    """A copy of a build that lies in the build would be a part of what is copied."""
+    if options.out.resolve().is_relative_to(options.build.resolve()):
+        raise UserError(
+            f"--out {options.out} is inside the build {options.build}",
+            "choose a directory outside of it",
+        )
 
 
 def _parameters(options: RepositoryOptions) -> dict[str, str]:

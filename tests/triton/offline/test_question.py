@@ -7,8 +7,8 @@ import pytest
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.requests import SamplingParams
-from snapexport.triton.backend.question import Question, read, require_readable
-from snapexport.triton.interface import CODE_IN_MESSAGE, TIMEOUT, code_and_message
+from snapexport.triton.backend.question import Question, read, with_named
+from snapexport.triton.interface import CODE_IN_MESSAGE, OUTPUTS, TIMEOUT, code_and_message
 
 
 def values(**given: Any) -> dict[str, Any]:
@@ -61,6 +61,7 @@ def test_the_timeout_of_triton_comes_first() -> None:
         ({"text_input": [b"\xff"]}, {}, "text_input is not UTF-8"),
         ({"text_input": [b"a"], "max_tokens": [0]}, {}, "max_tokens 0"),
         ({"text_input": [b"a"], "logprobs": [21]}, {}, "logprobs 21"),
+        ({"text_input": [b"a"], "stop_words": [b"x"] * 65}, {}, "stop has 65 texts"),
         ({"text_input": [b"a"], "frequency_penalty": [0.1]}, {}, "frequency_penalty"),
         ({"text_input": [b"a"]}, {"max_token": 3}, "'max_token'"),
         ({"text_input": [b"a"]}, {TIMEOUT: "1"}, "timeout '1'"),
@@ -74,12 +75,11 @@ def test_what_cannot_be_meant_is_refused_by_name(
         read(values(**given), parameters)
 
 
-def test_a_text_beyond_all_measure_is_not_tokenized() -> None:
-    fits, too_long = (read(values(text_input=[b"a" * n]), {}) for n in (1 << 16, (1 << 16) + 1))
-    require_readable(fits, longest_prompt=100)
-    require_readable(too_long, longest_prompt=10_000)
-    with pytest.raises(UserError, match="65537 characters"):
-        require_readable(too_long, longest_prompt=100)
+def test_an_output_that_is_named_counts_as_asked_for() -> None:
+    question = read(values(text_input=[b"a"]), {})
+    named = with_named(question, frozenset({"num_input_tokens", "output_logprobs"}))
+    assert (named.count_input, named.count_output, named.params.logprobs) == (True, False, 0)
+    assert with_named(question, frozenset(one.name for one in OUTPUTS)) == question
 
 
 def test_a_code_comes_off_its_message() -> None:

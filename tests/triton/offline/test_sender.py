@@ -10,7 +10,7 @@ import pytest
 from snapexport.runtime.requests import Request, SamplingParams
 from snapexport.triton.backend.job import Answer, Failure, Job
 from snapexport.triton.backend.question import Question
-from snapexport.triton.backend.sender import Sender, merged
+from snapexport.triton.backend.sender import MOST_STEPS, Sender, merged
 
 WANTED = frozenset({"text_output", "finish_reason", "output_ids"})
 
@@ -38,7 +38,7 @@ class FakePort:
 
 class Bench:
     def __init__(self) -> None:
-        self.queue: queue.Queue[Any] = queue.Queue(32)
+        self.queue: queue.Queue[Any] = queue.Queue()
         self.cancelled: list[Job] = []
         self.logged: list[str] = []
         self.sender = Sender(
@@ -89,6 +89,18 @@ def test_what_has_gathered_goes_out_as_one(bench: Bench) -> None:
     bench.sender.start()
     eventually(lambda: port.sent)
     assert port.sent == [("abc", False)]
+
+
+def test_nothing_of_a_long_queue_is_lost_nor_its_end(bench: Bench) -> None:
+    """More steps than are heard at once, and the end right behind them."""
+    one, port = job()
+    for step in range(MOST_STEPS + 8):
+        bench.queue.put([(one, answer(chr(ord("A") + step)))])
+    bench.sender.start()
+    bench.sender.stop(5)
+    assert "".join(text for text, _ in port.sent) == "".join(
+        chr(ord("A") + step) for step in range(MOST_STEPS + 8)
+    )
 
 
 def test_merging_keeps_each_job_s_order_and_its_failure_last() -> None:

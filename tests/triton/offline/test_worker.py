@@ -166,6 +166,44 @@ def test_an_error_of_our_own_leaves_nobody_without_a_last_word(
     eventually(lambda: bench.worker.load().slots_used == 0)
 
 
+def test_a_job_that_cannot_be_submitted_takes_no_other_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LLM.submit
+
+    def faulty(self: LLM, prompt: Any, params: Any = None) -> int:
+        if len(prompt.prompt_token_ids) == 13:
+            raise RuntimeError("planted")
+        return real(self, prompt, params)
+
+    monkeypatch.setattr(LLM, "submit", faulty)
+    jobs = [bench.job(6, 5), bench.job(13), bench.job(7, 5)]
+    for job in jobs:
+        bench.worker.accept(job)
+    bench.worker.start()
+    told: dict[Job, list[Answer | Failure]] = {job: [] for job in jobs}
+    while not all(heard and _is_last(heard[-1]) for heard in told.values()):
+        for job, one in bench.said.get(timeout=5) or ():
+            told[job].append(one)
+    assert [ids(told[jobs[0]]), ids(told[jobs[2]])] == [alone(6, 5), alone(7, 5)]
+    assert told[jobs[1]] == [Failure("the engine failed: RuntimeError: planted", "INTERNAL")]
+    eventually(lambda: bench.worker._accepted == 0)
+
+
+def test_a_failing_cancellation_does_not_end_the_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(LLM, "step", lambda self: 1 / 0)
+        patch.setattr(LLM, "cancel", lambda self, request_id: 1 / 0)
+        bench.worker.accept(job := bench.job(max_tokens=900))
+        bench.worker.start()
+        (told,) = bench.told(job)
+        assert isinstance(told, Failure) and "ZeroDivisionError" in told.message
+    bench.worker.accept(after := bench.job(6, 5))
+    assert ids(bench.told(after)) == alone(6, 5)
+
+
 def test_stopping_tells_all_and_takes_no_more(bench: Bench) -> None:
     jobs = [bench.job(max_tokens=900) for _ in range(SLOTS + 1)]
     for job in jobs:

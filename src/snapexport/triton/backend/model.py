@@ -3,7 +3,9 @@
 import json
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
@@ -13,18 +15,24 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
+from snapexport.runtime.prompts import require_readable
+from snapexport.runtime.requests import Request
 from snapexport.triton.backend import question as questions
-from snapexport.triton.backend.job import Failure, Job
+from snapexport.triton.backend.job import Job
 from snapexport.triton.backend.metrics import Metrics
 from snapexport.triton.backend.outputs import texts_of
+from snapexport.triton.backend.question import Question
 from snapexport.triton.backend.sender import Sender
 from snapexport.triton.backend.settings import Settings
 from snapexport.triton.backend.tally import Tally
-from snapexport.triton.backend.triton_port import TritonPort
+from snapexport.triton.backend.triton_port import TritonPort, parameters_of
+from snapexport.triton.backend.warmup import run_every_decode
 from snapexport.triton.backend.worker import CANCELLED, Said, Worker
 
 QUEUE = 32
 """Steps that the worker may be ahead of the sender: more would make cancellations late."""
+READERS = 2
+"""Threads that tokenize: a long prompt takes its time, and Triton calls `execute` in turn."""
 STOP_SECONDS = 5.0
 
 
@@ -40,31 +48,32 @@ class Model:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Take the requests in, or answer with an error; whatever follows comes later."""
+        arrived = time.monotonic()
         for request in requests:
             port = TritonPort(request)
-            try:
-                failure = self._take(request, port)
-            except UserError as error:
-                failure = Failure(str(error), "INVALID_ARG")
-            except Exception as error:
-                triton.Logger.log_error(traceback.format_exc())
-                failure = Failure(f"{type(error).__name__}: {error}", "INTERNAL")
-            if failure:
-                port.fail(failure.message, failure.code)
+            with _telling(port):
+                self._take(request, port, arrived)
 
     def finalize(self) -> None:
         """End what still runs, tell its clients, and leave."""
         self._worker.stop(STOP_SECONDS)
+        self._readers.shutdown()  # what it still reads, the worker refuses
         self._sender.stop(STOP_SECONDS)
 
     def load(self, settings: Settings) -> LLM:
         """The build, running."""
-        return LLM(settings.build, threads=settings.threads, token_budget=settings.token_budget)
+        return LLM(
+            settings.build,
+            threads=settings.threads,
+            token_budget=settings.token_budget,
+            runner=settings.runner,
+        )
 
     def _start(self, args: Mapping[str, str]) -> None:
         _require_usable(args)
         settings = Settings.read(args)
         self._llm = self.load(settings)
+        run_every_decode(self._llm.engine)
         self._tally = Tally()
         said: Queue[Said | None] = Queue(QUEUE)
         log = triton.Logger.log_error
@@ -78,31 +87,35 @@ class Model:
             texts_of(self._llm.tokenizer),
             log,
         )
+        self._readers = ThreadPoolExecutor(READERS, "snapexport-reader")
         self._worker.start()
         self._sender.start()
 
-    def _take(self, request: Any, port: TritonPort) -> Failure | None:
-        job = self._read(request, port)
-        failure = self._worker.accept(job)
-        if failure:
-            self._tally.refused += 1
-        else:
-            self._sender.watch(job)
-        return failure
-
-    def _read(self, request: Any, port: TritonPort) -> Job:
-        arrived = time.monotonic()
+    def _take(self, request: Any, port: TritonPort, arrived: float) -> None:
+        """Copy the request's values, whose memory is Triton's; the rest is for the readers."""
         values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        parameters = json.loads(request.parameters() or "{}")
-        question = questions.read(values, parameters, request.timeout())
-        questions.require_readable(question, self._llm.engine.limits.longest_prompt)
+        question = questions.read(values, parameters_of(request), request.timeout())
+        wanted = frozenset(request.requested_output_names())
+        question = questions.with_named(question, wanted)
+        self._readers.submit(self._accept, question, port, wanted, arrived)
+
+    def _accept(
+        self, question: Question, port: TritonPort, wanted: frozenset[str], arrived: float
+    ) -> None:
+        with _telling(port):
+            deadline = arrived + question.timeout if question.timeout else None
+            job = Job(question, self._read(question), port, wanted, arrived, deadline)
+            if refusal := self._worker.accept(job):
+                port.fail(refusal.message, refusal.code)
+            else:
+                self._sender.watch(job)
+
+    def _read(self, question: Question) -> Request:
         try:
-            asked = self._llm.read(question.prompt, question.params)
+            require_readable(question.prompt, self._llm.engine.limits)
+            return self._llm.read(question.prompt, question.params)
         except UserError as error:
             raise UserError(f"{question.source}: {error.message}", error.hint) from None
-        wanted = frozenset(request.requested_output_names())
-        deadline = arrived + question.timeout if question.timeout else None
-        return Job(question, asked, port, wanted, arrived, deadline)
 
     def _publish(self) -> None:
         """Of all that was counted, what is due."""
@@ -128,6 +141,18 @@ class Model:
             "requests_failed_total": tally.failed,
             "requests_refused_total": tally.refused,
         }
+
+
+@contextmanager
+def _telling(port: TritonPort) -> Iterator[None]:
+    """Tell the client why its request cannot be taken."""
+    try:
+        yield
+    except UserError as error:
+        port.fail(str(error), "INVALID_ARG")
+    except Exception as error:
+        triton.Logger.log_error(traceback.format_exc())
+        port.fail(f"{type(error).__name__}: {error}", "INTERNAL")
 
 
 def _require_usable(args: Mapping[str, str]) -> None:

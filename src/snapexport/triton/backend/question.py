@@ -4,7 +4,7 @@ Knows arrays and names, not Triton's objects. Every error names the input that i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,9 @@ from numpy.typing import NDArray
 from snapexport.contract.errors import UserError
 from snapexport.runtime.prompts import Prompt
 from snapexport.runtime.requests import SamplingParams
-from snapexport.triton.interface import PARAMETERS, TIMEOUT
+from snapexport.triton.interface import OUTPUTS, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]
-
-BYTES_PER_TOKEN = 32
-LEAST_BYTES = 1 << 16
-"""A text of more bytes than the build's longest prompt of such tokens is not even tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +59,21 @@ def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> 
     )
 
 
-def require_readable(question: Question, longest_prompt: int) -> None:
-    """Refuse a text that is far too long before the tokenizer spends seconds on it."""
-    most = max(LEAST_BYTES, longest_prompt * BYTES_PER_TOKEN)
-    if isinstance(question.prompt, str) and len(question.prompt) > most:
-        raise UserError(
-            f"text_input has {len(question.prompt)} characters, {most} are read at the most",
-            "shorten it, or send input_ids",
-        )
+def with_named(question: Question, wanted: frozenset[str]) -> Question:
+    """The same; an output that its client has named counts as asked for.
+
+    wanted: as Triton tells it, which is all of them where the client has named none.
+    """
+    named = wanted if len(wanted) < len(OUTPUTS) else frozenset()
+    params = question.params
+    if "output_logprobs" in named and params.logprobs is None:
+        params = replace(params, logprobs=0)
+    return replace(
+        question,
+        params=params,
+        count_input=question.count_input or "num_input_tokens" in named,
+        count_output=question.count_output or "num_output_tokens" in named,
+    )
 
 
 def _params(values: Values) -> SamplingParams:

@@ -76,13 +76,14 @@ class Sender:
     def _hear(self) -> tuple[Said, bool]:
         """All that has gathered, if need be after some patience; and whether the end has come."""
         said: Said = []
+        patience = self._patience()
         with suppress(Empty):
-            step = self._incoming.get(timeout=self._patience())
             for _ in range(MOST_STEPS):
+                step = self._incoming.get(timeout=patience)
                 if step is None:
                     return said, True
                 said += step
-                step = self._incoming.get_nowait()
+                patience = 0
         return said, False
 
     def _patience(self) -> float:

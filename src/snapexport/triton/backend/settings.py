@@ -2,35 +2,45 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from snapexport.contract.errors import UserError
+from snapexport.runtime.open_engine import Runner
+from snapexport.triton.interface import BUILD, STREAMING_PARAMETERS, TRITONS_PARAMETERS
+
+RUNNERS: Mapping[str, Runner] = {"CPU": "onnxruntime", "GPU": "tensorrt"}
+"""By the instance's kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`parameters` of config.pbtxt. build: where it is, from the version's directory."""
+    """`parameters` of config.pbtxt, and what runs the build on an instance of this kind."""
 
     build: Path
     max_pending: int
     threads: int | None
     token_budget: int | None
+    runner: Runner
 
     @classmethod
     def read(cls, args: Mapping[str, str]) -> Self:
         """From what Triton gives to `initialize`. Raises UserError."""
         given = parameters(args)
-        unknown = sorted(set(given) - {field.name for field in fields(cls)})
+        unknown = sorted(set(given) - STREAMING_PARAMETERS - TRITONS_PARAMETERS)
         if unknown:
             raise UserError(f"config.pbtxt: unknown parameter '{unknown[0]}'", "take it out")
+        max_pending = whole(given, "max_pending")
+        if max_pending is None:
+            raise UserError("config.pbtxt: parameter 'max_pending' is missing", "64 is usual")
         version = Path(args["model_repository"]) / args["model_version"]
         return cls(
-            version / given.get("build", "build"),
-            whole(given, "max_pending") or 0,
+            version / given.get("build", BUILD),
+            max_pending,
             whole(given, "threads"),
             whole(given, "token_budget"),
+            _runner(args["model_instance_kind"]),
         )
 
 
@@ -47,3 +57,12 @@ def whole(given: Mapping[str, str], name: str) -> int | None:
     if not given[name].isdecimal():
         raise UserError(f"config.pbtxt: {name} '{given[name]}' is no whole number", "correct it")
     return int(given[name])
+
+
+def _runner(kind: str) -> Runner:
+    if kind not in RUNNERS:
+        raise UserError(
+            f"config.pbtxt: no instance of kind {kind}",
+            "use KIND_CPU or KIND_GPU in instance_group",
+        )
+    return RUNNERS[kind]

@@ -1,6 +1,7 @@
 """The way back to a client through Triton's response sender."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import triton_python_backend_utils as triton
@@ -16,24 +17,28 @@ class TritonPort:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._tells_code = CODE_IN_MESSAGE in request.parameters()
+        self._tells_code = parameters_of(request).get(CODE_IN_MESSAGE) is True
 
     def send(self, tensors: Mapping[str, NDArray[Any]], is_last: bool) -> None:
         """One response."""
-        outputs = [triton.Tensor(name, array) for name, array in tensors.items()]
+        self.pass_on([triton.Tensor(name, array) for name, array in tensors.items()], is_last)
+
+    def pass_on(self, outputs: Sequence[Any], is_last: bool) -> None:
+        """One response of Triton's own tensors."""
         self._sender.send(triton.InferenceResponse(outputs), flags=FINAL if is_last else 0)
 
     def fail(self, message: str, code: Code) -> None:
         """The last response: an error."""
         text = f"{code}: {message}" if self._tells_code else message
-        send_error(self._sender, code, text)
+        error = triton.TritonError(text, getattr(triton.TritonError, code))
+        self._sender.send(triton.InferenceResponse(error=error), flags=FINAL)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone, or taken its request back."""
         return bool(self._sender.is_cancelled())
 
 
-def send_error(sender: Any, code: Code, message: str) -> None:
-    """An error as the last response."""
-    error = triton.TritonError(message, getattr(triton.TritonError, code))
-    sender.send(triton.InferenceResponse(error=error), flags=FINAL)
+def parameters_of(request: Any) -> dict[str, Any]:
+    """A request's own parameters."""
+    given: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return given

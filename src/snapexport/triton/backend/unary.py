@@ -3,7 +3,6 @@
 Holds no weights. It asks the streaming model, through the server, and passes its answer on.
 """
 
-import json
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,16 @@ from typing import Any
 import triton_python_backend_utils as triton
 
 from snapexport.triton.backend.settings import parameters, whole
-from snapexport.triton.backend.triton_port import FINAL, send_error
-from snapexport.triton.interface import CODE_IN_MESSAGE, code_and_message
+from snapexport.triton.backend.triton_port import TritonPort, parameters_of
+from snapexport.triton.interface import (
+    CODE_IN_MESSAGE,
+    TRITONS_PARAMETERS,
+    UNARY_PARAMETERS,
+    Code,
+    code_and_message,
+)
+
+Refusal = tuple[Code, str]
 
 
 class UnaryModel:
@@ -23,7 +30,7 @@ class UnaryModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Take note of whom to ask. It may not be loaded yet."""
         given = parameters(args)
-        if set(given) != {"model", "max_requests"}:
+        if set(given) - TRITONS_PARAMETERS != UNARY_PARAMETERS:
             raise triton.TritonModelException("config.pbtxt: model and max_requests are needed")
         self._model = given["model"]
         self._room = whole(given, "max_requests") or 1
@@ -34,19 +41,27 @@ class UnaryModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Ask for each in a thread of its own: asking blocks until the answer is there."""
         for request in requests:
-            sender = request.get_response_sender()
-            if _streams(request):
-                message = f"stream must be false here: ask {self._model} for a stream"
-                send_error(sender, "INVALID_ARG", message)
-            elif self._enter():
-                self._threads.submit(self._answer, self._question(request), sender)
-            else:
-                message = f"{self._room} requests run and wait already: try again later"
-                send_error(sender, "UNAVAILABLE", message)
+            port = TritonPort(request)
+            if refusal := self._take(request, port):
+                code, message = refusal
+                port.fail(message, code)
 
     def finalize(self) -> None:
         """Nothing of its own is left running: Triton waits for answers before it unloads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, request: Any, port: TritonPort) -> Refusal | None:
+        """Begin to answer, or say why not. A place is taken last: nothing after it may fail."""
+        if _streams(request):
+            return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
+        try:
+            question = self._question(request)
+        except Exception as error:  # such as a parameter of a kind that cannot be passed on
+            return "INVALID_ARG", f"the request cannot be passed on: {error}"
+        if not self._enter():
+            return "UNAVAILABLE", f"{self._room} requests run and wait already: try again later"
+        self._threads.submit(self._answer, question, port)
+        return None
 
     def _question(self, request: Any) -> Any:
         return triton.InferenceRequest(
@@ -54,15 +69,15 @@ class UnaryModel:
             requested_output_names=list(request.requested_output_names()),
             inputs=request.inputs(),
             timeout=request.timeout(),
-            parameters=json.loads(request.parameters() or "{}") | {CODE_IN_MESSAGE: True},
+            parameters=parameters_of(request) | {CODE_IN_MESSAGE: True},
         )
 
-    def _answer(self, question: Any, sender: Any) -> None:
+    def _answer(self, question: Any, port: TritonPort) -> None:
         try:
-            _pass_on(question, sender)
+            _pass_on(question, port)
         except Exception as error:
             triton.Logger.log_error(traceback.format_exc())
-            send_error(sender, "INTERNAL", str(error))
+            port.fail(str(error), "INTERNAL")
         finally:
             with self._lock:
                 self._running -= 1
@@ -80,11 +95,14 @@ def _streams(request: Any) -> bool:
     return stream is not None and bool(stream.as_numpy().any())
 
 
-def _pass_on(question: Any, sender: Any) -> None:
+def _pass_on(question: Any, port: TritonPort) -> None:
+    """The first answer, which is the only one; an empty response only says that no more come."""
     for response in question.exec(decoupled=True):
         if response.has_error():
-            send_error(sender, *code_and_message(response.error().message()))
+            code, message = code_and_message(response.error().message())
+            port.fail(message, code)
             return
         if response.output_tensors():
-            sender.send(triton.InferenceResponse(response.output_tensors()), flags=FINAL)
+            port.pass_on(response.output_tensors(), is_last=True)
             return
+    port.fail("the model's answer broke off", "INTERNAL")

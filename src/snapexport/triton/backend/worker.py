@@ -70,10 +70,9 @@ class Worker:
     def accept(self, job: Job) -> Failure | None:
         """Take a job, unless there is no room for it; then say why."""
         with self._changed:
-            if self._stopping:
-                return STOPPING
-            if self._accepted >= self._room:
-                return _full(self._room)
+            if self._stopping or self._accepted >= self._room:
+                self._tally.refused += 1
+                return STOPPING if self._stopping else _full(self._room)
             self._accepted += 1
             self._arrived.append(job)
             self._changed.notify()
@@ -100,15 +99,22 @@ class Worker:
         return Load(len(self._live) - waiting, waiting + len(self._arrived), slots)
 
     def _run(self) -> None:
-        while self._wait():
-            try:
-                self._tell(self._turn())
-            except Exception as error:
-                self._log(traceback.format_exc())
-                self._tell(self._end_live(_internal(error)))
-                time.sleep(_BREATH)
-        self._take_in()
-        self._tell(self._end_live(STOPPING))
+        try:
+            while self._wait():
+                self._turn_or_end_live()
+        finally:
+            with self._changed:
+                self._stopping = True  # whatever has ended the loop: nobody may wait for it
+            self._take_in()
+            self._tell(self._end_live(STOPPING))
+
+    def _turn_or_end_live(self) -> None:
+        try:
+            self._tell(self._turn())
+        except Exception as error:
+            self._log(traceback.format_exc())
+            self._tell(self._end_live(_internal(error)))
+            time.sleep(_BREATH)
 
     def _wait(self) -> bool:
         """Sleep while there is nothing to do; False where the end has come."""
@@ -135,17 +141,33 @@ class Worker:
             arrived, self._arrived = self._arrived, []
             unwanted, self._unwanted = self._unwanted, []
         for job in arrived:
-            job.request_id = self._llm.submit(job.request)
-            self._live[job.request_id] = job
-            self._tally.prompt_tokens += len(job.request.prompt_token_ids)
+            try:
+                self._submit(job)
+            except Exception as error:  # the others must not be lost for one
+                self._log(traceback.format_exc())
+                self._leave()
+                self._tally.failed += 1
+                self._tell([(job, _internal(error))])
         for job, why in unwanted:
             self._drop(job, why)
 
+    def _submit(self, job: Job) -> None:
+        job.request_id = self._llm.submit(job.request)
+        self._live[job.request_id] = job
+        self._tally.prompt_tokens += len(job.request.prompt_token_ids)
+
     def _drop(self, job: Job, why: Failure) -> None:
         """Cancel it: its last increment comes with the next step, and says so."""
-        if job.request_id in self._live:
+        if job.request_id is not None and job.request_id in self._live:
             job.ending = job.ending or why
-            self._llm.cancel(job.request_id)
+            self._cancel(job.request_id)
+
+    def _cancel(self, request_id: int) -> None:
+        """Must not fail: it is all that is left to do after other failures."""
+        try:
+            self._llm.cancel(request_id)
+        except Exception:
+            self._log(traceback.format_exc())
 
     def _note_started(self, now: float) -> None:
         waiting = self._llm.waiting
@@ -171,6 +193,10 @@ class Worker:
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
+        self._leave()
+
+    def _leave(self) -> None:
+        """Give a place back."""
         with self._changed:
             self._accepted -= 1
 
@@ -178,7 +204,7 @@ class Worker:
         """After an error of ours, or at the end: nobody is left without a last word."""
         said: Said = []
         for request_id, job in list(self._live.items()):
-            self._llm.cancel(request_id)
+            self._cancel(request_id)
             self._forget(request_id)
             said.append((job, why))
         self._tally.failed += len(said)

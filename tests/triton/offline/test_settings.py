@@ -1,0 +1,39 @@
+"""What config.pbtxt says to the backend."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from snapexport.contract.errors import UserError
+from snapexport.triton.backend.settings import Settings
+
+
+def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
+    given = {name: {"string_value": value} for name, value in parameters.items()}
+    return {
+        "model_config": json.dumps({"parameters": given}),
+        "model_repository": "/models/m",
+        "model_version": "1",
+        "model_instance_kind": kind,
+    }
+
+
+@pytest.mark.parametrize(("kind", "runner"), [("CPU", "onnxruntime"), ("GPU", "tensorrt")])
+def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, runner: str) -> None:
+    settings = Settings.read(args(kind, max_pending="0", FORCE_CPU_ONLY_INPUT_TENSORS="yes"))
+    assert settings == Settings(Path("/models/m/1/build"), 0, None, None, runner)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (args(), "'max_pending' is missing"),
+        (args(max_pending="some"), "max_pending 'some' is no whole number"),
+        (args(max_pending="1", runner="tensorrt"), "unknown parameter 'runner'"),
+        (args("MODEL", max_pending="1"), "no instance of kind MODEL"),
+    ],
+)
+def test_what_it_refuses(given: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings.read(given)
