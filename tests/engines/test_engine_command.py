@@ -1,0 +1,81 @@
+"""`snapexport engine`: what it prints, and what it refuses. Over a FAKE TensorRT."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.commands.app import main
+from snapexport.contract.build_directory import Build
+from tests.engines.asking import GRAPHS, NAME, entry_of, refusal
+
+
+def test_the_command_estimates_without_tensorrt_or_gpu(
+    made: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", str(made.directory), "--estimate", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["graphs"]) == GRAPHS
+    weights = sum(file.size for file in made.manifest.weights)
+    assert report["disk_bytes"] == 4 * weights
+    assert report["host_bytes"] == max(one["host_bytes"] for one in report["graphs"].values())
+    assert main(["engine", str(made.directory), "--estimate", "--graphs", "decode"]) == 0
+    out = capsys.readouterr().out
+    assert "decode" in out and "prefill" not in out and "running takes at least" in out
+
+
+def test_the_command_builds_and_says_what_it_built(
+    fake: Any, made: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", str(made.directory), "--graphs", "decode", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"name": NAME} | entry_of(made).model_dump()
+    assert "--dtype bf16 or fp16" in err and "of memory and" in err
+    assert main(["engine", str(made.directory), "--graphs", "compress"]) == 0
+    out = capsys.readouterr().out
+    assert f"engines/{NAME}: TensorRT 11.4" in out and "compress: 19.53 KiB" in out
+    assert "optimization level 3" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workspace", "8XB"], "argument --workspace: invalid size value: '8XB'"),
+        (["--graphs", "encode"], "the build has no graph 'encode'"),
+        (["--hardware-compat", "hopper"], "invalid choice: 'hopper'"),
+        (["--optimization-level", "9"], "--optimization-level 9"),
+    ],
+)
+def test_wrong_flags_are_refused(
+    made: Build, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["engine", str(made.directory), *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "\n\nhint: " in error
+    assert not (made.directory / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("raise ModuleNotFoundError('no', name='tensorrt')", "package 'tensorrt' is not installed"),
+        (
+            "raise ImportError('libnvinfer.so.11: cannot open shared object file')",
+            "TensorRT does not load: libnvinfer.so.11: cannot open",
+        ),
+    ],
+)
+def test_a_tensorrt_that_does_not_import_is_told(
+    fake: Any,
+    made: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    message: str,
+) -> None:
+    del sys.modules["tensorrt"]
+    (tmp_path / "tensorrt.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message in refusal(made)
