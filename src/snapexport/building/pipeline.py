@@ -94,7 +94,7 @@ def trace_model(
     models = [trace.trace_prefill(plan.config, dtype, plan.prefill_chunk)]
     batches = [options.batch, *options.smaller_batches]
     for batch in batches:
-        progress.stage(f"tracing decode, {batch} slots")
+        progress.stage(f"tracing decode, {batch} slot{'s' if batch > 1 else ''}")
         models.append(trace.trace_decode(plan.config, dtype, batch))
     sources = [link.checkpoint_tensors(m, plan.checkpoint, plan.config) for m in models]
     if options.weights:

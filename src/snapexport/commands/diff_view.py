@@ -21,9 +21,29 @@ def print_differences(build: Build, found: "list[Difference]", commands: Path) -
     for difference in found:
         table.add_row(*_cells(difference))
     OUT.print(table)
+    OUT.print(Text(_legend(build, found), style="dim"))
     if not build.has_baseline and build.manifest.geometry.compresses:
         OUT.print("the build has no full-cache graphs to compare: build it with --baseline")
     OUT.print(Text("repeat it without snapexport: ").append(str(commands), style="bold"))
+
+
+def _legend(build: Build, found: "list[Difference]") -> str:
+    """What the last column says, as far as it says it here."""
+    from snapexport.accuracy.difference import tolerance
+
+    dropped, bound = (
+        "nothing was dropped, and",
+        f"differs by more than {tolerance(build.manifest):g}",
+    )
+    meanings = {
+        "equal": any(one.lossless and one.passed for one in found)
+        and f"{dropped} no logit {bound}",
+        "DIFFERS": any(one.broken for one in found) and f"{dropped} a logit {bound}",
+        "compressed": any(not one.lossless and not one.quantized for one in found)
+        and "what the smaller cache costs",
+        "quantized": any(one.quantized for one in found) and "what 4-bit weights cost",
+    }
+    return "; ".join(f"{word}: {meaning}" for word, meaning in meanings.items() if meaning)
 
 
 def _cells(one: "Difference") -> tuple[str, ...]:

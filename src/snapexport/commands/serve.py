@@ -12,10 +12,11 @@ examples:
 import argparse
 import dataclasses
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from snapexport.commands import flags
-from snapexport.commands.console import OUT
+from snapexport.commands.console import ERR, OUT
 from snapexport.contract.errors import needs_extra
 from snapexport.openai_api.addresses import Addresses
 from snapexport.openai_api.options import ServeOptions
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = ServeOptions(build=arguments.build, **given)
     with needs_extra("serve"):
         from snapexport.openai_api.serving import serve
-    serve(options, _tell_json if arguments.json else _tell)
+    serve(options, _tell_json if arguments.json else _tell, _tell_ending)
     return 0
 
 
@@ -72,6 +73,12 @@ def _tell(addresses: Addresses) -> None:
         f"{addresses.curl}",
         markup=False,
     )
+
+
+def _tell_ending(seconds: float) -> None:
+    text = f"ending: running answers have {seconds:g} s to finish; a second signal does not wait"
+    with suppress(OSError):  # nobody may be there any more to read it
+        ERR.print(text, soft_wrap=True)
 
 
 def _tell_json(addresses: Addresses) -> None:

@@ -35,8 +35,16 @@ PATIENCE_SECONDS = 30
 """For a sign of life afterwards: a prompt of one token may have to wait behind long ones."""
 
 
-def serve(options: ServeOptions, tell: Callable[[Addresses], None]) -> None:
-    """Serve until a signal comes; `tell` once a real prompt was answered. Raises UserError."""
+def serve(
+    options: ServeOptions,
+    tell: Callable[[Addresses], None],
+    tell_ending: Callable[[float], None],
+) -> None:
+    """Serve until a signal comes. Raises UserError.
+
+    tell: called once a real prompt was answered. tell_ending: with the seconds that running answers
+    have left, once a signal has come.
+    """
     installation = find()
     reader = Reader.open(options.build, options.max_pending)
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
@@ -50,7 +58,7 @@ def serve(options: ServeOptions, tell: Callable[[Addresses], None]) -> None:
         )
         server = stack.enter_context(starting)
         try:
-            asyncio.run(_answer(options, reader, listener, server, ending, tell))
+            asyncio.run(_answer(options, reader, listener, server, ending, tell, tell_ending))
         except UserError:
             server.stop(0)  # a broken one would make use of all the time that it is given
             raise
@@ -75,6 +83,7 @@ async def _answer(
     server: Server,
     ending: Ending,
     tell: Callable[[Addresses], None],
+    tell_ending: Callable[[float], None],
 ) -> None:
     name = options.for_repository(options.build).model_name
     generator = TritonGenerator(server.grpc, name, options.request_seconds)
@@ -84,21 +93,22 @@ async def _answer(
         ending.listen()
         async with listening(api, listener):
             tell(Addresses(name, url_of(listener), server.http, server.grpc, server.metrics))
-            await _until_the_end(api, generator, server, ending, options.drain_seconds)
+            await _until_the_end(api, generator, server, ending)
+            tell_ending(options.drain_seconds)
+            await drain(api, generator.close, ending, options.drain_seconds)
     finally:
         await generator.close()
 
 
 async def _until_the_end(
-    api: Api, generator: TritonGenerator, server: Server, ending: Ending, drain_seconds: float
+    api: Api, generator: TritonGenerator, server: Server, ending: Ending
 ) -> None:
     """Wait for a signal; after a failure nothing is left to wait for. Raises UserError."""
-    seconds = 0.0
     try:
         await first_of(ending.asked.wait(), server_ends(server), model_fails(server, api.pulse))
-        seconds = drain_seconds
-    finally:
-        await drain(api, generator.close, ending, seconds)
+    except BaseException:
+        await drain(api, generator.close, ending, 0)
+        raise
 
 
 async def _require_answer(generator: TritonGenerator, server: Server) -> None:
