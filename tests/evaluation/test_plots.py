@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from snapexport.evaluation import plots
 from snapexport.evaluation.plots import look
+from snapexport.plots import STYLE
 
 PNG, SVG = b"\x89PNG\r\n\x1a\n", "{http://www.w3.org/2000/svg}svg"
 LONG = "snapstream:vote=sum-squares,pool=max"
@@ -72,7 +73,7 @@ REPORTS = {
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer pixels to paint."""
-    monkeypatch.setitem(look.STYLE, "figure.dpi", 40)
+    monkeypatch.setitem(STYLE, "figure.dpi", 40)
 
 
 @pytest.mark.parametrize("name", REPORTS)
