@@ -58,29 +58,6 @@ def test_a_backend_that_dies_under_load_comes_back(explicit: Client) -> None:
     assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
 
 
-def test_the_unary_model_comes_back_though_it_waited_for_the_dead(
-    explicit: Client, llm: LLM
-) -> None:
-    long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
-    asked = {"text_input": "The vault", "max_tokens": 20}
-
-    def wait_in_vain() -> None:
-        with suppress(HttpError, OSError):
-            explicit.infer(**long)
-
-    for _ in range(MAX_PENDING):  # few do not make it deaf
-        threading.Thread(target=wait_in_vain, daemon=True).start()
-    time.sleep(1.5)
-    assert explicit.metrics()["requests_waiting"] > 0
-    os.kill(backend_of(explicit.server, "vault"), signal.SIGKILL)
-    time.sleep(0.5)
-    alive = command(explicit, "--recover")
-    assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
-    (expected,) = llm.generate("The vault", SamplingParams(max_tokens=20))
-    assert explicit.generate(**asked).text == explicit.infer(**asked).text == expected.text
-    assert explicit.infer_grpc(**asked).text == expected.text
-
-
 def test_unloading_lets_what_runs_come_to_its_end(explicit: Client, llm: LLM) -> None:
     asked = {"input_ids": [5] * 30, "max_tokens": 1500, "ignore_eos": True}
     (expected,) = llm.generate([5] * 30, SamplingParams(max_tokens=1500, ignore_eos=True))
@@ -100,3 +77,27 @@ def test_a_model_that_is_not_there_does_not_answer(client: Client) -> None:
     assert not is_alive(client.server.http, "another")
     assert not is_alive("http://127.0.0.1:9", "vault", seconds=1)
     assert not recover(client.server.http, "vault"), "not without explicit model control"
+
+
+def test_the_unary_model_comes_back_though_it_waited_for_the_dead(
+    explicit: Client, llm: LLM
+) -> None:
+    """The last one here: what waited goes on to ask the model that came back."""
+    long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
+    asked = {"text_input": "The vault", "max_tokens": 20}
+
+    def wait_in_vain() -> None:
+        with suppress(HttpError, OSError):
+            explicit.infer(**long)
+
+    for _ in range(MAX_PENDING):  # few do not make it deaf
+        threading.Thread(target=wait_in_vain, daemon=True).start()
+    time.sleep(1.5)
+    assert explicit.metrics()["requests_waiting"] > 0
+    os.kill(backend_of(explicit.server, "vault"), signal.SIGKILL)
+    time.sleep(0.5)
+    alive = command(explicit, "--recover")
+    assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
+    (expected,) = llm.generate("The vault", SamplingParams(max_tokens=20))
+    assert explicit.generate(**asked).text == explicit.infer(**asked).text == expected.text
+    assert explicit.infer_grpc(**asked).text == expected.text
