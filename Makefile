@@ -26,7 +26,8 @@ $(TRITON_STAMP): pyproject.toml
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(TRITON_VENV)
 	$(TRITON_BIN)/python -m pip install --quiet --upgrade pip
-	$(TRITON_BIN)/pip install --quiet --editable '.[cpu,triton,serve]' 'numpy<2' 'pytest>=8' openai
+	$(TRITON_BIN)/pip install --quiet --editable '.[cpu,triton,serve]' 'numpy<2' 'pytest>=8' \
+		'pytest-rerunfailures>=14' openai
 	$(TRITON_BIN)/pip install --quiet --no-deps nvidia-pytriton==0.7.0
 	touch $@
 
@@ -36,12 +37,13 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 test: $(STAMP)           ## all tests, under 10 minutes on 2 cores
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
+# A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive
 test-triton: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
 test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environment of its own, 5 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
-	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton tests/triton
+	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
