@@ -15,6 +15,8 @@ from pathlib import Path
 from snapexport.contract.errors import UserError
 
 WHEEL = "nvidia-pytriton"
+TRIED = "0.7.0"
+"""The version of the wheel that the tests run."""
 STUB = "triton_python_backend_stub"
 
 
@@ -57,7 +59,7 @@ def find() -> Installation:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             "Triton Inference Server was not found",
-            f"pip install --no-deps {WHEEL} 'numpy<2', or put tritonserver on PATH, "
+            f"pip install --no-deps {WHEEL}=={TRIED} 'numpy<2', or put tritonserver on PATH, "
             "or run the repository in NVIDIA's image (see its README.md)",
         )
     bundle = Path(spec.submodule_search_locations[0]) / "tritonserver"
