@@ -12,6 +12,8 @@ Logits = NDArray[np.float32]
 Weights = NDArray[np.float64]
 Tokens = NDArray[np.intp]
 
+_BLOCK = 64
+
 
 def generator(params: SamplingParams) -> np.random.Generator:
     """The random numbers of one request: its seed's, or the system's where it has none."""
@@ -59,33 +61,61 @@ def _log_softmax(logits: Logits) -> Weights:
 
 
 def candidates(logits: Logits, params: SamplingParams) -> tuple[Tokens, Weights]:
-    """The tokens that may be drawn, and their probabilities."""
+    """The tokens that may be drawn, ascending, and their probabilities."""
     tokens = _top_k(logits, params.top_k)
-    weights = _softmax(logits[tokens].astype(np.float64), params.temperature)
+    weights = _softmax(logits[tokens], params.temperature)
+    if params.top_p == 1:
+        return tokens, weights
     kept = _top_p(weights, params.top_p)
     return tokens[kept], weights[kept] / weights[kept].sum()
 
 
 def _top_k(logits: Logits, k: int) -> Tokens:
-    """The k likeliest tokens; all of them for k = 0."""
+    """The k likeliest tokens; all of them for k = 0.
+
+    Of the blocks' maxima the k-th largest is no larger than the k-th largest logit: what lies below
+    it need not be looked at, in a tenth of the time.
+    """
     if not 0 < k < len(logits):
         return np.arange(len(logits))
-    return np.argpartition(logits, -k)[-k:]
+    maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
+    bound = np.partition(maxima, -k)[-k] if k < len(maxima) else -np.inf
+    likely = np.flatnonzero(logits >= bound)
+    return np.sort(likely[np.argpartition(logits[likely], -k)[-k:]])
 
 
-def _softmax(logits: Weights, temperature: float) -> Weights:
+def _softmax(logits: Logits, temperature: float) -> Weights:
+    weights = logits.astype(np.float64)
+    weights -= weights.max()
     with np.errstate(over="ignore"):  # a tiny temperature: all but the likeliest go to exp(-inf)
-        weights: Weights = np.exp((logits - logits.max()) / temperature)
+        weights /= temperature
+    np.exp(weights, out=weights)
     weights /= weights.sum()
     return weights
 
 
 def _top_p(weights: Weights, p: float) -> Tokens:
     """Indices of the fewest weights, from the largest down, whose sum reaches p."""
-    if p == 1:
-        return np.arange(len(weights))
-    # Those below this bound sum to less than 1 - p. To sort a whole vocabulary takes 15 ms.
-    likely = np.flatnonzero(weights >= (1 - p) / len(weights))
-    likely = likely[np.argsort(-weights[likely], kind="stable")]
-    length = int(np.searchsorted(np.cumsum(weights[likely]), p, side="left")) + 1
-    return likely[:length]
+    least, missing = _least_of_top_p(weights, p)
+    ties = np.flatnonzero(weights == least)
+    taken = np.searchsorted(np.cumsum(weights[ties]), missing, side="left") + 1
+    return np.sort(np.concatenate([np.flatnonzero(weights > least), ties[:taken]]))
+
+
+def _least_of_top_p(weights: Weights, p: float) -> tuple[float, float]:
+    """The smallest weight that is needed to reach p, and what the larger ones leave of p.
+
+    Quickselect, by sums instead of ranks: sorting a whole vocabulary takes ten times as long.
+    """
+    rest, missing = weights, p
+    while True:
+        pivot = float(rest[len(rest) // 2])
+        larger, smaller = rest[rest > pivot], rest[rest < pivot]
+        above = float(larger.sum())
+        with_ties = above + pivot * (len(rest) - len(larger) - len(smaller))
+        if above >= missing:
+            rest = larger
+        elif with_ties >= missing or not len(smaller):  # a sum may be short of 1 by its rounding
+            return pivot, missing - above
+        else:
+            rest, missing = smaller, missing - with_ties

@@ -59,8 +59,11 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
 
   # --softmax
 %(softmax)s
-  # --vote
+  # --vote; what isn't a candidate has none
 %(vote)s
+  eligibility = Cast <to = 1> (candidate)
+  votes = Mul (all_votes, eligibility)
+
   # --pool
 %(pool)s
   # --group

@@ -47,8 +47,8 @@ SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
   index = Unsqueeze (clipped, last_axis)
   keys = GatherND <batch_dims = 2> (key, index)
   values = GatherND <batch_dims = 2> (value, index)
-  zero_like = CastLike (zero, key)
-  present_key = Where (filled, keys, zero_like)
-  present_value = Where (filled, values, zero_like)
+  filling = CastLike (filled, key)
+  present_key = Mul (keys, filling)
+  present_value = Mul (values, filling)
 }
 """

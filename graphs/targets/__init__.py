@@ -11,6 +11,7 @@ from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import MaskedAttention, split_topk
+from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (StandardAttention(),),
@@ -19,6 +20,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         StandardAttention(),
         FusedMatMul(),
         MatMulNBits(),
+        VotedPrefix(),
     ),
     "tensorrt": (MaskedAttention(),),
 }

@@ -1,12 +1,12 @@
-"""--vote: how the window's queries add up. share [1,H,W,T] -> votes [1,H,1,T]."""
+"""--vote: how the window's queries add up. attention [1,H,W,T] -> all_votes [1,H,1,T]."""
 
 OPTIONS = {
     # SnapKV, Eq. 1.
     "sum": """
-  votes = ReduceSum <keepdims = 1> (share, window_axis)
+  all_votes = ReduceSum <keepdims = 1> (attention, window_axis)
 """,
     # KV-Compress (arXiv:2410.00161): one query that is sure outweighs many that are not.
     "sum-squares": """
-  votes = ReduceSumSquare <keepdims = 1> (share, window_axis)
+  all_votes = ReduceSumSquare <keepdims = 1> (attention, window_axis)
 """,
 }
