@@ -1,8 +1,10 @@
-"""Time and peak memory of exporting a Llama-3.1-8B-shaped checkpoint at 131,072 tokens.
+"""Time and peak memory of exporting a checkpoint of Llama-3.1's shape at 131,072 tokens.
 
-Runs the command that the README shows, on a sparse checkpoint, and ends with one JSON line.
+Runs the command that the README shows, on sparse checkpoints of 8 and 70 billion parameters, and
+prints a JSON line for each.
 """
 
+import argparse
 import json
 import resource
 import subprocess
@@ -11,33 +13,45 @@ import tempfile
 import time
 from pathlib import Path
 
-from sparse_checkpoint import write_sparse_checkpoint
+from sparse_checkpoint import SHAPES, write_sparse_checkpoint
 
 FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
 
 
 def main() -> None:
-    """Build in a process of its own, and look at what it took."""
+    """Measure each shape that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES], help="(all)")
+    for shape in parser.parse_args().shapes:
+        print(json.dumps(measured(shape)), flush=True)
+
+
+def measured(shape: str) -> dict[str, object]:
+    """A build in a process of its own, and what it took.
+
+    peak_bytes is that of the largest child so far: ask for the smaller shape first.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoint, out = Path(scratch) / "llama-3.1-8b", Path(scratch) / "llama.build"
-        weights = write_sparse_checkpoint(checkpoint)
+        checkpoint, out = Path(scratch) / "checkpoint", Path(scratch) / "llama.build"
+        weights = write_sparse_checkpoint(checkpoint, shape)
         command = ["snapexport", "build", "--model", str(checkpoint), *FLAGS, "--out", str(out)]
         started = time.perf_counter()
-        subprocess.run([Path(sys.executable).with_name(command[0]), *command[1:]], check=True)
+        subprocess.run(
+            [Path(sys.executable).with_name(command[0]), *command[1:]],
+            check=True,
+            stdout=sys.stderr,
+        )
         seconds = time.perf_counter() - started
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         weight_file = out / "weights" / "model.safetensors"
-        linked = weight_file.samefile(checkpoint / "model.safetensors")
-        graphs = sum(path.stat().st_size for path in out.glob("*.onnx"))
-    report = {
-        "command": "snapexport build " + " ".join(FLAGS),
-        "seconds": round(seconds, 1),
-        "peak_bytes": peak,
-        "weights_bytes": weights,
-        "weights_are_the_same_file": linked,
-        "graphs_bytes": graphs,
-    }
-    print(json.dumps(report))
+        return {
+            "command": "snapexport build " + " ".join(FLAGS),
+            "shape": shape,
+            "seconds": round(seconds, 1),
+            "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            "weights_bytes": weights,
+            "weights_are_the_same_file": weight_file.samefile(checkpoint / "model.safetensors"),
+            "graphs_bytes": sum(path.stat().st_size for path in out.glob("*.onnx")),
+        }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A checkpoint of a real model's shape whose weights are a hole in a file: no disk, no memory.
 
-For measuring the export of models that don't fit on the machine. The shape is that of the config
-published with Llama-3.1-8B.
+For measuring the export of models that do not fit on the machine. The shapes are those of the
+configs published with Llama-3.1-8B and Llama-3.1-70B.
 """
 
 import argparse
@@ -36,10 +36,21 @@ LLAMA_3_1_8B: dict[str, Any] = {
     },
 }
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "8b": LLAMA_3_1_8B,
+    "70b": LLAMA_3_1_8B
+    | {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+}
 
-def write_sparse_checkpoint(directory: Path) -> int:
+
+def write_sparse_checkpoint(directory: Path, shape: str = "8b") -> int:
     """config.json and a sparse bf16 model.safetensors; the bytes that the file pretends to have."""
-    config = LlamaConfig(**LLAMA_3_1_8B, dtype="bfloat16")
+    config = LlamaConfig(**SHAPES[shape], dtype="bfloat16")
     config.save_pretrained(directory)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -58,6 +69,7 @@ def write_sparse_checkpoint(directory: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
-    print(
-        f"{write_sparse_checkpoint(parser.parse_args().directory) / 1e9:.1f} GB, all of it a hole"
-    )
+    parser.add_argument("--shape", choices=SHAPES, default="8b", help="of Llama-3.1 (8b)")
+    arguments = parser.parse_args()
+    size = write_sparse_checkpoint(arguments.directory, arguments.shape)
+    print(f"{size / 1e9:.1f} GB, all of it a hole")
