@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from snapexport.runtime.requests import SamplingParams
-from snapexport.runtime.sampling import can_sample, candidates, generator, sample
+from snapexport.runtime.sampling import _draw, can_sample, candidates, generator, sample
 
 VOCABULARY = 97
 
@@ -126,4 +126,21 @@ def test_masked_tokens_are_never_drawn() -> None:
 def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
     """Four equal tokens and a half of the probability: two of them reach it exactly."""
     tokens, weights = candidates(np.zeros(4, np.float32), SamplingParams(temperature=1, top_p=0.5))
-    assert len(tokens) == 2 and list(weights) == [0.5, 0.5]
+    assert list(tokens) == [0, 1, 2, 3] and list(weights) == [0.5, 0.5, 0, 0]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 300), st.floats(0, 1, exclude_max=True))
+def test_a_draw_is_where_the_sums_exceed_the_share(seed: int, size: int, share: float) -> None:
+    """In blocks as one by one, and never a weight of zero."""
+    rng = np.random.default_rng(seed)
+    weights = rng.random(size) * (rng.random(size) < 0.3)
+    weights[rng.integers(size)] = 1e-3
+    drawn, sums = _draw(weights, share), np.cumsum(weights)
+    assert weights[drawn] > 0
+    assert sums[drawn] >= share * sums[-1] - 1e-9
+    assert sums[drawn] - weights[drawn] <= share * sums[-1] + 1e-9
+
+
+def test_the_largest_share_is_the_last_token_that_has_a_weight() -> None:
+    weights = np.array([0.0, 0.1, 0.0, 0.2, 0.0, 0.0])
+    assert _draw(weights, float(np.nextafter(1, 0))) == 3 and _draw(weights, 0.0) == 1
