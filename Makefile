@@ -10,7 +10,7 @@ TRITON_STAMP := $(TRITON_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test test-triton lint types check train-vault train-untaught goldens retrieval plugins gpu-check scale memory plan-memory clean
+.PHONY: setup demo test test-triton lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -81,10 +81,13 @@ plugins: $(STAMP)        ## the TensorRT plugins, given TENSORRT_INCLUDE; the la
 gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: right, free of races, how fast
 	$(BIN)/python tools/gpu_check.py --out build/gpu_check.json
 
+gpu-bench: $(STAMP)      ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
+	$(BIN)/python -m tools.gpu_bench --out build/gpu_bench
+
 goldens:                 ## what published implementations keep: tests/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
 
-scale: $(STAMP)          ## time and memory of exporting a Llama-3.1-8B-shaped checkpoint
+scale: $(STAMP)          ## time and memory of exporting checkpoints of Llama-3.1's shapes
 	$(BIN)/python tools/measure_scale.py
 
 memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking

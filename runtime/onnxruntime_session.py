@@ -1,10 +1,13 @@
 """One graph in ONNX Runtime, bound once to buffers that never move.
 
 Responsible for how a session is opened, that it is the graph the manifest describes, and that its
-inputs and outputs are the very arrays it was given. Knows no cache policy and no slot.
+inputs and outputs are the very memory it was given. Knows no cache policy and no slot.
 """
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,87 +15,149 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import REBUILD, GraphEntry, GraphName, TensorSpec
+from snapexport.runtime.onnxruntime_devices import Buffer, Device
 
 with needs_extra("cpu"):
     import onnxruntime as ort
 
-Buffers = dict[str, NDArray[Any]]
+Buffers = dict[str, Buffer]
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
+
+_BFLOAT16 = 16
+"""onnx.TensorProto.BFLOAT16: NumPy has no such type."""
 
 # Both would write new copies of weights that otherwise stay in the mapped file.
 _COPYING_OPTIMIZERS = ["ConstantFolding", "TransposeOptimizer"]
 
 
-def buffers_for(entry: GraphEntry, given: Mapping[str, NDArray[Any]] | None = None) -> Buffers:
-    """One array for each input and output of a graph: a given one, or one of zeros.
+def buffers_for(
+    entry: GraphEntry, device: Device, given: Mapping[str, Buffer] | None = None
+) -> Buffers:
+    """One buffer for each input and output of a graph: a given one, or a new one.
 
-    A cache output shares the array of its input. Zeros, because what masked attention multiplies
-    by zero must not be NaN.
+    A cache output shares the buffer of its input.
     """
     buffers = dict(given or {})
     for spec in (*entry.inputs, *entry.outputs):
         if spec.name not in buffers:
-            shared = buffers.get(names.past_of(spec.name))
-            buffers[spec.name] = np.zeros(spec.shape, spec.dtype) if shared is None else shared
+            buffers[spec.name] = buffers.get(names.past_of(spec.name)) or device.new(spec)
     return buffers
 
 
 class Graph:
-    """A session whose weights are mapped from their files, shared with the other sessions'.
+    """A session. On the CPU its weights are mapped from their files, shared with other sessions'.
 
     `prepack` gives it a rearranged copy of its own instead, which small batches multiply faster.
+    `captures` makes each run one launch where the device can do that; `captured` says whether.
     """
 
     def __init__(
-        self, build: Build, name: GraphName, threads: int | None, prepack: bool = False
+        self,
+        build: Build,
+        name: GraphName,
+        device: Device,
+        threads: int | None = None,
+        prepack: bool = False,
+        captures: bool = False,
     ) -> None:
         self.entry = build.manifest.graphs[name]
-        path, options = build.graph(name), _options(threads, prepack)
-        try:
-            self._session = ort.InferenceSession(
-                path,
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=_COPYING_OPTIMIZERS,
-            )
-        except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
-            raise UserError(f"ONNX Runtime cannot load {path}: {error}", REBUILD) from error
+        self.device = device
+        path, options = build.graph(name), _options(threads, prepack, device.settings)
+        self._session, self.captured = _opened(path, options, device, captures)
         _check(path.name, "inputs", self.entry.inputs, self._session.get_inputs())
         _check(path.name, "outputs", self.entry.outputs, self._session.get_outputs())
 
     def bind(self, buffers: Buffers) -> "BoundGraph":
-        """Tie every input and output to the array of its name."""
-        return BoundGraph(self._session, self.entry, buffers)
+        """Tie every input and output to the buffer of its name."""
+        return BoundGraph(self._session, self.entry, self.device, buffers)
+
+    def operators(self) -> dict[str, Counter[str]]:
+        """How many nodes of which operator each execution provider runs."""
+        found: dict[str, Counter[str]] = {}
+        for part in self._session.get_provider_graph_assignment_info():
+            nodes = (node.op_type for node in part.get_nodes())
+            found.setdefault(part.ep_name, Counter()).update(nodes)
+        return found
 
 
 class BoundGraph:
-    """A graph and its arrays. Write the inputs, `run`, read the outputs: nothing is copied."""
+    """A graph and its buffers. Write `arrays`, `run`, read `arrays`: nothing is copied but those.
 
-    def __init__(self, session: Any, entry: GraphEntry, buffers: Buffers) -> None:
+    arrays: the host's side of the buffers that have one.
+    """
+
+    def __init__(self, session: Any, entry: GraphEntry, device: Device, buffers: Buffers) -> None:
         self._session = session
         self._binding = session.io_binding()
+        self._device = device
         self._buffers = buffers  # ONNX Runtime holds their addresses only
-        for spec in entry.inputs:
-            self._binding.bind_ortvalue_input(spec.name, self._value(spec))
-        for spec in entry.outputs:
-            self._binding.bind_ortvalue_output(spec.name, self._value(spec))
+        inputs = [self._bind(self._binding.bind_input, spec) for spec in entry.inputs]
+        outputs = [self._bind(self._binding.bind_output, spec) for spec in entry.outputs]
+        self._told = [buffer for buffer in inputs if buffer.is_of_host]
+        self._asked = [buffer for buffer in outputs if buffer.is_of_host]
+        self.arrays = arrays_of(buffers)
 
     def run(self) -> None:
-        """From the input arrays to the output arrays."""
+        """From the host's inputs to the host's outputs.
+
+        A run of ONNX Runtime ends when its stream is empty.
+        """
+        for buffer in self._told:
+            self._device.upload(buffer)
         self._session.run_with_iobinding(self._binding)
+        for buffer in self._asked:
+            self._device.download(buffer)
+        self._device.synchronize()
 
-    def _value(self, spec: TensorSpec) -> Any:
-        array = self._buffers[spec.name]
-        assert array.flags.c_contiguous and list(array.shape) == spec.shape, spec.name
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        assert value.data_ptr() == array.ctypes.data, f"{spec.name} was copied"
-        return value
+    def _bind(self, bind: Any, spec: TensorSpec) -> Buffer:
+        buffer = self._buffers[spec.name]
+        assert (buffer.dtype, buffer.shape) == (spec.dtype, tuple(spec.shape)), spec.name
+        element = _BFLOAT16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
+        bind(spec.name, self._device.name, 0, element, spec.shape, buffer.address)
+        return buffer
 
 
-def _options(threads: int | None, prepack: bool) -> Any:
+def arrays_of(buffers: Buffers) -> dict[str, NDArray[Any]]:
+    """What of them the host can see."""
+    return {name: one.array for name, one in buffers.items() if one.array is not None}
+
+
+def _opened(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:
+    """The session, and whether its runs are one launch each."""
+    try:
+        return _session(path, options, device, captures), captures
+    except UserError:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
+        if not captures:
+            raise UserError(f"ONNX Runtime cannot load {path}: {error}", device.hint) from error
+        why = first_line(error)
+    opened = _opened(path, options, device, captures=False)
+    warnings.warn(f"{path.name} runs without a CUDA graph, and slower: {why}", RuntimeWarning, 2)
+    return opened
+
+
+def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
+    name, settings = device.provider(captures)
+    session = ort.InferenceSession(
+        path,
+        options,
+        providers=[(name, settings)],
+        disabled_optimizers=_COPYING_OPTIMIZERS,
+        enable_fallback=0,  # to the CPU, in silence, a hundred times as slow
+    )
+    if session.get_providers()[0] != name:
+        raise UserError(
+            f"ONNX Runtime could not load its {name}: it says why above",
+            "pip install --force-reinstall 'snapexport[gpu]', and see what `nvidia-smi` says",
+        )
+    return session
+
+
+def _options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
     if threads is not None and threads < 1:
         raise UserError(f"{threads} threads cannot run anything", "use 1 or more, or leave it out")
     options = ort.SessionOptions()
@@ -100,6 +165,8 @@ def _options(threads: int | None, prepack: bool) -> Any:
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
     # Threads that spin while they wait take the cores from the other sessions and from the host.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in settings.items():
+        options.add_session_config_entry(name, value)
     return options
 
 

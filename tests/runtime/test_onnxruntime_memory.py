@@ -12,6 +12,7 @@ import pytest
 from snapexport.building import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.runtime.onnxruntime_devices import Host
 from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -59,29 +60,30 @@ def measure(directory: Path, script: str) -> Any:
 
 @pytest.fixture
 def graph() -> Graph:
-    return Graph(Build.open(cases.built(ROOMY).directory), "decode", threads=1)
+    return Graph(Build.open(cases.built(ROOMY).directory), "decode", Host(), threads=1)
 
 
 @pytest.fixture
 def buffers(graph: Graph) -> Iterator[Buffers]:
-    yield buffers_for(graph.entry)
+    yield buffers_for(graph.entry, Host())
 
 
-def test_past_and_present_are_one_array(buffers: Buffers) -> None:
+def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
     for layer in range(2):
         assert buffers[names.past_key(layer)] is buffers[names.present_key(layer)]
         assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
 
 
 def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: Buffers) -> None:
-    caches = {n: a for n, a in buffers.items() if names.is_past(n)}
+    bound = graph.bind(buffers)
+    caches = {n: a for n, a in bound.arrays.items() if names.is_past(n)}
     rng = np.random.default_rng(0)
     for array in caches.values():
         array[...] = rng.normal(size=array.shape)
     before = {name: array.copy() for name, array in caches.items()}
     positions = rng.permutation(32)  # below L_sink + L_recent: slot and position are the same
-    buffers[names.POSITION_IDS][:, 0] = positions
-    graph.bind(buffers).run()
+    bound.arrays[names.POSITION_IDS][:, 0] = positions
+    bound.run()
     for name, array in caches.items():
         changed = (array != before[name]).any(axis=(1, 3))
         assert [list(np.flatnonzero(row)) for row in changed] == [[p] for p in positions]
@@ -89,10 +91,11 @@ def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: 
 
 def test_onnxruntime_says_when_it_has_to_copy(graph: Graph, capfd: Any) -> None:
     """The other tests rely on it: no word on stderr means that nothing was copied."""
-    shared = buffers_for(graph.entry)
+    shared = buffers_for(graph.entry, Host())
     graph.bind(shared).run()
     assert "onnxruntime" not in capfd.readouterr().err
-    apart = {name: array.copy() for name, array in shared.items()}
+    specs = (*graph.entry.inputs, *graph.entry.outputs)
+    apart = {spec.name: Host().new(spec) for spec in specs}
     graph.bind(apart).run()
     assert "in-place" in capfd.readouterr().err.lower()
 

@@ -326,8 +326,12 @@ def test_who_runs_a_build(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"runner": "cuda"}, "no runner 'cuda'", "choose from onnxruntime, tensorrt"),
-        ({"threads": 2}, "threads and prepacked weights are ONNX Runtime's", "leave them out"),
+        (
+            {"runner": "cuda"},
+            "no runner 'cuda'",
+            "choose from onnxruntime, onnxruntime-cuda, tensorrt",
+        ),
+        ({"threads": 2}, "threads and prepacked weights are the CPU's", "leave them out"),
         ({"prepack": True}, "threads and prepacked", "--runner onnxruntime"),
     ],
 )

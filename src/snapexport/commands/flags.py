@@ -24,8 +24,8 @@ def add_runner(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--runner",
         choices=RUNNERS,
-        help="library that runs the build (default: tensorrt where `snapexport engine` has made "
-        "engines of it, else onnxruntime)",
+        help="what runs the build: ONNX Runtime on the CPU or on a GPU, or TensorRT (default: "
+        "tensorrt where `snapexport engine` has made engines of it, else onnxruntime)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Stream a completion from a build, on the CPU or from its TensorRT engines.
+"""Stream a completion from a build, on the CPU, on a GPU, or from its TensorRT engines.
 
 examples:
   snapexport generate llama.build --prompt "Once upon a time" --max-tokens 64

@@ -25,7 +25,7 @@ class ModelArgs:
         self._require("baseline", bool, "True or False")
         self._require("threads", int | None, "a whole number")
         self._require("prepack", bool, "True or False")
-        self._require("runner", str | None, "onnxruntime or tensorrt")
+        self._require("runner", str | None, "onnxruntime, onnxruntime-cuda or tensorrt")
         self._require("max_gen_toks", int, "a whole number")
 
     def _require(self, name: str, kind: type | UnionType, allowed: str) -> None:

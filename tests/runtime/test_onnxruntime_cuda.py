@@ -1,0 +1,291 @@
+"""The engine on a GPU, over FAKES of CUDA and of ONNX Runtime's provider for it.
+
+No GPU: the fakes run the same graphs on the CPU, at the addresses, and at the time, that our calls
+name (fake_cuda.py, fake_onnxruntime_cuda.py).
+"""
+
+import gc
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import parser
+
+from snapexport.building import build
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphEntry, TensorSpec
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine, require_runnable
+from snapexport.runtime.onnxruntime_gpu import CUDA, Gpu
+from snapexport.runtime.onnxruntime_session import BoundGraph, buffers_for
+from snapexport.runtime.open_engine import open_engine
+from snapexport.runtime.requests import SamplingParams
+from tests.oracle import cases
+from tests.runtime import fake_onnxruntime_cuda
+from tests.runtime.fake_cuda import FakeCuda
+from tests.runtime.fake_onnxruntime_cuda import REAL, CudaSession, install
+
+SIZES: dict[str, Any] = {"L_max": 96, "L_recent": 16, "K": 12, "L_obs": 8, "batch": 3}
+CHUNKS = {"prefill_chunk": 32, "decode_batches": (1, 2), "baseline": True}
+BUILDS: dict[str, dict[str, Any]] = {
+    "chunked": CHUNKS | {"dtype": "fp16"},
+    "portable": CHUNKS | {"target": "portable"},
+    "single shot": {"prefill_chunk": 96, "dtype": "fp16", "baseline": True},
+}
+"""The operator for attention of target onnxruntime has no fp32 on a GPU."""
+IDENTITY = parser.parse_model(
+    """<ir_version: 10, opset_import: ["": 24]>
+    g (bfloat16[2,4] x) => (bfloat16[2,4] y) { y = Identity(x) }"""
+).SerializeToString()
+ZEROS = np.zeros(3, np.int64)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """The fakes; nothing of them is left over when an engine is gone."""
+    fake = install(monkeypatch)
+    yield fake
+    gc.collect()
+    assert not fake.device and not fake.pinned and not fake.streams
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Build]:
+    folder = tmp_path_factory.mktemp("builds")
+    checkpoint = cases.checkpoint("llama")
+    return {n: build(checkpoint, folder / n, **SIZES, **BUILDS[n]) for n in BUILDS}
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Some begin alike."""
+    common = cases.prompt(50)
+    alone = [cases.prompt(length) for length in (1, 7, 32, 33, 64, 70, 80)]
+    return alone + [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
+
+
+def on_gpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
+    engine = open_engine(built, runner="onnxruntime-cuda", baseline=baseline)
+    assert isinstance(engine, OnnxRuntimeEngine)
+    return engine
+
+
+def on_cpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
+    """The engine without fakes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ort, "InferenceSession", REAL)
+        return OnnxRuntimeEngine(built, baseline, threads=1)
+
+
+def llms(built: Build, baseline: bool = False) -> list[LLM]:
+    engines = on_gpu(built, baseline), on_cpu(built, baseline)
+    return [LLM.from_engine(engine, token_budget=40) for engine in engines]
+
+
+@pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
+@pytest.mark.parametrize("name", BUILDS)
+def test_answers_as_the_cpu_does(
+    gpu: FakeCuda, builds: dict[str, Build], name: str, baseline: bool
+) -> None:
+    """In slots that others had before."""
+    ours, theirs = llms(builds[name], baseline)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    got, expected = (
+        [c.token_ids for c in llm.generate(prompts(), params)] for llm in (ours, theirs)
+    )
+    assert got == expected
+    if (kept := theirs.engine.topk_positions()) is None:
+        assert ours.engine.topk_positions() is None
+    else:
+        np.testing.assert_array_equal(ours.engine.topk_positions(), kept)
+
+
+def test_requests_come_and_go(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    """Cancels, ends and arrivals at random: slots are moved, and decode runs on fewer of them."""
+    told = []
+    for llm in llms(builds["portable"]):
+        rng, asked, got = random.Random(2), 0, []
+        while asked < 24 or llm.busy:
+            if asked < 24 and rng.random() < 0.4:
+                params = SamplingParams(rng.randint(1, 10), 0.8, seed=asked, ignore_eos=True)
+                llm.submit(cases.prompt(rng.randint(1, 90), asked), params)
+                asked += 1
+            if asked and rng.random() < 0.1:
+                llm.cancel(rng.randrange(asked))
+            got.append([(one.request_id, one.token_ids) for one in llm.step()])
+        told.append(got)
+    assert told[0] == told[1]
+
+
+def test_a_cleared_slot_is_zeros(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    engine = on_gpu(builds["portable"])
+    engine.prefill(1, cases.prompt(30), 0, 30)
+    engine.move(1, 2)
+    engine.clear(2)
+    engine.clear(1)
+    gpu.run_queue()
+    caches = [block for block in gpu.device.values() if len(block) >= 4096]
+    assert caches and not any(block.any() for block in caches)
+
+
+def test_all_sessions_share_a_stream_and_decode_is_captured(
+    gpu: FakeCuda, builds: dict[str, Build]
+) -> None:
+    engine = on_gpu(builds["portable"])
+    captured = {session.path.name for session in CudaSession.opened if session.captures}
+    assert captured == {"decode.1.onnx", "decode.2.onnx", "decode.onnx"} and engine.captured
+    assert {session.stream for session in CudaSession.opened} == gpu.streams
+    assert len(CudaSession.opened) == 5
+
+
+def test_logits_alone_come_back(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    """Up go the inputs that the host writes, and nothing is copied within the GPU."""
+    engine = on_gpu(builds["portable"])
+    gpu.calls.clear()
+    engine.decode(ZEROS, ZEROS, ZEROS)
+    assert gpu.calls["cudaMemcpyAsync"] == 3 + 1 and gpu.calls["cudaStreamSynchronize"] == 1
+    assert set(engine.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
+
+
+def test_what_cannot_be_captured_runs_and_says_so(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_onnxruntime_cuda, "reads_on_host", lambda path: True)
+    with pytest.warns(RuntimeWarning, match="without a CUDA graph, and slower: This session") as w:
+        engine = on_gpu(builds["portable"])
+    assert not engine.captured and len(w) == 3
+    assert engine.decode(ZEROS, ZEROS, ZEROS).shape == (3, engine.limits.vocab_size)
+
+
+def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    engine = OnnxRuntimeEngine(builds["portable"], device=Gpu(), captures=False)
+    assert not engine.captured and not any(session.captures for session in CudaSession.opened)
+
+
+def test_an_older_onnxruntime_is_not_trusted_to_capture(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort, "__version__", "1.30.2")
+    with pytest.warns(RuntimeWarning, match=r"onnxruntime 1\.30\.2 is older than 1\.31"):
+        assert not on_gpu(builds["single shot"]).captured
+
+
+def test_tells_which_operators_are_left_to_the_cpu(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that cost a copy by a warning, and all of them where one asks."""
+    monkeypatch.setattr(CudaSession, "leaves_to_cpu", frozenset({"TopK", "Range"}))
+    with pytest.warns(RuntimeWarning, match="the CPU runs TopK of compress: ") as told:
+        found = on_gpu(builds["portable"]).operators()
+    assert len(told) == 1
+    assert found["compress"]["CPUExecutionProvider"].keys() == {"TopK", "Range"}
+    assert found["decode"][CUDA]["MatMul"] == 15
+    assert set(found) == {"decode", "decode.1", "decode.2", "prefill", "compress"}
+
+
+def test_nothing_is_said_where_nothing_is_left(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        on_gpu(builds["portable"])
+
+
+def test_bf16_is_bound_by_its_number(gpu: FakeCuda) -> None:
+    """NumPy has no such type."""
+    specs = [TensorSpec(name=name, dtype="bfloat16", shape=[2, 4]) for name in ("x", "y")]
+    entry = GraphEntry(file="", sha256="", inputs=specs[:1], outputs=specs[1:])
+    device = Gpu()
+    session = CudaSession(
+        IDENTITY, ort.SessionOptions(), providers=[device.provider(False)], enable_fallback=0
+    )
+    buffers = buffers_for(entry, device)
+    bound = BoundGraph(session, entry, device, buffers)
+    gpu.run_queue()
+    gpu.bytes_at(buffers["x"].address, 16)[:] = np.arange(16)
+    bound.run()
+    assert list(gpu.bytes_at(buffers["y"].address, 16)) == list(range(16))
+
+
+def test_full_memory_is_an_error_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch, builds: dict[str, Build]
+) -> None:
+    install(monkeypatch, memory=10_000)
+    with pytest.raises(UserError, match="the GPU has no") as refusal:
+        on_gpu(builds["portable"])
+    assert "--batch" in refusal.value.hint
+
+
+def test_a_graph_that_does_not_load_is_no_fault_of_the_build(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(CudaSession, "__init__", fails)
+    with pytest.raises(UserError, match="out of memory") as refusal:
+        on_gpu(builds["portable"])
+    assert "nvidia-smi" in refusal.value.hint
+
+
+def test_a_provider_that_does_not_load_is_an_error(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime would go on with the CPU, after a line in its log."""
+    monkeypatch.setattr(CudaSession, "loads_provider", False)
+    with pytest.raises(UserError, match="could not load its CUDAExecutionProvider") as refusal:
+        on_gpu(builds["portable"])
+    assert "nvidia-smi" in refusal.value.hint
+
+
+def test_an_onnxruntime_for_the_cpu_is_refused(builds: dict[str, Build]) -> None:
+    if CUDA in ort.get_available_providers():
+        pytest.skip("this is onnxruntime-gpu")
+    with pytest.raises(UserError, match="has no CUDA provider") as refusal:
+        on_gpu(builds["portable"])
+    assert "snapexport[gpu]" in refusal.value.hint
+
+
+def test_without_cuda_python_the_error_names_the_extra(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    with pytest.raises(UserError, match="'cuda' is not installed") as refusal:
+        on_gpu(builds["portable"])
+    assert refusal.value.hint == "pip install 'snapexport[gpu]'"
+
+
+def test_without_a_driver_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, builds: dict[str, Build]
+) -> None:
+    install(monkeypatch, driver=False)
+    with pytest.raises(UserError, match="CUDA finds no GPU"):
+        on_gpu(builds["portable"])
+
+
+def test_what_cudas_provider_has_no_kernel_for_is_refused(builds: dict[str, Build]) -> None:
+    def changed(**update: Any) -> Build:
+        manifest = builds["chunked"].manifest.model_copy(update=update)
+        return Build(builds["chunked"].directory, manifest)
+
+    require_runnable(changed(dtype="bf16"), baseline=False, cuda=True)
+    with pytest.raises(UserError, match="fp16 and bf16 alone on a GPU"):
+        require_runnable(changed(dtype="fp32"), baseline=False, cuda=True)
+    with pytest.raises(UserError, match="bf16 on the CPU") as refusal:
+        require_runnable(changed(dtype="bf16"), baseline=False)
+    assert "--runner onnxruntime-cuda" in refusal.value.hint
+
+
+def test_the_cpus_settings_are_refused(builds: dict[str, Build]) -> None:
+    with pytest.raises(UserError, match="are the CPU's, and a GPU runs this build"):
+        open_engine(builds["portable"], runner="onnxruntime-cuda", threads=2)
+
+
+def test_decode_by_group_query_attention_is_one_launch(
+    gpu: FakeCuda, builds: dict[str, Build]
+) -> None:
+    """Its total length is a constant: a calculated one would be read on the host amid the graph."""
+    assert on_gpu(builds["chunked"], baseline=True).captured

@@ -1,0 +1,1 @@
+"""onnxruntime-gpu without a GPU: which nodes it places where. See `--help`."""
