@@ -7,21 +7,24 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.cache_form import CacheForm
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
 from snapexport.graphs.passes.cache import cache_like
+from snapexport.graphs.passes.storage import storage_of
 
 
-def compress_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
+def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, form: CacheForm) -> gs.Graph:
     """The hand-over of every layer of a traced (not yet rewritten) prefill graph."""
+    storage = storage_of(form.dtype)
     prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
     graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
     for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
         states = _inputs(layer, marker, geometry, prompt_length)
         graph.inputs.extend([states.key, states.value, states.query_window])
-        compress_layer(graph, geometry, layer, Scores.of(marker), states)
+        compress_layer(graph, geometry, layer, Scores.of(marker), states, storage)
     return graph
 
 

@@ -13,6 +13,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.graphs.passes.base import call, fresh
 from snapexport.graphs.passes.cache import cache_like
+from snapexport.graphs.passes.storage import Prompt, Storage
 
 
 class Scores(NamedTuple):
@@ -38,18 +39,23 @@ class PromptStates:
 
 
 def compress_layer(
-    graph: gs.Graph, geometry: CacheGeometry, layer: int, scores: Scores, states: PromptStates
+    graph: gs.Graph,
+    geometry: CacheGeometry,
+    layer: int,
+    scores: Scores,
+    states: PromptStates,
+    storage: Storage,
 ) -> None:
     """Append the layer's hand-over and its outputs: present.{l}.* and topk_positions.{l}."""
     layout = geometry.layers[layer]
-    present = [
-        cache_like(states.key, names.present_key(layer), layout.slots),
-        cache_like(states.value, names.present_value(layer), layout.slots),
+    kept = [
+        cache_like(one, fresh(graph, "kept"), layout.slots) for one in (states.key, states.value)
     ]
     positions = _select(graph, geometry, layer, scores, states)
     inputs = [states.key, states.value, states.prompt_length, positions]
-    call(graph, "SnapStreamGather", inputs, present, **_window(layout))
-    graph.outputs.extend(present)
+    call(graph, "SnapStreamGather", inputs, kept, **_window(layout))
+    prompt = Prompt(states.key, states.value, states.prompt_length)
+    graph.outputs.extend(storage.handed_over(graph, layer, prompt, kept))
     if layout.K:
         graph.outputs.append(positions)
 

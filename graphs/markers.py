@@ -22,7 +22,8 @@ CACHE_ATTENTION = "CacheAttention"
 
 Writes the C new rows at `slot`, then row i attends to the first valid_length - C + 1 + i slots.
 `appends` = 1 says that slot + C = valid_length always: the rows are written at the end, slots are
-positions, and there may be a window."""
+positions, and there may be a window. `valid_only` = 1 asks for operators that read no slot from
+valid_length on."""
 
 PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value). Causal attention inside one chunk that holds the whole prompt."""

@@ -6,6 +6,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Target
 from snapexport.contract.names import DOMAIN
@@ -26,13 +27,15 @@ IR_VERSION = 12
 G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every bf16 tensor that it passes through
 
 
-def prefill(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) -> onnx.ModelProto:
+def prefill(
+    traced: onnx.ModelProto, geometry: CacheGeometry, target: Target, form: CacheForm = PLAIN
+) -> onnx.ModelProto:
     """One chunk of a prompt, or (traced at L_max) the whole of it."""
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
     passes: list[Pass]
     if geometry.is_single_shot(chunk):
-        passes = [SingleShot(geometry)]
+        passes = [SingleShot(geometry, form)]
     elif geometry.compresses:
         passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]
     else:
@@ -40,9 +43,11 @@ def prefill(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) ->
     return _finish(graph, geometry, passes, target)
 
 
-def compress(traced: onnx.ModelProto, geometry: CacheGeometry, target: Target) -> onnx.ModelProto:
+def compress(
+    traced: onnx.ModelProto, geometry: CacheGeometry, target: Target, form: CacheForm = PLAIN
+) -> onnx.ModelProto:
     """The hand-over after the last chunk. `traced` is the prefill's trace, for its shapes."""
-    graph = compress_graph(gs.import_onnx(traced), geometry)
+    graph = compress_graph(gs.import_onnx(traced), geometry, form)
     return _finish(graph, geometry, [], target)
 
 
@@ -50,11 +55,12 @@ def decode(
     traced: onnx.ModelProto,
     geometry: CacheGeometry,
     target: Target,
+    form: CacheForm = PLAIN,
     *,
     with_queries: bool = False,
 ) -> onnx.ModelProto:
     """One token for every slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
-    passes: list[Pass] = [DecodeCache(geometry)]
+    passes: list[Pass] = [DecodeCache(geometry, form)]
     if with_queries:
         passes.append(DecodeQueries())
     return _finish(gs.import_onnx(traced), geometry, passes, target)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphName, Manifest, TensorSpec
-from snapexport.contract.tensors import tensor_bytes
+from snapexport.contract.tensors import full_cache_bytes, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class CacheBytes:
 
 def cache_bytes(manifest: Manifest) -> CacheBytes:
     """Bytes of the caches that stay allocated while the build runs."""
-    caches, L_max = _caches(manifest, "decode"), manifest.geometry.L_max
+    caches = _caches(manifest, "decode")
     return CacheBytes(
         decode=sum(map(tensor_bytes, caches)),
-        full=sum(tensor_bytes(cache) // cache.shape[2] * L_max for cache in caches),
+        full=full_cache_bytes(manifest),
         prefill=sum(map(tensor_bytes, _caches(manifest, "prefill"))),
     )
 

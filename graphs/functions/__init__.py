@@ -7,13 +7,19 @@ where one is registered, and the body where none is.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from snapexport.graphs.functions import query_window, ring_slot, snapkv_select, snapstream_gather
+from snapexport.graphs.functions import (
+    int8_cache,
+    query_window,
+    ring_slot,
+    snapkv_select,
+    snapstream_gather,
+)
 from snapexport.graphs.functions.vote import DEFAULTS
 
 if TYPE_CHECKING:
     import onnx
 
-NAMES = ("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather")
+NAMES = ("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Scale", "Int8Rows")
 
 
 def function(
@@ -34,5 +40,7 @@ def _text(name: str, vote: Mapping[str, str], softcapped: bool) -> str:
         "QueryWindow": query_window.TEXT,
         "SnapKVSelect": snapkv_select.text(vote, softcapped),
         "SnapStreamGather": snapstream_gather.TEXT,
+        "Int8Scale": int8_cache.SCALE_TEXT,
+        "Int8Rows": int8_cache.ROWS_TEXT,
     }
     return texts[name]

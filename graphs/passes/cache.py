@@ -5,8 +5,10 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, node
+from snapexport.graphs.passes.storage import States, storage_of
 
 
 class Place(NamedTuple):
@@ -17,27 +19,37 @@ class Place(NamedTuple):
 
 
 def attend_with_cache(
-    graph: gs.Graph, layer: int, marker: gs.Node, slots: int, place: Place, appends: bool
+    graph: gs.Graph,
+    layer: int,
+    marker: gs.Node,
+    slots: int,
+    place: Place,
+    *,
+    appends: bool,
+    form: CacheForm = PLAIN,
 ) -> None:
     """Replace a traced attention by one over a cache of `slots` that is written at `place`."""
     # A cache that isn't appended to is a ring: it holds nothing that lies outside of the window.
     attributes = attention_attributes(marker, slots if appends else 0)
-    (query, key, value), outputs = cut(graph, marker)
+    qkv, (out,) = cut(graph, marker)
+    states, storage = States(*qkv), storage_of(form.dtype)
+    held = storage.held(graph, layer, states)
     past = [
-        cache_like(key, names.past_key(layer), slots),
-        cache_like(value, names.past_value(layer), slots),
+        cache_like(held.key, names.past_key(layer), slots),
+        cache_like(held.value, names.past_value(layer), slots),
     ]
     present = [
-        cache_like(key, names.present_key(layer), slots),
-        cache_like(value, names.present_value(layer), slots),
+        cache_like(held.key, names.present_key(layer), slots),
+        cache_like(held.value, names.present_value(layer), slots),
     ]
     node(
         graph,
         CACHE_ATTENTION,
-        [query, key, value, *past, *place],
-        outputs + present,
+        [*held, *past, *place],
+        [storage.attended(graph, layer, states, out), *present],
         domain=CACHE_DOMAIN,
         appends=int(appends),
+        valid_only=int(form.attention == "valid"),
         **attributes,
     )
     graph.inputs.extend(past)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
@@ -25,6 +26,7 @@ class DecodeCache:
     """Caches [B,Hkv,S,D] in and out: the sinks and ring of SnapStream, or the full length."""
 
     geometry: CacheGeometry
+    form: CacheForm = PLAIN
 
     def apply(self, graph: gs.Graph) -> None:
         compresses = self.geometry.compresses
@@ -34,7 +36,13 @@ class DecodeCache:
             if compresses:
                 _require_ring(layer, marker, shape)
             attend_with_cache(
-                graph, layer, marker, shape.slots, places[shape], appends=not compresses
+                graph,
+                layer,
+                marker,
+                shape.slots,
+                places[shape],
+                appends=not compresses,
+                form=self.form,
             )
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.cache_form import CacheForm
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
 from snapexport.graphs.passes.query_windows import query_window
+from snapexport.graphs.passes.storage import storage_of
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,10 @@ class SingleShot:
     """Turns a chunk's trace into that of a whole prompt: there is no past, and it starts at 0."""
 
     geometry: CacheGeometry
+    form: CacheForm
 
     def apply(self, graph: gs.Graph) -> None:
-        prompt_length = self._rename_lengths(graph)
+        prompt_length, storage = self._rename_lengths(graph), storage_of(self.form.dtype)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             scores = Scores.of(marker)
             attributes = attention_attributes(marker, self.geometry.L_max)
@@ -33,7 +36,7 @@ class SingleShot:
             if self.geometry.compresses:
                 window = query_window(graph, layer, query, prompt_length, self.geometry.L_obs)
                 states = PromptStates(window, key, value, prompt_length)
-                compress_layer(graph, self.geometry, layer, scores, states)
+                compress_layer(graph, self.geometry, layer, scores, states, storage)
             else:
                 self._output_full(graph, layer, key, value)
 

@@ -11,12 +11,14 @@ from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import MaskedAttention, split_topk
+from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (StandardAttention(),),
     "onnxruntime": (
         GroupQueryAttention(),
+        ValidSlots(),
         StandardAttention(),
         FusedMatMul(),
         MatMulNBits(),

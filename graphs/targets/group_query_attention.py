@@ -1,7 +1,7 @@
 """Appending cache markers to ONNX Runtime's GroupQueryAttention.
 
 It writes in place, never forms the [C, T] scores, and its cost follows the valid length rather
-than the capacity. It can only append: a ring's write stays with TensorScatter.
+than the capacity. It can only append: a ring's write stays with TensorScatter (valid_slots.py).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTE
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 
 _INT32 = 6  # onnx.TensorProto.INT32
-_MICROSOFT = "com.microsoft"
+MICROSOFT = "com.microsoft"
 _NO_WINDOW = -1
 
 
@@ -27,7 +27,7 @@ class GroupQueryAttention:
             if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
                 *_, valid = marker.inputs
                 if valid.name not in lengths:
-                    lengths[valid.name] = _lengths(graph, valid)
+                    lengths[valid.name] = _lengths_of(graph, marker)
                 self._rewrite(graph, marker, lengths[valid.name])
             elif marker.op == PROMPT_ATTENTION:
                 self._rewrite(graph, marker, _whole_prompt(graph, marker.inputs[0].shape[2]))
@@ -37,13 +37,16 @@ class GroupQueryAttention:
         (query, key, value, *cache), (out, *present) = cut(graph, marker)
         batch, heads, chunk, _ = query.shape
         past = cache[:2] or [gs.Variable.empty(), gs.Variable.empty()]
+        if not present and query.dtype != np.float32:
+            # A GPU's kernel writes a cache even where nobody wants one.
+            present = [gs.Variable(fresh(graph, "unused")) for _ in range(2)]
         attended = gs.Variable(fresh(graph, "attended"))
         node(
             graph,
             "GroupQueryAttention",
-            [_packed(graph, states) for states in (query, key, value)] + past + lengths,
+            [packed(graph, states) for states in (query, key, value)] + past + lengths,
             [attended, *present],
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
             num_heads=heads,
             kv_num_heads=key.shape[1],
             scale=marker.attrs["scale"],
@@ -55,7 +58,7 @@ class GroupQueryAttention:
         node(graph, "Reshape", [attended, shape], [out])
 
 
-def _packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
+def packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
     """[B,H,C,D] -> [B,C,H*D]."""
     batch, heads, chunk, head_dim = states.shape
     rows = node(graph, "Transpose", [states], perm=[0, 2, 1, 3])
@@ -63,12 +66,28 @@ def _packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
     return node(graph, "Reshape", [*rows, shape])[0]
 
 
-def _lengths(graph: gs.Graph, valid: gs.Tensor) -> list[gs.Tensor]:
-    """valid_length [B] -> the operator's seqlens_k (int32 [B]) and total_sequence_length."""
-    last = node(graph, "Sub", [valid, int64s(graph, 1)])
-    seqlens_k = node(graph, "Cast", last, to=_INT32)
+def decode_lengths(graph: gs.Graph, valid: gs.Tensor, slots: int) -> list[gs.Tensor]:
+    """valid_length [B] -> the operator's seqlens_k (int32 [B]) and total_sequence_length.
+
+    The latter is read on the host: calculated on a GPU it would be waited for in each step, and no
+    CUDA graph could be made of it. For one row it only bounds the others.
+    """
+    total = gs.Constant(fresh(graph, "total_sequence_length"), np.array(slots, np.int32))
+    return [*_seqlens_k(graph, valid), total]
+
+
+def _lengths_of(graph: gs.Graph, marker: gs.Node) -> list[gs.Tensor]:
+    """Of an appending marker. A chunk's rows are counted back from the total length."""
+    query, _, _, past_key, _, _, valid = marker.inputs
+    if query.shape[2] == 1:
+        return decode_lengths(graph, valid, past_key.shape[2])
     longest = node(graph, "ReduceMax", [valid], keepdims=0)
-    return seqlens_k + node(graph, "Cast", longest, to=_INT32)
+    return _seqlens_k(graph, valid) + node(graph, "Cast", longest, to=_INT32)
+
+
+def _seqlens_k(graph: gs.Graph, valid: gs.Tensor) -> list[gs.Tensor]:
+    last = node(graph, "Sub", [valid, int64s(graph, 1)])
+    return node(graph, "Cast", last, to=_INT32)
 
 
 def _whole_prompt(graph: gs.Graph, length: int) -> list[gs.Tensor]:

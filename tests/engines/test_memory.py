@@ -75,6 +75,8 @@ def manifest() -> Manifest:
         prefill_chunk=CHUNK,
         dtype="bf16",
         quantization=None,
+        cache_dtype="bf16",
+        decode_attention="all",
         target="tensorrt",
         graphs={
             "prefill": prefill,

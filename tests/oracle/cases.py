@@ -59,6 +59,8 @@ class Case:
     batch: int = 3
     decode_batches: tuple[int, ...] = ()
     baseline: bool = False
+    cache_dtype: str | None = None
+    decode_attention: str | None = None
     target: str = "onnxruntime"
 
     @property

@@ -37,8 +37,9 @@ class Difference:
     """One output of one sequence, a runner against a reference.
 
     lossless: nothing was dropped that the output depends on, and the weights are the same, so that
-    both have to be equal. quantized: the reference's weights are the original ones, the runner's
-    not. passed: Polygraphy's verdict at the tolerance.
+    both have to be equal. rounded: nothing was dropped, but one of them has a cache of fewer bits.
+    quantized: the reference's weights are the original ones, the runner's not. passed: Polygraphy's
+    verdict at the tolerance.
     """
 
     prompt_length: int
@@ -46,6 +47,7 @@ class Difference:
     reference: str
     runner: str
     lossless: bool
+    rounded: bool
     quantized: bool
     passed: bool
     distance: Distance
@@ -84,20 +86,13 @@ def _pair(
     accuracy: AccuracyResult,
 ) -> list[Difference]:
     rows = zip(feeds, results[reference.name], results[runner.name], strict=True)
-    quantized = build.manifest.quantization is not None and reference.original
     return [
         Difference(
             prompt_length=_prompt_length(feed),
             output=output,
             reference=reference.name,
             runner=runner.name,
-            # Two compressed caches may differ too: nearly equal votes can be ranked either way.
-            lossless=not quantized
-            and (
-                (reference.lossless and runner.lossless)
-                or _drops_nothing(build.manifest, feed, output)
-            ),
-            quantized=quantized,
+            **_why(build.manifest, reference, runner, feed, output),
             passed=bool(verdict),
             distance=Distance.between(expected[output], actual[output]),
         )
@@ -106,6 +101,21 @@ def _pair(
         )
         for output, verdict in verdicts.items()
     ]
+
+
+def _why(
+    manifest: Manifest, reference: SequenceRunner, runner: SequenceRunner, feed: Feed, output: str
+) -> dict[str, bool]:
+    """What the two may differ by."""
+    quantized = manifest.quantization is not None and reference.original
+    # Two compressed caches may differ too: nearly equal votes can be ranked either way.
+    whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)
+    rounds = output == DECODE_LOGITS and reference.rounds_cache != runner.rounds_cache
+    return {
+        "lossless": whole and not rounds and not quantized,
+        "rounded": whole and rounds and not quantized,
+        "quantized": quantized,
+    }
 
 
 def _prompt_length(feed: Feed) -> int:

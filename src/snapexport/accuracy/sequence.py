@@ -36,6 +36,9 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
     lossless = True
     """Whether it attends to every position, however long the sequence."""
 
+    rounds_cache = False
+    """Whether keys and values lose digits when they are written to its cache."""
+
     original = False
     """Whether its weights are the checkpoint's own, and not the build's."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from snapexport.building.graph_files import Traces, finished_graphs, write_graph
 from snapexport.contract.build_directory import Build
+from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.exporter.weights import WEIGHTS, link_again
@@ -14,13 +15,19 @@ TOKENIZER = "tokenizer.json"
 
 
 def derive(
-    build: Build, geometry: CacheGeometry, out: Path, *, with_queries: bool = False
+    build: Build,
+    geometry: CacheGeometry,
+    out: Path,
+    form: CacheForm | None = None,
+    *,
+    with_queries: bool = False,
 ) -> Build:
     """A build in the new directory `out` that differs from `build` in its cache alone.
 
-    It has one decode graph, for all the slots, and no engines.
-    Its weights are hard links where `out` is on the same file system. Raises UserError where
-    `build` has no traces (`--baseline`), or its prefill chunk doesn't go with the geometry.
+    form: `build`'s own unless another is given; a full cache has one form alone. It has one decode
+    graph, for all the slots, and no engines. Its weights are hard links where `out` is on the same
+    file system. Raises UserError where `build` has no traces (`--baseline`), or its prefill chunk
+    doesn't go with the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
@@ -29,9 +36,17 @@ def derive(
     link_again(build.directory / WEIGHTS, out / WEIGHTS)
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
-    graphs = finished_graphs(traces, geometry, manifest.target, with_queries=with_queries)
+    form = (form or manifest.cache_form) if geometry.compresses else PLAIN
+    graphs = finished_graphs(traces, geometry, manifest.target, form, with_queries=with_queries)
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
-    changed = {"geometry": geometry, "graphs": entries, "traces": {}, "engines": {}}
+    changed = {
+        "geometry": geometry,
+        "cache_dtype": form.dtype or manifest.dtype,
+        "decode_attention": form.attention,
+        "graphs": entries,
+        "traces": {},
+        "engines": {},
+    }
     manifest.model_copy(update=changed).write(out)
     return Build.open(out)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 
 from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import GraphEntry, GraphName, Target, TensorSpec, TraceName
@@ -51,19 +52,23 @@ def finished_graphs(
     traces: Traces,
     geometry: CacheGeometry,
     target: Target,
+    form: CacheForm = PLAIN,
     *,
     baseline: bool = False,
     with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
-    """Every graph of the build, ready to be written. with_queries: decode shows its queries."""
+    """Every graph of the build, ready to be written. with_queries: decode shows its queries.
+
+    The baseline's caches are what others are compared with: the form is not theirs.
+    """
     graphs: dict[GraphName, onnx.ModelProto] = {
-        "prefill": surgery.prefill(traces.prefill, geometry, target),
-        "decode": surgery.decode(traces.decode, geometry, target, with_queries=with_queries),
+        "prefill": surgery.prefill(traces.prefill, geometry, target, form),
+        "decode": surgery.decode(traces.decode, geometry, target, form, with_queries=with_queries),
     }
     for slots, traced in traces.smaller_decodes.items():
-        graphs[f"decode.{slots}"] = surgery.decode(traced, geometry, target)
+        graphs[f"decode.{slots}"] = surgery.decode(traced, geometry, target, form)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
-        graphs["compress"] = surgery.compress(traces.prefill, geometry, target)
+        graphs["compress"] = surgery.compress(traces.prefill, geometry, target, form)
     if baseline:
         without = finished_graphs(traces, geometry.as_full(), target)
         graphs |= {f"{BASELINE}/{name}": model for name, model in without.items()}

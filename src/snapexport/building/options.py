@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapexport.building.forms import form_of, require_one_of
 from snapexport.building.presets import PRESETS, flag_of, require_preset
 from snapexport.contract.budget import BUDGETS, topk_per_layer
+from snapexport.contract.cache_form import CacheDType, CacheForm, DecodeAttention
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
     DEFAULT_L_OBS,
@@ -67,20 +69,22 @@ class BuildOptions:
     prefill_chunk: int | None = None
     dtype: DType = "fp32"
     weights: Quantization | None = None
+    cache_dtype: CacheDType | None = None
+    decode_attention: DecodeAttention | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
     trt_decomposable: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        _require_one_of("--policy", self.policy, POLICIES)
-        _require_one_of("--dtype", self.dtype, DTYPES)
-        _require_one_of("--target", self.target, TARGETS)
+        require_one_of("--policy", self.policy, POLICIES)
+        require_one_of("--dtype", self.dtype, DTYPES)
+        require_one_of("--target", self.target, TARGETS)
         for name, choices in _CHOICES.items():
-            if (given := getattr(self, name)) is not None:
-                _require_one_of(flag_of(name), given, choices)
+            require_one_of(flag_of(name), getattr(self, name), choices)
         if self.weights is not None:
             self._require_int4_target()
+        form_of(self)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
         for slots in self.decode_batches or ():
@@ -101,7 +105,7 @@ class BuildOptions:
             self._require_one_budget()
 
     def _require_int4_target(self) -> None:
-        _require_one_of("--weights", str(self.weights), QUANTIZATIONS)
+        require_one_of("--weights", str(self.weights), QUANTIZATIONS)
         if self.target != "onnxruntime" or self.dtype == "bf16":
             raise UserError(
                 f"--weights {self.weights} is not to be had for --target {self.target} "
@@ -214,6 +218,16 @@ class BuildOptions:
         return recent, topk
 
     @property
+    def cache_form(self) -> CacheForm:
+        """How compressed caches are held and read."""
+        return form_of(self)
+
+    @property
+    def held_dtype(self) -> CacheDType:
+        """Of compressed caches."""
+        return self.cache_form.dtype or self.dtype
+
+    @property
     def smaller_batches(self) -> list[int]:
         """Slots of the decode graphs beside the one for all of them."""
         if self.decode_batches is not None:
@@ -252,8 +266,3 @@ def _powers_of_4(limit: int) -> list[int]:
 def _column(values: list[int]) -> int | tuple[int, ...]:
     """One value where all the layers agree."""
     return values[0] if len(set(values)) == 1 else tuple(values)
-
-
-def _require_one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{flag} '{value}' is not known", f"choose from {', '.join(allowed)}")

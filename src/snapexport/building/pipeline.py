@@ -119,7 +119,9 @@ def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName,
     options = plan.options
     if options.baseline:
         weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
-    graphs = finished_graphs(traces, plan.geometry, options.target, baseline=options.baseline)
+    graphs = finished_graphs(
+        traces, plan.geometry, options.target, options.cache_form, baseline=options.baseline
+    )
     if options.trt_decomposable:
         for model in graphs.values():
             allow_decomposition(model)
@@ -142,6 +144,8 @@ def manifest_of(
         prefill_chunk=plan.prefill_chunk,
         dtype=plan.options.dtype,
         quantization=plan.options.weights,
+        cache_dtype=plan.options.held_dtype,
+        decode_attention=plan.options.cache_form.attention,
         target=plan.options.target,
         graphs=graphs,
         traces=traces,

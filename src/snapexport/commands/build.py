@@ -27,8 +27,12 @@ CHOICES = {
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
     "dtype": "of weights, activations and cache; the CPU has no bf16",
+    "cache_dtype": "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
+    "(default: the dtype)",
     "weights": "of the linear layers, in blocks of 32 (default: the dtype); a quarter of the "
     "memory traffic of fp16, and less accurate: see what `diff` and `eval` say",
+    "decode_attention": "slots of a compressed cache that a step reads: all, or the valid ones "
+    "alone, in ONNX Runtime: faster where many are empty (default: all; valid for int8)",
     "target": "tensorrt: in the forms that its parser takes; portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
     "trt_decomposable": "let TensorRT use several kernels for attention where it has no fused one; "

@@ -23,13 +23,15 @@ from snapexport.commands.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.runtime.engine import Limits
-from snapexport.runtime.open_engine import RUNNERS
+from snapexport.runtime.open_engine import Runner
 from snapexport.runtime.prompts import load_tokenizer, read
 
 if TYPE_CHECKING:
     from snapexport.accuracy.backends import Backend
 
 HELP = "accuracy against transformers, by Polygraphy"
+RUNNERS: tuple[Runner, ...] = ("onnxruntime", "tensorrt")
+"""Those that Polygraphy runs here: its ONNX Runtime is the CPU's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

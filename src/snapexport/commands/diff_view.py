@@ -12,6 +12,8 @@ from snapexport.contract.build_directory import Build
 if TYPE_CHECKING:
     from snapexport.accuracy.difference import Difference
 
+_COMPRESSED = "[yellow]compressed[/]"
+
 
 def print_differences(build: Build, found: "list[Difference]", commands: Path) -> None:
     """A row per sequence, output and pair, and how to repeat it."""
@@ -39,8 +41,10 @@ def _legend(build: Build, found: "list[Difference]") -> str:
         "equal": any(one.lossless and one.passed for one in found)
         and f"{dropped} no logit {bound}",
         "DIFFERS": any(one.broken for one in found) and f"{dropped} a logit {bound}",
-        "compressed": any(not one.lossless and not one.quantized for one in found)
+        "compressed": any(_verdict(one) == _COMPRESSED for one in found)
         and "what the smaller cache costs",
+        "rounded": any(one.rounded for one in found)
+        and f"what a cache in {build.manifest.cache_dtype} costs",
         "quantized": any(one.quantized for one in found) and "what 4-bit weights cost",
     }
     return "; ".join(f"{word}: {meaning}" for word, meaning in meanings.items() if meaning)
@@ -61,6 +65,8 @@ def _cells(one: "Difference") -> tuple[str, ...]:
 def _verdict(one: "Difference") -> str:
     if one.quantized:
         return "[yellow]quantized[/]"
+    if one.rounded:
+        return "[yellow]rounded[/]"
     if not one.lossless:
-        return "[yellow]compressed[/]"
+        return _COMPRESSED
     return "[red]DIFFERS[/]" if one.broken else "[green]equal[/]"

@@ -29,7 +29,8 @@ _CHOSEN = {
 CHOICES = (
     {name: build.CHOICES[name] for name in ("model", "L_max")}
     | _CHOSEN
-    | {name: build.CHOICES[name] for name in ("weights", "target", "trt_decomposable")}
+    | {name: build.CHOICES[name] for name in ("weights", "cache_dtype", "decode_attention")}
+    | {name: build.CHOICES[name] for name in ("target", "trt_decomposable")}
 )
 CACHE = build.CACHE | {
     "policy": build.CACHE["policy"] + " (default: snapstream, or full where a given batch fits it)",

@@ -31,6 +31,8 @@ def build_summary(build: Build) -> dict[str, Any]:
         "layout": "single-shot" if manifest.single_shot else "chunked",
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
+        "cache_dtype": manifest.cache_dtype,
+        "decode_attention": manifest.decode_attention,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
@@ -54,6 +56,7 @@ def print_summary(build: Build) -> None:
         "build": summary["build"],
         "model": _model_line(manifest),
         "cache": _cache_line(manifest.geometry),
+        "decode": _decode_line(manifest),
         "prefill": f"{summary['layout']}, {summary['prefill_chunk']} tokens a step",
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
         "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
@@ -76,6 +79,13 @@ def _model_line(manifest: Manifest) -> str:
         f"{model.num_attention_heads} heads over {model.num_key_value_heads} KV heads "
         f"of {model.head_dim}"
     )
+
+
+def _decode_line(manifest: Manifest) -> str:
+    """How the slots are held and read."""
+    if not manifest.geometry.compresses:
+        return f"caches in {manifest.cache_dtype}"
+    return f"caches in {manifest.cache_dtype}, attention over {manifest.decode_attention} slots"
 
 
 def _cache_line(geometry: CacheGeometry) -> str:

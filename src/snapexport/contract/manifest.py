@@ -12,12 +12,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import StringConstraints, ValidationError
 
+from snapexport.contract.cache_form import CacheDType, CacheForm, DecodeAttention
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.strict import Strict
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -84,6 +85,9 @@ class Manifest(Strict):
     """Everything a run has to know of a build.
 
     quantization: of the linear layers' weights; None: they have the build's dtype.
+    cache_dtype: of compressed caches; full ones, prefill's among them, have the build's dtype.
+    decode_attention: over compressed caches: `valid` reads none but valid slots, and decode has
+    the outputs attended.{l}.key|value, which are to be bound to the buffers of the cache inputs.
     traces: what the graphs were made from, where the build has its baseline. They hold markers in
     place of attention and cannot run; surgery makes the graphs of another cache from them.
     engines: what `snapexport engine` added, by the name of their folder below `engines/`.
@@ -96,6 +100,8 @@ class Manifest(Strict):
     prefill_chunk: int
     dtype: DType
     quantization: Quantization | None
+    cache_dtype: CacheDType
+    decode_attention: DecodeAttention
     target: Target
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
@@ -108,6 +114,12 @@ class Manifest(Strict):
         stem = f"{prefix}decode."
         found = {int(n.removeprefix(stem)): n for n in self.graphs if n.startswith(stem)}
         return dict(sorted(found.items())) | {self.batch: f"{prefix}decode"}
+
+    @property
+    def cache_form(self) -> CacheForm:
+        """What the graphs of a compressed cache were made with."""
+        dtype = None if self.cache_dtype == self.dtype else self.cache_dtype
+        return CacheForm(dtype, self.decode_attention)
 
     @property
     def single_shot(self) -> bool:

@@ -12,6 +12,7 @@ LOGITS = "logits"
 
 _PAST = "past_key_values."
 _PRESENT = "present."
+_ATTENDED = "attended."
 
 
 def past_key(layer: int) -> str:
@@ -32,6 +33,36 @@ def present_key(layer: int) -> str:
 def present_value(layer: int) -> str:
     """Values after the step; may be bound to the very buffer of `past_value`."""
     return f"{_PRESENT}{layer}.value"
+
+
+def past_key_scale(layer: int) -> str:
+    """What keys in 8 bits are to be multiplied by, float32 [B,Hkv,1,D]."""
+    return f"{_PAST}{layer}.key_scale"
+
+
+def past_value_scale(layer: int) -> str:
+    """The same of values."""
+    return f"{_PAST}{layer}.value_scale"
+
+
+def present_key_scale(layer: int) -> str:
+    """`past_key_scale` once more: a step changes nothing of it."""
+    return f"{_PRESENT}{layer}.key_scale"
+
+
+def present_value_scale(layer: int) -> str:
+    """`past_value_scale` once more."""
+    return f"{_PRESENT}{layer}.value_scale"
+
+
+def attended_key(layer: int) -> str:
+    """`present_key` once more, where attention asks for an output in the caches' own buffer."""
+    return f"{_ATTENDED}{layer}.key"
+
+
+def attended_value(layer: int) -> str:
+    """`present_value` once more."""
+    return f"{_ATTENDED}{layer}.value"
 
 
 def query_window(layer: int) -> str:
@@ -64,9 +95,16 @@ def is_cache(name: str) -> bool:
     return is_past(name) or is_present(name)
 
 
-def past_of(present: str) -> str:
-    """The cache input that may share its buffer with the cache output `present`."""
-    return present.replace(_PRESENT, _PAST, 1) if is_present(present) else present
+def is_attended(name: str) -> bool:
+    """Whether it names a cache output that is there for its buffer alone."""
+    return name.startswith(_ATTENDED)
+
+
+def past_of(output: str) -> str:
+    """The cache input that shares its buffer with a cache output, or may."""
+    if is_attended(output):
+        return output.replace(_ATTENDED, _PAST, 1)
+    return output.replace(_PRESENT, _PAST, 1) if is_present(output) else output
 
 
 def present_of(past: str) -> str:

@@ -3,9 +3,20 @@
 import math
 
 from snapexport.contract import names
-from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec
+from snapexport.contract.manifest import DType, GraphEntry, GraphName, Manifest, TensorSpec
 
-ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
+ITEM_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+}
+
+OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""The manifest's names of types, by those of `--dtype`."""
 
 OF_TENSORRT = {
     "BOOL": "bool",
@@ -21,6 +32,20 @@ OF_TENSORRT = {
 def tensor_bytes(spec: TensorSpec) -> int:
     """Bytes of one input or output."""
     return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
+
+
+def full_cache_bytes(manifest: Manifest) -> int:
+    """Decode's caches as they would be uncompressed: [B,Hkv,T,D], in the build's own dtype."""
+    specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
+    layers = range(manifest.geometry.num_layers)
+    states = [specs[name(n)] for n in layers for name in (names.past_key, names.past_value)]
+    dtype, length = OF_DTYPE[manifest.dtype], manifest.geometry.L_max
+    return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)
+
+
+def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
+    batch, kv_heads, _, head_dim = cache.shape
+    return TensorSpec(name=cache.name, dtype=dtype, shape=[batch, kv_heads, slots, head_dim])
 
 
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:

@@ -6,6 +6,7 @@ alone what its layers take, and those for tensorrt are bounds that nobody has me
 
 from snapexport.building import BuildOptions
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.planning.caches import position_bytes
 from snapexport.planning.model import PlannedModel
 from snapexport.planning.weights import ITEM_BYTES
 
@@ -73,20 +74,34 @@ def prefill_bytes(
 
 
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """The vote of one layer. Nothing where no layer votes.
+    """The hand-over of one layer: its vote, and caches in fewer bits than they are calculated in.
 
     Scores of the window's queries [H,W,T] in fp32, in several copies, and a copy of the keys
     [Hkv,T,D]. On tensorrt the plugin holds a vote per query head and position instead, [H,T]
     (docs/plugins.md).
     """
+    rounding = _rounding_bytes(model, options, geometry)
     if not any(layer.K for layer in geometry.layers):
-        return 0
+        return rounding * _ARENA
     if options.target == "tensorrt":
         return scores_bytes(model, 1, geometry.L_max)
     votes = _VOTE_COPIES * scores_bytes(model, geometry.L_obs, geometry.L_max)
     facts = model.facts
     keys = facts.num_key_value_heads * geometry.L_max * facts.head_dim * _working_bytes(options)
-    return (votes + keys) * _ARENA
+    return (votes + keys + rounding) * _ARENA
+
+
+def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
+    """What is kept in fp32, [Hkv,S,D] twice. int8: as much again while it is rounded, and a copy of
+    the prompt's keys or values, [Hkv,T,D], for their scale. No run has been measured.
+    """
+    if options.held_dtype == options.dtype:
+        return 0
+    position = position_bytes(model.facts, "fp32")
+    kept = max(layer.slots for layer in geometry.layers) * position
+    if options.held_dtype == "fp16":
+        return kept
+    return 2 * kept + geometry.L_max * position // 2
 
 
 def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:

@@ -1,13 +1,15 @@
 """Bytes of the caches that stay allocated while a build runs."""
 
+from snapexport.contract.cache_form import CacheDType
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import DType, ModelFacts
-from snapexport.planning.weights import ITEM_BYTES
+
+CACHE_BYTES: dict[CacheDType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 
-def position_bytes(model: ModelFacts, dtype: DType) -> int:
+def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
     """Key and value of one position in one layer: 2 x [Hkv,D]."""
-    return 2 * model.num_key_value_heads * model.head_dim * ITEM_BYTES[dtype]
+    return 2 * model.num_key_value_heads * model.head_dim * CACHE_BYTES[dtype]
 
 
 def token_bytes(model: ModelFacts, dtype: DType) -> int:
@@ -15,9 +17,13 @@ def token_bytes(model: ModelFacts, dtype: DType) -> int:
     return model.num_hidden_layers * position_bytes(model, dtype)
 
 
-def slot_bytes(model: ModelFacts, geometry: CacheGeometry, dtype: DType) -> int:
-    """Decode's cache of one request: [Hkv,S_l,D] twice in each layer, S_l by its geometry."""
-    return sum(layer.slots for layer in geometry.layers) * position_bytes(model, dtype)
+def slot_bytes(model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType) -> int:
+    """Decode's cache of one request: [Hkv,S_l,D] twice in each layer, S_l by its geometry.
+
+    And for int8 its scales, [Hkv,1,D] in fp32 beside each of them.
+    """
+    states = sum(layer.slots for layer in geometry.layers) * position_bytes(model, dtype)
+    return states + (token_bytes(model, "fp32") if dtype == "int8" else 0)
 
 
 def prompt_bytes(model: ModelFacts, geometry: CacheGeometry, chunk: int, dtype: DType) -> int:

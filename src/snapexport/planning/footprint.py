@@ -60,7 +60,7 @@ def footprint(
     return Footprint(
         process=GPU_CONTEXT if on_gpu else PROCESS,
         weights=weights.held_bytes(model, options),
-        slot=caches.slot_bytes(model.facts, geometry, options.dtype),
+        slot=caches.slot_bytes(model.facts, geometry, options.held_dtype),
         batch=options.batch,
         prefill_cache=caches.prompt_bytes(model.facts, geometry, chunk, options.dtype),
         prefill_work=activations.prefill_bytes(model, options, geometry, chunk),
@@ -74,5 +74,5 @@ def footprint(
 
 def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
     """Read by a decode step in which every slot is full: the weights once, and all the caches."""
-    slot = caches.slot_bytes(model.facts, geometry, options.dtype)
+    slot = caches.slot_bytes(model.facts, geometry, options.held_dtype)
     return weights.read_bytes(model, options) + options.batch * slot

@@ -21,6 +21,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "L_max": options.L_max,
         "target": options.target,
         "dtype": options.dtype,
+        "cache_dtype": options.held_dtype,
         "weights": options.weights,
         "full_cache_bytes_per_token": caches.token_bytes(facts, options.dtype),
         "candidates": [candidate_report(plan, one) for one in plan.candidates],

@@ -1,0 +1,98 @@
+"""Decode markers of rings to GroupQueryAttention, which reads valid slots alone.
+
+The operator can only append: it writes a row at the end of the valid ones, and a ring's new row is
+often not the last. So TensorScatter writes the new row at its slot, the row that is then the last
+valid one is read back, and the operator appends that very row where it stands: nothing changes.
+
+It does so in place where its cache outputs share the buffer of its cache inputs, and that takes
+outputs of the graph: attended.{l}.key|value, the present caches once more. As tensors inside the
+graph they would be copies of the whole cache.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.contract import names
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
+from snapexport.graphs.passes.base import cut, fresh, int64s, node
+from snapexport.graphs.passes.cache import cache_like
+from snapexport.graphs.passes.storage import cast
+from snapexport.graphs.targets.group_query_attention import MICROSOFT, decode_lengths, packed
+
+_IN_8_BITS = {
+    "k_quant_type": "PER_TENSOR",
+    "v_quant_type": "PER_TENSOR",
+    "kv_cache_bit_width": 8,
+}
+
+
+@dataclass(frozen=True)
+class ValidSlots:
+    """Every decode marker that asks for it."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        ends: dict[str, _End] = {}
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
+            if marker.op == CACHE_ATTENTION and marker.attrs["valid_only"]:
+                _, _, _, past_key, _, _, valid = marker.inputs
+                if valid.name not in ends:
+                    ends[valid.name] = _End(graph, valid, past_key.shape)
+                _rewrite(graph, marker, ends[valid.name])
+
+
+class _End:
+    """Where the valid slots end, for the layers that share it."""
+
+    def __init__(self, graph: gs.Graph, valid: gs.Tensor, cache: tuple[int, ...]) -> None:
+        """cache: the shape [B,Hkv,S,D] of one."""
+        batch, kv_heads, slots, _ = cache
+        self.lengths = decode_lengths(graph, valid, slots)
+        self._graph = graph
+        (last,) = node(graph, "Sub", [valid, int64s(graph, 1)])
+        (column,) = node(graph, "Reshape", [last, int64s(graph, -1, 1, 1, 1)])
+        (self._index,) = node(graph, "Expand", [column, int64s(graph, batch, kv_heads, 1, 1)])
+
+    def last_row(self, cache: gs.Tensor, new: gs.Tensor) -> gs.Variable:
+        """The row in a cache's last valid slot, shaped as the `new` one."""
+        row = gs.Variable(fresh(self._graph, "last_row"), cache.dtype, new.shape)
+        return node(self._graph, "GatherND", [cache, self._index], [row], batch_dims=2)[0]
+
+
+def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
+    layer, scale, softcap = (marker.attrs[name] for name in ("layer", "scale", "softcap"))
+    (query, *states, past_key, past_value, slot, _), (out, *present) = cut(graph, marker)
+    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
+        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+    rows = [end.last_row(cache, new) for cache, new in zip(present, states, strict=True)]
+    again = [
+        cache_like(present[0], names.attended_key(layer), past_key.shape[2]),
+        cache_like(present[1], names.attended_value(layer), past_value.shape[2]),
+    ]
+    attributes = {"scale": scale, "softcap": softcap}
+    unit_scales: list[gs.Tensor] = []
+    if past_key.dtype == np.int8:
+        rows = [cast(graph, row, query.dtype) for row in rows]
+        unit_scales = _unit_scales(graph)
+        attributes |= _IN_8_BITS
+    batch, heads, _, _ = query.shape
+    (attended, *_) = node(
+        graph,
+        "GroupQueryAttention",
+        [*(packed(graph, one) for one in (query, *rows)), *present, *end.lengths, *unit_scales],
+        [gs.Variable(fresh(graph, "attended")), *again],
+        domain=MICROSOFT,
+        num_heads=heads,
+        kv_num_heads=past_key.shape[1],
+        **attributes,
+    )
+    graph.outputs.extend(again)
+    node(graph, "Reshape", [attended, int64s(graph, batch, 1, heads, past_value.shape[3])], [out])
+
+
+def _unit_scales(graph: gs.Graph) -> list[gs.Tensor]:
+    """The operator's last inputs, after five that are not used. It takes whole numbers as they are:
+    what scales them is outside."""
+    ones = [gs.Constant(fresh(graph, "one"), np.ones(1, np.float32)) for _ in range(2)]
+    return [gs.Variable.empty() for _ in range(5)] + ones
