@@ -81,6 +81,11 @@ plugins: $(STAMP)        ## the TensorRT plugins, given TENSORRT_INCLUDE; the la
 gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: right, free of races, how fast
 	$(BIN)/python tools/gpu_check.py --out build/gpu_check.json
 
+performance: export OMP_WAIT_POLICY = passive
+performance: $(STAMP)    ## the tables of docs/performance.md, 35 minutes; peers by PEERS="--peers-python ..."
+	$(BIN)/python -m tools.performance all $(PEERS)
+	$(BIN)/python -m tools.performance tables --write docs/performance.md
+
 gpu-bench: $(STAMP)      ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
 	$(BIN)/python -m tools.gpu_bench --out build/gpu_bench
 

@@ -60,7 +60,7 @@ def _prefill(
             "contender": place.contender,
             "context": place.context,
             "tokens_per_second": rounded(place.context / median),
-            **_timing(seconds, work, rates),
+            **timing(seconds, work, rates),
         }
 
 
@@ -78,7 +78,7 @@ def _decode(
             "context": place.context,
             "batch": place.batch,
             "tokens_per_second": rounded(place.batch / median),
-            **_timing(seconds, work, rates),
+            **timing(seconds, work, rates),
         }
 
 
@@ -103,11 +103,11 @@ def _hand_over(
             "share_of_prefill": rounded(whole / statistics.median(prefill[place])),
             "vote_seconds": None if vote is None else rounded(vote),
             "moving_seconds": None if vote is None else rounded(whole - vote),
-            **_timing(seconds, work, rates),
+            **timing(seconds, work, rates),
         }
 
 
-def _timing(seconds: Sequence[float], work: Work | None, rates: Rates | None) -> Row:
+def timing(seconds: Sequence[float], work: Work | None, rates: Rates | None) -> Row:
     """The spread, the floor and how many times the floor the median is."""
     spread = Spread.of(seconds)
     row: Row = {"seconds": spread.report(), "floor": None, "ratio": None}

@@ -1,0 +1,15 @@
+"""The performance tables of docs/performance.md: an experiment a file, all measured in one way.
+
+    setup (checkpoint, builds) -> an experiment's cases -> turns -> report -> tables, plots
+
+    turns.py         whoever is compared takes turns; medians, floors
+    report.py        what an experiment has found: one JSON file
+    checkpoint.py    random weights, made on the spot
+    builds.py        builds of them, made once
+    filled.py        an engine whose caches hold random numbers in place of a prompt
+    context.py, equal_memory.py, overhead.py, naive.py, peers.py, scale1b.py     the experiments
+    tables.py, plots.py     what is shown of their JSON
+    workers/         peers, each run by an interpreter of its own
+
+It measures with snapexport.bench: probes, floors, spreads, memory.
+"""
