@@ -85,8 +85,8 @@ def test_a_page_without_the_marks_is_an_error(tmp_path: Path) -> None:
 
 def test_throughput_is_held_against_the_full_cache_of_the_same_prompts() -> None:
     decode = [
-        {"context": 16, "compression": 1, "batch": 2, "seconds": seconds(0.5)},
-        {"context": 16, "compression": 4, "batch": 8, "seconds": seconds(0.4)},
+        {"context": 16, "cache": "full", "batch": 2, "seconds": seconds(0.5)},
+        {"context": 16, "cache": "1/4", "batch": 8, "seconds": seconds(0.4)},
     ]
     found = equal_memory.summary({"decode": decode})
     assert [row["tokens_per_second"] for row in found] == [4.0, 20.0]

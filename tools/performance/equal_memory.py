@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from snapexport.bench.spread import rounded
+from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.runtime.memory import cache_bytes
 
 from .builds import Builds
@@ -23,21 +24,35 @@ PAPER = (
 
 
 @dataclass(frozen=True)
-class Options:
-    """positions: of the full cache, in the memory that all have. 131,072: 4 GiB of `small`.
+class Cache:
+    """compression: positions of the prompt to a slot. times: how many fit in for a full one."""
 
-    compressions: positions of the prompt to a slot; 1 is the full cache.
-    """
+    name: str
+    compression: int
+    times: int
+    form: CacheForm = PLAIN
+
+
+FULL = Cache("full", 1, 1)
+QUARTER = Cache("1/4", 4, 4)
+# Its scales come on top: 0.1 to 0.8 % of its bytes.
+QUARTER_IN_INT8 = Cache("1/4, int8", 4, 16, CacheForm("int8", "valid"))
+SIXTEENTH = Cache("1/16", 16, 16)
+
+
+@dataclass(frozen=True)
+class Options:
+    """positions: of the full cache, in the memory that all have. 131,072: 4 GiB of `small`."""
 
     positions: int = 131072
     prompts: tuple[int, ...] = (16384, 32768, 65536, 131072)
-    compressions: tuple[int, ...] = (1, 4, 16)
+    caches: tuple[Cache, ...] = (FULL, QUARTER, QUARTER_IN_INT8, SIXTEENTH)
     rounds: int = 5
     steps: int = 2
 
 
 DEFAULT = Options()
-QUICK = Options(positions=2048, prompts=(1024, 2048), compressions=(1, 4), rounds=2)
+QUICK = Options(positions=2048, prompts=(1024, 2048), caches=(FULL, QUARTER), rounds=2)
 
 
 def run(setup: Setup, options: Options, report: Report) -> None:
@@ -45,29 +60,29 @@ def run(setup: Setup, options: Options, report: Report) -> None:
     report.notes.append(NOTE)
     for prompt in options.prompts:
         engines = [
-            _filled(setup.builds(), options, prompt, compression, setup.threads)
-            for compression in options.compressions
+            _filled(setup.builds(), options, prompt, cache, setup.threads)
+            for cache in options.caches
         ]
         cases = [
             engine.case(
                 prompt,
                 options.steps,
-                compression=compression,
+                cache=cache.name,
                 cache_bytes=cache_bytes(engine.build.manifest).decode,
             )
-            for engine, compression in zip(engines, options.compressions, strict=True)
+            for engine, cache in zip(engines, options.caches, strict=True)
         ]
         report.measure("decode", cases, options.rounds)
         del engines, cases  # before the next ones are loaded: 4 GiB each
 
 
 def _filled(
-    builds: Builds, options: Options, prompt: int, compression: int, threads: int
+    builds: Builds, options: Options, prompt: int, cache: Cache, threads: int
 ) -> FilledEngine:
     """The largest batch that the memory has room for."""
-    batch = options.positions * compression // prompt
-    kv_budget = prompt // compression if compression > 1 else None
-    return FilledEngine(builds.get(prompt, kv_budget, batch), threads)
+    batch = options.positions * cache.times // prompt
+    kv_budget = prompt // cache.compression if cache != FULL else None
+    return FilledEngine(builds.get(prompt, kv_budget, batch, cache.form), threads)
 
 
 def summary(report: Row) -> list[Row]:
@@ -78,12 +93,12 @@ def summary(report: Row) -> list[Row]:
         (full,) = (
             one["batch"] / one["seconds"]["median"]
             for one in report["decode"]
-            if one["context"] == row["context"] and one["compression"] == 1
+            if one["context"] == row["context"] and one["cache"] == FULL.name
         )
         found.append(
             {
                 "context": row["context"],
-                "compression": row["compression"],
+                "cache": row["cache"],
                 "tokens_per_second": rounded(rate),
                 "times_full": rounded(rate / full),
             }

@@ -41,9 +41,9 @@ def fill(arrays: Mapping[str, NDArray[Any]]) -> None:
 class FilledEngine:
     """A contender of `snapexport.bench` whose prefill costs nothing."""
 
-    def __init__(self, build: Build, threads: int) -> None:
+    def __init__(self, build: Build, threads: int, prepack: bool = False) -> None:
         self.build = build
-        self.engine = OnnxRuntimeEngine(build, threads=threads)
+        self.engine = OnnxRuntimeEngine(build, threads=threads, prepack=prepack)
         self._context = 1
         self.refill()
 

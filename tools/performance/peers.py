@@ -98,22 +98,30 @@ def contestants(setup: Setup, options: Options) -> Iterator[Peer]:
 
 
 def _ours(setup: Setup, options: Options) -> Iterator[Peer]:
+    """prepack: a second copy of the weights, as the libraries have that lay them out anew. Those
+    of 4 bits always are."""
     longest, python = max(options.contexts), Path(sys.executable)
     weights: dict[Quantization | None, int] = {None: 32, "int4": 4}
     for quantization, bits in weights.items():
-        for cache, (budget, form) in _caches(options).items():
+        for cache, (budget, form, prepack) in _caches(options).items():
+            if prepack and quantization:
+                continue
             build = setup.builds(weights=quantization).get(longest, budget, form=form)
-            given = {"build": str(build.directory.absolute()), "threads": setup.threads}
+            directory = str(build.directory.absolute())
+            given = {"build": directory, "threads": setup.threads, "prepack": prepack}
             name = f"snapexport {quantization or 'fp32'}, {cache}"
             yield Peer(name, bits, python, "ours", given, options.contexts)
 
 
-def _caches(options: Options) -> dict[str, tuple[int | None, CacheForm]]:
+def _caches(options: Options) -> dict[str, tuple[int | None, CacheForm, bool]]:
+    """Slots, how they are held, and whether weights are laid out anew."""
+    budget = options.kv_budget
     return {
-        SNAPSTREAM: (options.kv_budget, PLAIN),
-        f"{SNAPSTREAM} in fp16": (options.kv_budget, CacheForm("fp16")),
-        f"{SNAPSTREAM} in int8": (options.kv_budget, CacheForm("int8", "valid")),
-        "full": (None, PLAIN),
+        SNAPSTREAM: (budget, PLAIN, False),
+        f"{SNAPSTREAM}, prepacked": (budget, PLAIN, True),
+        f"{SNAPSTREAM} in fp16": (budget, CacheForm("fp16"), False),
+        f"{SNAPSTREAM} in int8": (budget, CacheForm("int8", "valid"), False),
+        "full": (None, PLAIN, False),
     }
 
 

@@ -53,17 +53,17 @@ def _context(report: Report, axes: Axes) -> None:
 def _equal_memory(report: Report, axes: Axes) -> None:
     """Bars of tokens a second for each prompt, with the number of requests on them."""
     found = equal_memory.summary(report)
-    batches = {(row["context"], row["compression"]): row["batch"] for row in report["decode"]}
-    kinds = sorted({row["compression"] for row in found})
+    batches = {(row["context"], row["cache"]): row["batch"] for row in report["decode"]}
+    kinds = list(dict.fromkeys(row["cache"] for row in found))
     for index, kind in enumerate(kinds):
-        rows = [row for row in found if row["compression"] == kind]
-        name = "full cache" if kind == 1 else f"SnapStream, 1/{kind}"
+        rows = [row for row in found if row["cache"] == kind]
+        name = f"{kind} cache" if kind == equal_memory.FULL.name else f"SnapStream, {kind}"
         values = [row["tokens_per_second"] for row in rows]
         bars = axes.bar(_places(len(rows), index, len(kinds)), values, 0.8 / len(kinds), label=name)
         for bar in bars:
             bar.set_color(COLOURS[index])
         axes.bar_label(bars, [str(batches[row["context"], kind]) for row in rows], fontsize=7)
-    _groups(axes, [f"{row['context']:,}" for row in found if row["compression"] == kinds[0]])
+    _groups(axes, [f"{row['context']:,}" for row in found if row["cache"] == kinds[0]])
     axes.set(xlabel="prompt, tokens (on the bars: requests)", ylabel="tokens/s")
     axes.legend(frameon=False, fontsize=7)
 

@@ -103,15 +103,15 @@ def _scale1b(report: Report) -> Lines:
 
 
 def _equal_memory(report: Report) -> Lines:
-    rates = {(r["context"], r["compression"]): r for r in equal_memory.summary(report)}
-    heads = ["prompt", "slots for a position", "requests", "caches, GiB", "step, ms", "x floor"]
+    rates = {(r["context"], r["cache"]): r for r in equal_memory.summary(report)}
+    heads = ["prompt", "cache", "requests", "caches, GiB", "step, ms", "x floor"]
     cells = []
     for row in report["decode"]:
-        rate = rates[row["context"], row["compression"]]
+        rate = rates[row["context"], row["cache"]]
         cells.append(
             [
                 f"{row['context']:,}",
-                "1 (full)" if row["compression"] == 1 else f"1/{row['compression']}",
+                row["cache"],
                 f"{row['batch']}",
                 f"{row['cache_bytes'] / 2**30:.2f}",
                 _ms(row),

@@ -11,9 +11,9 @@ from ..filled import FilledEngine
 PACKAGES = ("snapexport", "onnxruntime")
 
 
-def make(build: str, threads: int) -> "Snapexport":
+def make(build: str, threads: int, prepack: bool = False) -> "Snapexport":
     """A build with caches of random numbers."""
-    return Snapexport(FilledEngine(Build.open(Path(build)), threads))
+    return Snapexport(FilledEngine(Build.open(Path(build)), threads, prepack))
 
 
 class Snapexport:
