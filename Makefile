@@ -7,6 +7,10 @@ STAMP  := $(VENV)/.installed
 TRITON_VENV  := .venv-triton
 TRITON_BIN   := $(TRITON_VENV)/bin
 TRITON_STAMP := $(TRITON_VENV)/.installed
+# onnxruntime-gpu has files of the same names as onnxruntime.
+GPU_VENV  := .venv-gpu
+GPU_BIN   := $(GPU_VENV)/bin
+GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
@@ -29,6 +33,14 @@ $(TRITON_STAMP): pyproject.toml
 	$(TRITON_BIN)/pip install --quiet --editable '.[cpu,triton,serve]' 'numpy<2' 'pytest>=8' \
 		'pytest-rerunfailures>=14' openai
 	$(TRITON_BIN)/pip install --quiet --no-deps nvidia-pytriton==0.7.0
+	touch $@
+
+$(GPU_STAMP): pyproject.toml
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_BIN)/python -m pip install --quiet --upgrade pip
+	$(GPU_BIN)/pip install --quiet $(TORCH)
+	$(GPU_BIN)/pip install --quiet --editable '.[gpu,build]'
 	touch $@
 
 demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
@@ -86,8 +98,8 @@ performance: $(STAMP)    ## the tables of docs/performance.md, 35 minutes; peers
 	$(BIN)/python -m tools.performance all $(PEERS)
 	$(BIN)/python -m tools.performance tables --write docs/performance.md
 
-gpu-bench: $(STAMP)      ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
-	$(BIN)/python -m tools.gpu_bench --out build/gpu_bench
+gpu-bench: $(GPU_STAMP)  ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
+	$(GPU_BIN)/python -m tools.gpu_bench --out build/gpu_bench
 
 goldens:                 ## what published implementations keep: tests/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
@@ -102,4 +114,4 @@ plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a runni
 	OMP_WAIT_POLICY=passive $(BIN)/python tools/measure_plan.py
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV)
+	rm -rf $(VENV) $(TRITON_VENV) $(GPU_VENV)

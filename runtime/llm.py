@@ -36,7 +36,8 @@ class LLM:
 
         runner: None takes TensorRT where the build has engines, and ONNX Runtime where it has none.
         baseline: run its uncompressed graphs. prepack: a second copy of the weights, laid out for
-        faster decoding of several slots. token_budget: tokens of one step, prefill and decode.
+        faster decoding of up to 7 slots or more than 32. token_budget: tokens of one step, prefill
+        and decode.
         """
         build = Build.open(build_dir)
         engine = open_engine(

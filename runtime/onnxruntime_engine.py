@@ -17,11 +17,12 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
 from snapexport.runtime.engine import Integers, Limits, Logits
 from snapexport.runtime.onnxruntime_devices import Buffer, Device, Host
 from snapexport.runtime.onnxruntime_prefill import Copy, IntoSlot, PromptCache
-from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
+from snapexport.runtime.onnxruntime_session import BoundGraph, Buffers, Graph, buffers_for
 from snapexport.runtime.prefill import Chunked, HandOver, SingleShot
 
 _HEAVY = frozenset(
@@ -35,9 +36,9 @@ class OnnxRuntimeEngine:
     """A build on a device: the CPU, unless another is given.
 
     `baseline` runs its graphs without compression. `prepack` buys faster decoding of all the slots
-    with a second copy of the weights. `decode_buffers` are decode's inputs and outputs as they are
-    after a step, as far as the host can see them: to be looked at. `captured`: whether a decode
-    step is one launch of a CUDA graph.
+    with a second copy of the weights; nothing, where these are 8 to 32. `decode_buffers` are
+    decode's inputs and outputs as they are after a step, as far as the host can see them: to be
+    looked at. `captured`: whether a decode step is one launch of a CUDA graph.
     """
 
     def __init__(
@@ -70,12 +71,8 @@ class OnnxRuntimeEngine:
             slots: self._graph(name, always or (prepack and slots == self.limits.batch), captures)
             for slots, name in build.manifest.decode_graphs(prefix).items()
         }
-        whole = decodes[self.limits.batch]
-        self._slots = buffers_for(whole.entry, self._device)
+        self._slots, self._decodes = self._make_decode(decodes)
         self._rows = [_caches(self._slots, slot) for slot in range(self.limits.batch)]
-        self._decodes = {
-            slots: graph.bind(_first(self._slots, slots)) for slots, graph in decodes.items()
-        }
         self.captured = all(graph.captured for graph in decodes.values())
         prefill = self._graph(f"{prefix}prefill", always)
         self.prompt_cache = prompt_cache
@@ -94,6 +91,7 @@ class OnnxRuntimeEngine:
         self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
     ) -> Logits:
         """One chunk; the last one fills the slot. The logits stay valid until the next call."""
+        self._require_open()
         self._last_prefilled = slot
         return self._prefill.run(slot, token_ids, past_length, prompt_length)
 
@@ -101,6 +99,7 @@ class OnnxRuntimeEngine:
         self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
     ) -> Logits:
         """One token of the first n slots. The logits stay valid until the next call."""
+        self._require_open()
         count = len(input_ids)
         graph = self._decodes[next(slots for slots in self._decodes if slots >= count)]
         write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length)
@@ -109,6 +108,7 @@ class OnnxRuntimeEngine:
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's caches over another's."""
+        self._require_open()
         for over, row in zip(self._rows[target], self._rows[source], strict=True):
             self._device.copy(over, row)
         if self._last_prefilled == source:
@@ -116,6 +116,7 @@ class OnnxRuntimeEngine:
 
     def clear(self, slot: int) -> None:
         """Zero the slot, and the full-length cache if the slot's prompt is what it holds."""
+        self._require_open()
         for row in self._rows[slot]:
             self._device.zero(row)
         if slot == self._last_prefilled:
@@ -133,6 +134,7 @@ class OnnxRuntimeEngine:
 
     def hand_over(self, slot: int, prompt_length: int) -> None:
         """What a prompt's last chunk ends with, once more: to be measured by itself."""
+        self._require_open()
         assert self._hand_over is not None, "a single shot compresses inside its prefill"
         self._hand_over.fill(slot, prompt_length)
 
@@ -148,17 +150,27 @@ class OnnxRuntimeEngine:
         }
 
     def close(self) -> None:
-        """Free a GPU's memory now. Nothing can be run afterwards."""
-        self._decodes.clear()
-        self._graphs.clear()
-        del self._prefill, self._hand_over
-        self._device.close()
+        """Free a GPU's memory now. Nothing can be run afterwards; a second call is nothing."""
+        if self._graphs:
+            self._decodes.clear()
+            self._graphs.clear()
+            del self._prefill, self._hand_over
+            self._device.close()
+
+    def _require_open(self) -> None:
+        if not self._graphs:
+            raise DeviceError("the engine was closed")
 
     def _kept_of(self, name: str) -> NDArray[np.int64]:
         if name in self._kept:
             positions: NDArray[np.int64] = self._device.read(self._kept[name])[0]
             return positions
         return np.empty((self._build.manifest.model.num_key_value_heads, 0), np.int64)
+
+    def _make_decode(self, graphs: dict[int, Graph]) -> tuple[Buffers, dict[int, BoundGraph]]:
+        """The buffers of all the slots, and by its slots each graph, over the first of them."""
+        buffers = buffers_for(graphs[self.limits.batch].entry, self._device)
+        return buffers, {n: graph.bind(_first(buffers, n)) for n, graph in graphs.items()}
 
     def _make_prefill(self, graph: Graph) -> tuple[SingleShot | Chunked, Buffers]:
         """The way into a slot, and the buffers that hold the kept positions afterwards."""
@@ -219,8 +231,8 @@ def require_runnable(build: Build, baseline: bool, cuda: bool = False) -> None:
     elif build.manifest.dtype == "bf16":
         raise UserError(
             f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
-            _engines_first(build) + "build it again with --dtype fp32, or run it on a GPU: "
-            "--runner onnxruntime-cuda",
+            _engines_first(build) + "build it again with --dtype fp32, or `snapexport generate` it "
+            "on a GPU: --runner onnxruntime-cuda",
         )
     if baseline and build.manifest.geometry.compresses and not build.has_baseline:
         raise UserError(

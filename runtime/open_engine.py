@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.errors import UserError
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.engine import Engine
 
@@ -67,11 +67,13 @@ def _tensorrt(build: Build, baseline: bool) -> Engine:
 
 
 def _cuda(build: Build, baseline: bool) -> Engine:
-    with needs_extra("gpu"):
-        from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-        from snapexport.runtime.onnxruntime_gpu import Gpu
+    from snapexport.runtime.onnxruntime_gpu import Gpu
 
-    return OnnxRuntimeEngine(build, baseline, device=Gpu())
+    # First: without any ONNX Runtime the engine's import names the CPU's, which is the wrong one.
+    device = Gpu()
+    from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(build, baseline, device=device)
 
 
 def default_runner(build: Build) -> Runner:

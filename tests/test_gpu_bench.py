@@ -1,7 +1,10 @@
 """The GPU bench's dry run, complete to its last line, and that it goes on where it was."""
 
 import json
+import shutil
+import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,16 @@ import numpy as np
 import pytest
 
 from snapexport.bench.weights import read_header
+from snapexport.runtime.onnxruntime_devices import Host
+from tests.runtime.fake_cuda import FakeCuda
 from tools.gpu_bench import __main__ as gpu_bench
-from tools.gpu_bench import builds
+from tools.gpu_bench import builds, gpu
 from tools.gpu_bench.checkpoint import tensors, write_checkpoint
+from tools.gpu_bench.measure import Bench
+from tools.gpu_bench.results import Results
 from tools.gpu_bench.setting import LARGE, SMALL, TINY
 from tools.gpu_bench.stub import __main__ as stub
+from tools.gpu_bench.table import tables
 
 
 def run(capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> tuple[str, Any]:
@@ -24,10 +32,10 @@ def run(capsys: pytest.CaptureFixture[str], out: Path, *flags: str) -> tuple[str
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint and builds."""
+    """Checkpoint and builds, in the stages' order however they are asked for."""
     folder = tmp_path_factory.mktemp("gpu_bench")
     assert (
-        gpu_bench.main(["--dry-run", "--out", str(folder), "--stage", "checkpoint", "build"]) == 0
+        gpu_bench.main(["--dry-run", "--out", str(folder), "--stage", "build", "checkpoint"]) == 0
     )
     return folder
 
@@ -73,15 +81,86 @@ def test_other_settings_are_not_mixed(out: Path, capsys: pytest.CaptureFixture[s
     )
 
 
-def test_a_build_from_elsewhere_gets_its_weights(out: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", [0, -1, 32767])
+def test_a_budget_without_a_slot_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: int
+) -> None:
+    assert gpu_bench.main(["--dry-run", "--out", str(tmp_path), f"--cache-budget={budget}"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --cache-budget {budget} does not hold one slot of SnapStream\n\n"
+        "hint: give 32768 bytes or more\n"
+    )
+
+
+def test_a_full_cache_above_the_budget_is_left_out_and_said(tmp_path: Path) -> None:
+    setting = replace(SMALL, cache_budget=64 << 10)
+    assert list(builds.wanted(setting)) == [builds.MAIN, builds.SNAPSTREAM]
+    results = Results(tmp_path / "results.json")
+    row = {"slots": 2} | dict.fromkeys(
+        ("milliseconds", "floor_milliseconds", "of_floor", "tokens_per_second"), 1
+    )
+    results.add("equal-memory", {"cache": "snapstream", "context": 256} | row)
+    Bench(setting, tmp_path, results, Host, print).equal_memory()
+    *_, said = tables(results)
+    assert said == "full cache of 256 left out: one slot takes 131,072 bytes of 65,536"
+
+
+def test_a_build_from_elsewhere_gets_its_weights(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Graphs travel without 16 GB of weights, and the checkpoint is made where they arrive."""
-    moved = tmp_path / builds.MAIN
-    (out / "builds" / builds.MAIN).rename(moved)
-    (weights,) = (moved / "weights").iterdir()
-    weights.unlink()
-    moved.rename(out / "builds" / builds.MAIN)
-    builds.make(SMALL, out / "builds", out / "checkpoint")
-    assert builds.opened(out / "builds", builds.MAIN).manifest.dtype == SMALL.dtype
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "results.json").unlink()
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.unlink()
+    _, report = run(capsys, tmp_path, "--stage", "context", "build", "checkpoint")
+    assert len(report["context"]) == 2 * len(SMALL.contexts)
+
+
+def test_what_onnxruntime_raises_in_a_run_is_told(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a graph finds no memory left on the GPU."""
+    state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
+
+    def fail(_: Bench) -> None:
+        raise state.RuntimeException("Failed to allocate memory\nmore")
+
+    monkeypatch.setattr(Bench, "context", fail)
+    assert gpu_bench.main(["--dry-run", "--out", str(out), "--stage", "context"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ONNX Runtime: Failed to allocate memory\n\nhint: ")
+    assert "--cache-budget" in error and "processor" in Results(out / "results.json").get("machine")
+
+
+def test_rows_are_of_one_gpu(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "described", lambda: {"name": "NVIDIA H200"})
+    results = Results(tmp_path / "results.json")
+    gpu_bench._describe(results, dry_run=False)
+    assert results.get("gpu") == {"name": "NVIDIA H200"}
+    monkeypatch.setattr(gpu, "described", lambda: {"name": "NVIDIA B200"})
+    with pytest.raises(ValueError, match="rows of another GPU"):
+        gpu_bench._describe(results, dry_run=False)
+
+
+def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the fake's name, a driver's file, and CUDA's own numbers."""
+    cuda = FakeCuda()
+    cuda.cudaDriverGetVersion = lambda: (0, 13000)
+    cuda.cudaRuntimeGetVersion = lambda: (0, 13040)
+    monkeypatch.setattr(gpu, "require_cuda_provider", lambda: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
+    monkeypatch.setattr(gpu, "_DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text("NVRM version: 580.65.06\nGCC version: 12\n")
+    assert gpu.described() == {
+        "name": "NVIDIA Fake",
+        "compute_capability": "9.0",
+        "driver": "NVRM version: 580.65.06",
+        "driver_cuda": "13.0",
+        "runtime_cuda": "13.4",
+    }
 
 
 def test_without_a_gpu_the_error_says_what_to_do(

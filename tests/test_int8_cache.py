@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from snapexport.accuracy.graph_runner import GraphRunner
+from snapexport.bench.costs import Costs
 from snapexport.building import BuildOptions
 from snapexport.building.derive import derive
 from snapexport.commands.app import main
@@ -21,6 +22,7 @@ from snapexport.contract.errors import UserError
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.planning.caches import slot_bytes
 from snapexport.runtime.llm import LLM
+from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
@@ -204,12 +206,15 @@ def test_the_manifest_has_the_scales() -> None:
         assert specs["compress", f"present.1.{part}_scale"] == ("float32", [1, 2, 1, 16])
 
 
-def test_a_plan_counts_them() -> None:
-    manifest = build_of(INT8).manifest
-    layers, heads, width, slots = 2, 2, 16, 32
-    held = 2 * layers * heads * width * slots
-    scales = 2 * layers * heads * width * 4
-    assert slot_bytes(manifest.model, manifest.geometry, "int8") == held + scales
+def test_a_plan_and_a_benchs_floor_count_them() -> None:
+    build = build_of(INT8)
+    manifest, caches = build.manifest, cache_bytes(build.manifest)
+    counted = slot_bytes(manifest.model, manifest.geometry, "int8")
+    assert manifest.batch * counted == caches.decode
+    for full_cache, expected in ((False, caches.decode), (True, caches.full)):
+        layers = Costs.of(build, full_cache=full_cache).layers
+        held = [layer.slot * layer.geometry.slots + layer.fixed for layer in layers]
+        assert manifest.batch * sum(held) == expected
 
 
 def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:

@@ -244,6 +244,12 @@ def test_what_loses_nothing_comes_before_more_compression() -> None:
     assert tight.candidate.chunk == 256
 
 
+def test_a_cache_of_the_type_that_is_chosen_is_had(checkpoint: Path) -> None:
+    """TensorRT: bf16 for a checkpoint in fp32."""
+    flags = {"model": str(checkpoint), "L_max": 64, "target": "tensorrt", "cache_dtype": "bf16"}
+    assert make_plan(PlanOptions(1 * GIB, flags)).recommendation.options.dtype == "bf16"
+
+
 # Bad input.
 
 BAD: dict[str, tuple[list[str], str]] = {

@@ -44,7 +44,7 @@ def _is_weight(tensor: gs.Tensor) -> bool:
 def _rewrite(graph: gs.Graph, product: gs.Node, weight: gs.Tensor) -> None:
     (rows, _), (out,) = cut(graph, product)
     *leading, width = rows.shape
-    # 16-bit builds run on a GPU.
+    # 16-bit builds are for a GPU, which lays nothing out anew.
     if math.prod(leading) not in _FEW or rows.dtype != np.float32:
         _fused(graph, [rows, weight], [out])
         return

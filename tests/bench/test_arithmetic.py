@@ -82,21 +82,21 @@ def test_a_layers_positions_weigh_what_its_caches_do(tiny_build: Build) -> None:
     cache, batch = cache_bytes(tiny_build.manifest), tiny_build.manifest.batch
     for full_cache, expected in ((False, cache.decode), (True, cache.full)):
         layers = Costs.of(tiny_build, full_cache=full_cache).layers
-        slots = [layer.position * layer.geometry.slots for layer in layers]
+        slots = [layer.slot * layer.geometry.slots + layer.fixed for layer in layers]
         assert batch * sum(slots) == expected
 
 
 @pytest.mark.parametrize(("length", "window"), list(product((1, 2, 5, 9), (0, 1, 3, 9, 20))))
 def test_pairs_of_a_prompt_are_counted_one_by_one(length: int, window: int) -> None:
-    layer = LayerCosts(LayerGeometry(100, 0, 0), 1, 1, 1, window)
+    layer = LayerCosts(LayerGeometry(100, 0, 0), 1, 1, 2, 1, window)
     seen = [min(p + 1, window) if window else p + 1 for p in range(length)]
     assert layer.pairs(length) == sum(seen)
 
 
 WEIGHTS = Weights(nbytes=1000, elements=200, output=50)
-SNAPSTREAM = LayerCosts(LayerGeometry(2, 6, 4), key=8, value=8, pair=16, window=0)
-SLIDING = LayerCosts(LayerGeometry(0, 5, 0), key=8, value=8, pair=16, window=5)
-FULL = LayerCosts(LayerGeometry(100, 0, 0), key=8, value=8, pair=16, window=0)
+SNAPSTREAM = LayerCosts(LayerGeometry(2, 6, 4), key=8, value=8, slot=16, pair=16, window=0)
+SLIDING = LayerCosts(LayerGeometry(0, 5, 0), key=8, value=8, slot=16, pair=16, window=5)
+FULL = LayerCosts(LayerGeometry(100, 0, 0), key=8, value=8, slot=16, pair=16, window=0)
 
 
 def test_a_decode_step_reads_weights_once_and_each_requests_valid_slots() -> None:

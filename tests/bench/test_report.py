@@ -15,7 +15,7 @@ from tests.bench.fakes import entrant
 
 COSTS = Costs(
     Weights(nbytes=1000, elements=200, output=50),
-    (LayerCosts(LayerGeometry(2, 6, 4), key=8, value=8, pair=16, window=0),),
+    (LayerCosts(LayerGeometry(2, 6, 4), key=8, value=8, slot=16, pair=16, window=0),),
     L_obs=3,
 )
 OWN, PEER = entrant("own", costs=COSTS), entrant("peer")

@@ -1,5 +1,7 @@
 """What the runtime may load, shown in processes of their own."""
 
+import pytest
+
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
@@ -27,7 +29,8 @@ LLM({directory!r}, threads=1).generate([[1, 2, 3]], SamplingParams(max_tokens=2)
     assert loaded(script, f"onnxruntime {HEAVY}") == ["onnxruntime"]
 
 
-def test_without_onnxruntime_the_error_names_the_extra() -> None:
+@pytest.mark.parametrize(("runner", "extra"), [(None, "cpu"), ("onnxruntime-cuda", "gpu")])
+def test_without_onnxruntime_the_error_names_the_extra(runner: str | None, extra: str) -> None:
     directory = str(cases.built(Case()).directory)
     script = f"""
 import sys
@@ -35,9 +38,9 @@ sys.modules["onnxruntime"] = None
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 try:
-    LLM({directory!r})
+    LLM({directory!r}, runner={runner!r})
 except UserError as error:
-    assert error.hint == "pip install 'snapexport[cpu]'", error.hint
+    assert error.hint == "pip install 'snapexport[{extra}]'", error.hint
 else:
     raise AssertionError("nothing was refused")"""
     assert loaded(script, HEAVY) == []

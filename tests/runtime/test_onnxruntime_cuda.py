@@ -35,6 +35,7 @@ SIZES: dict[str, Any] = {"L_max": 96, "L_recent": 16, "K": 12, "L_obs": 8, "batc
 CHUNKS = {"prefill_chunk": 32, "decode_batches": (1, 2), "baseline": True}
 BUILDS: dict[str, dict[str, Any]] = {
     "chunked": CHUNKS | {"dtype": "fp16"},
+    "valid slots": CHUNKS | {"dtype": "fp16", "decode_attention": "valid"},
     "portable": CHUNKS | {"target": "portable"},
     "single shot": {"prefill_chunk": 96, "dtype": "fp16", "baseline": True},
 }
@@ -165,6 +166,13 @@ def test_what_cannot_be_captured_runs_and_says_so(
 def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     engine = OnnxRuntimeEngine(builds["portable"], device=Gpu(), captures=False)
     assert not engine.captured and not any(session.captures for session in CudaSession.opened)
+
+
+def test_closing_frees_everything(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    engine = on_gpu(builds["portable"])
+    engine.close()
+    engine.close()
+    assert not gpu.device and not gpu.streams
 
 
 def test_an_older_onnxruntime_is_not_trusted_to_capture(

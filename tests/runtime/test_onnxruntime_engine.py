@@ -1,6 +1,7 @@
 """The engine on real builds: every layout answers as its graphs do when run by hand."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,7 @@ from snapexport.building import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import Policy
+from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
@@ -155,6 +157,22 @@ def test_prepacked_weights_change_nothing() -> None:
     prepacked = OnnxRuntimeEngine(build_of(CHUNKED), threads=1, prepack=True)
     (completion,) = LLM.from_engine(prepacked).generate(prompt, params)
     assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine, zeros = engine_of(CHUNKED), np.zeros(3, np.int64)
+    engine.close()
+    engine.close()
+    uses: list[Callable[[], object]] = [
+        lambda: engine.prefill(0, cases.prompt(20), 0, 20),
+        lambda: engine.decode(zeros, zeros, zeros),
+        lambda: engine.move(0, 1),
+        lambda: engine.clear(0),
+        lambda: engine.hand_over(0, 20),
+    ]
+    for use in uses:
+        with pytest.raises(DeviceError, match="the engine was closed"):
+            use()
 
 
 def test_goes_on_past_L_max_but_the_full_cache_does_not() -> None:

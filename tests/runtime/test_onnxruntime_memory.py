@@ -13,6 +13,7 @@ from snapexport.building import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.onnxruntime_devices import Host
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -72,6 +73,16 @@ def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
     for layer in range(2):
         assert buffers[names.past_key(layer)] is buffers[names.present_key(layer)]
         assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
+
+
+def test_what_attention_puts_out_is_in_that_buffer_too() -> None:
+    """Its operator copies the whole cache otherwise."""
+    built = Build.open(cases.built(Case(decode_attention="valid")).directory)
+    arrays = OnnxRuntimeEngine(built, threads=1).decode_buffers
+    attended = [name for name in arrays if names.is_attended(name)]
+    assert len(attended) == 4
+    for name in attended:
+        assert arrays[name].ctypes.data == arrays[names.past_of(name)].ctypes.data
 
 
 def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: Buffers) -> None:

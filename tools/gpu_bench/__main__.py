@@ -17,21 +17,27 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from snapexport.bench import machine
-from snapexport.contract.errors import UserError
+from snapexport.contract.errors import UserError, first_line
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.onnxruntime_devices import Device, Host
 from snapexport.runtime.onnxruntime_gpu import Gpu
 
-from . import builds
+from . import builds, gpu
 from .checkpoint import write_checkpoint
 from .measure import Bench
 from .results import Results
 from .setting import LARGE, SMALL, Setting
 from .table import tables
 
-STAGES = ("checkpoint", "build", "context", "equal-memory", "overhead")
+MEASURING = ("context", "equal-memory", "overhead")
+STAGES = ("checkpoint", "build", *MEASURING)
+LESS_MEMORY = (
+    "if the GPU's memory is full, a smaller --cache-budget with another --out takes less of it; "
+    "what was measured is kept in results.json"
+)
 DRY_RUN = "on the CPU, at tiny sizes: it says nothing of a GPU"
 
 
@@ -40,13 +46,17 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     setting = SMALL if arguments.dry_run else LARGE
     changed = {"dtype": arguments.dtype, "cache_budget": arguments.cache_budget}
-    setting = replace(setting, **{name: value for name, value in changed.items() if value})
+    changed = {name: value for name, value in changed.items() if value is not None}
     try:
-        results = run(setting, arguments)
-    except (UserError, DeviceError) as error:
-        hint = error.hint if isinstance(error, UserError) else "see what `nvidia-smi` says"
-        print(f"error: {error.args[0]}\n\nhint: {hint}", file=sys.stderr)
-        return 2
+        results = run(replace(setting, **changed), arguments)
+    except UserError as error:
+        return _failed(error.message, error.hint)
+    except DeviceError as error:
+        return _failed(str(error), "see what `nvidia-smi` says")
+    except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
+        if not type(error).__module__.startswith("onnxruntime."):
+            raise
+        return _failed(f"ONNX Runtime: {first_line(error)}", LESS_MEMORY)
     for table in tables(results):
         print(table, end="\n\n")
     print(json.dumps(results.report()))
@@ -75,7 +85,11 @@ def run(setting: Setting, arguments: argparse.Namespace) -> Results:
     out, checkpoint = arguments.out, arguments.out / "checkpoint"
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "results.json")
-    _require_same(results, setting)
+    asked = STAGES if "all" in arguments.stage else arguments.stage
+    made_with = json.loads(json.dumps(asdict(setting)))
+    _require_same(results, "setting", made_with, "what was made with other settings")
+    if not set(MEASURING).isdisjoint(asked):
+        _describe(results, arguments.dry_run)
     bench = Bench(setting, out / "builds", results, _device(arguments.dry_run), _tell)
     actions = {
         "checkpoint": lambda: _checkpoint(checkpoint, setting),
@@ -84,12 +98,10 @@ def run(setting: Setting, arguments: argparse.Namespace) -> Results:
         "equal-memory": bench.equal_memory,
         "overhead": bench.overhead,
     }
-    for stage in STAGES if "all" in arguments.stage else arguments.stage:
+    for stage in (stage for stage in STAGES if stage in asked):
         started = time.perf_counter()
         actions[stage]()
         _tell(f"{stage}: {time.perf_counter() - started:.0f} s")
-    results.set("machine", machine.described())
-    results.set("dry_run", DRY_RUN if arguments.dry_run else None)
     return results
 
 
@@ -102,12 +114,24 @@ def _device(dry_run: bool) -> Callable[[], Device]:
     return Host if dry_run else Gpu
 
 
-def _require_same(results: Results, setting: Setting) -> None:
-    """Raise UserError for a folder of other sizes: its builds and rows would be mixed with ours."""
-    now = json.loads(json.dumps(asdict(setting)))
-    if results.get("setting") not in (None, now):
-        raise UserError("--out holds what was made with other settings", "choose another --out")
-    results.set("setting", now)
+def _describe(results: Results, dry_run: bool) -> None:
+    """Before the first row: a command that is killed leaves rows that say what they are of."""
+    if not dry_run:
+        _require_same(results, "gpu", gpu.described(), "rows of another GPU, or of another driver")
+    results.set("machine", machine.described())
+    results.set("dry_run", DRY_RUN if dry_run else None)
+
+
+def _require_same(results: Results, name: str, now: dict[str, Any], other: str) -> None:
+    """Raise UserError for a folder of others: its builds and rows would be mixed with ours."""
+    if results.get(name) not in (None, now):
+        raise UserError(f"--out holds {other}", "choose another --out")
+    results.set(name, now)
+
+
+def _failed(message: str, hint: str) -> int:
+    print(f"error: {message}\n\nhint: {hint}", file=sys.stderr)
+    return 2
 
 
 def _tell(text: str) -> None:

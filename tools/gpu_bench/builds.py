@@ -35,7 +35,7 @@ def wanted(setting: Setting) -> dict[str, dict[str, Any]]:
         MAIN: ours | {"batch": 1, "baseline": True},
         SNAPSTREAM: ours | {"batch": setting.slots(setting.kv_budget)},
     }
-    for context in setting.equal:
+    for context in setting.fitting:
         slots = setting.slots(context)
         builds[full(context)] = shared | {"policy": "full", "L_max": context, "batch": slots}
     return builds
@@ -60,8 +60,11 @@ def opened(folder: Path, name: str) -> Build:
 
 
 def _link_weights(directory: Path, checkpoint: Path) -> None:
+    """A baseline's graphs look for theirs beside themselves."""
+    folders = [directory, directory / "baseline"]
     for weights in Manifest.read(directory).weights:
-        place = directory / weights.file
-        if not place.exists():
-            place.parent.mkdir(exist_ok=True)
-            os.link(checkpoint / place.name, place)
+        for folder in filter(Path.is_dir, folders):
+            place = folder / weights.file
+            if not place.exists():
+                place.parent.mkdir(exist_ok=True)
+                os.link(checkpoint / place.name, place)

@@ -52,10 +52,21 @@ class Bench:
             self._decode("context", builds.MAIN, cache, baseline, contexts)
 
     def equal_memory(self) -> None:
-        """(b) As many slots as the same bytes of decode caches hold."""
+        """(b) As many slots as the same bytes of decode caches hold; none is left out silently."""
+        self._results.set("left_out", self._left_out())
         self._decode("equal-memory", builds.SNAPSTREAM, "snapstream", False, self._setting.equal)
-        for context in self._setting.equal:
+        for context in self._setting.fitting:
             self._decode("equal-memory", builds.full(context), "full", False, (context,))
+
+    def _left_out(self) -> list[str]:
+        """A line for each full cache of which the budget holds not even one."""
+        setting = self._setting
+        return [
+            f"full cache of {n:,} left out: one slot takes {setting.slot_bytes(n):,} bytes of "
+            f"{setting.cache_budget:,}"
+            for n in setting.equal
+            if n not in setting.fitting
+        ]
 
     def overhead(self) -> None:
         """(c) The hand-over's share of a prompt's prefill."""

@@ -4,6 +4,7 @@ dry run: the same code on the CPU, in seconds."""
 from dataclasses import dataclass
 from typing import Any
 
+from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import DType
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -60,6 +61,14 @@ class Setting:
     steps: int = 16
     repeat: int = 3
 
+    def __post_init__(self) -> None:
+        least = self.slot_bytes(self.kv_budget)
+        if self.cache_budget < least:
+            raise UserError(
+                f"--cache-budget {self.cache_budget} does not hold one slot of SnapStream",
+                f"give {least} bytes or more",
+            )
+
     @property
     def position_bytes(self) -> int:
         """Keys and values of one position, all layers."""
@@ -67,9 +76,18 @@ class Setting:
         heads: int = self.shape["num_hidden_layers"] * self.shape["num_key_value_heads"]
         return 2 * heads * head_dim * _ITEM_BYTES
 
+    def slot_bytes(self, positions: int) -> int:
+        """A decode slot of so many positions."""
+        return positions * self.position_bytes
+
     def slots(self, positions: int) -> int:
-        """Decode slots of so many positions that the budget holds, but one at least."""
-        return max(1, self.cache_budget // (positions * self.position_bytes))
+        """Decode slots of so many positions that the budget holds."""
+        return self.cache_budget // self.slot_bytes(positions)
+
+    @property
+    def fitting(self) -> tuple[int, ...]:
+        """The contexts of `equal` whose full cache the budget holds once or more."""
+        return tuple(context for context in self.equal if self.slots(context))
 
     def prompt(self, context: int) -> int:
         """Tokens of the prompt: decoding ends at the context."""

@@ -12,6 +12,7 @@ def tables(results: Results) -> Iterator[str]:
         yield _decode("(a) decode by context, one slot", rows)
     if rows := results.rows("equal-memory"):
         yield _decode("(b) the same bytes of decode caches", rows)
+    yield from results.get("left_out") or ()
     if rows := results.rows("overhead"):
         yield _overhead(rows)
 

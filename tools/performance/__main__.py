@@ -1,7 +1,8 @@
 """Measures what docs/performance.md tells: an experiment by its name, or all of them.
 
 Each writes NAME.json and NAME.png to --out; `tables` prints their tables. Builds are kept below
---work and made where missing: delete it after a change of the code that makes them.
+--work, made where missing, and made again by other code; checkpoints and the peers' own files are
+kept there by their names alone.
 """
 
 import argparse
@@ -93,6 +94,7 @@ def measure(arguments: argparse.Namespace) -> int:
         arguments.kvpress_python,
     )
     names = [name for name in EXPERIMENTS if {name, "all"} & set(arguments.names)]
+    status = 0
     with Progress(
         TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), console=ERR
     ) as progress:
@@ -101,9 +103,13 @@ def measure(arguments: argparse.Namespace) -> int:
             tell = partial(_tell, progress, line, name)
             options = _options(arguments, name)
             report = Report(name, _command(arguments, name), options, setup.threads, tell)
-            if not _ran(report, setup, _out(arguments)):
-                return 130
-    return 0
+            try:
+                if not _ran(report, setup, _out(arguments)):
+                    return 130
+            except UserError as error:  # the others are measured all the same
+                ERR.print(f"error: {name}: {error.message}\n\nhint: {error.hint}", markup=False)
+                status = 2
+    return status
 
 
 def _ran(report: Report, setup: Setup, out: Path) -> bool:

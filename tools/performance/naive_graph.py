@@ -22,13 +22,13 @@ GRAPH = "decode.naive.onnx"
 
 
 def write(build: Build) -> Path:
-    """The naive graph of a build, beside its own, whose weights it reads."""
+    """The naive graph of a build, beside its own, whose weights it reads. Written anew each time:
+    what made the build does not tell what made this."""
     path = build.directory / GRAPH
-    if not path.is_file():
-        model = onnx.load(build.graph("decode"), load_external_data=False)
-        rewritten = naive(model, build.manifest.geometry)
-        assert rewritten == 2 * build.manifest.geometry.num_layers, rewritten
-        path.write_bytes(model.SerializeToString())
+    model = onnx.load(build.graph("decode"), load_external_data=False)
+    rewritten = naive(model, build.manifest.geometry)
+    assert rewritten == 2 * build.manifest.geometry.num_layers, rewritten
+    path.write_bytes(model.SerializeToString())
     return path
 
 

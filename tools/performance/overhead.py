@@ -29,8 +29,8 @@ HELP = "the hand-over's share of prefill, prompts of 1K to 128K"
 PAPER_SHARE = 0.0252 + 0.0032
 """SnapStream's Table 4, 128K: the SnapKV kernel and the ring buffer's, of a layer's prefill."""
 
-MLX_SHARE = 155.42 / 134.23 - 1
-"""The SnapKV change to mlx-lm, 95,075 tokens: seconds of prefill with it and without."""
+MLX_SHARE = 1 - 134.23 / 155.42
+"""The SnapKV change to mlx-lm, 95,075 tokens: of prefill with it what there is not without."""
 
 NOTES = (
     "prefill of prompts that are not `prefilled` is integrated: chunks were timed at some past "
@@ -133,13 +133,23 @@ def summary(report: Row) -> list[Row]:
     if not report["hand_over"]:
         return []
     line, chunk = _line(report)
-    prefilled = {r["prompt"]: r["seconds"]["median"] for r in report["prefill"] if "prompt" in r}
+    longest = max(row["L_max"] for row in report["hand_over"])
+    within = {
+        row["prompt"]: row["seconds"]["median"]
+        for row in report["hand_over"]
+        if row["L_max"] == longest
+    }
+    # A prompt that was run has the longest build's hand-over in it.
+    prefilled = {
+        row["prompt"]: row["seconds"]["median"] - within[row["prompt"]]
+        for row in report["prefill"]
+        if row.get("prompt") in within
+    }
     found = []
     for row in report["hand_over"]:
         prompt, seconds = row["prompt"], row["seconds"]["median"]
         integrated = line.prompt(prompt, chunk)
-        # A prompt that was run has the longest build's hand-over in it, others have none.
-        prefill = prefilled.get(prompt, integrated + seconds)
+        prefill = prefilled.get(prompt, integrated) + seconds
         found.append(
             {
                 "prompt": prompt,

@@ -47,7 +47,7 @@ class Options:
     kv_budget: int = 1024
     rounds: int = 5
     steps: int = 4
-    prompt_rounds: int = 2
+    prompt_rounds: int = 3
 
 
 DEFAULT = Options()

@@ -6,8 +6,8 @@ from .report import Report
 from .setup import Setup
 
 HELP = "decode at 1K and 32K with 1.2 G parameters, and what building takes"
-DEFAULT = Options("1b", contexts=(1024, 32768), rounds=5, steps=3)
-QUICK = Options("1b", contexts=(512, 1024), kv_budgets=(128,), rounds=2, steps=2)
+DEFAULT = Options("1b", contexts=(1024, 32768), rounds=5, steps=3, flat_rounds=0)
+QUICK = Options("1b", contexts=(512, 1024), kv_budgets=(128,), rounds=2, steps=2, flat_rounds=0)
 
 
 def run(setup: Setup, options: Options, report: Report) -> None:

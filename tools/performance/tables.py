@@ -14,6 +14,9 @@ from .turns import Row
 Report = dict[str, Any]
 Lines = Iterator[str]
 
+_WIDE = 0.2
+"""Of the median."""
+
 
 def block(name: str, directory: Path) -> str:
     """Tables and facts of one experiment, as Markdown."""
@@ -61,8 +64,17 @@ def _facts(report: Report) -> Lines:
     )
     if rates:
         yield (
-            f"Probed: {_range(rates, 'bandwidth')} GB/s read, {_range(rates, 'matmul')} GFLOP/s."
+            f"Probed: {_range(rates, 'bandwidth')} GB/s read, {_range(rates, 'matmul')} GFLOP/s. "
+            f"Each time is the median of {_samples(report)}."
         )
+
+
+def _samples(report: Report) -> str:
+    """How many there are, from the row with the fewest to that with the most."""
+    rows = [row for section in report.values() if isinstance(section, list) for row in section]
+    found = [row["seconds"] for row in rows if isinstance(row, dict) and "seconds" in row]
+    counts = sorted(spread["samples"] for spread in found if isinstance(spread, dict))
+    return " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:])) or "none"
 
 
 def _range(rates: list[Row], probe: str) -> str:
@@ -226,7 +238,12 @@ def _cache(budget: int | None) -> str:
 
 
 def _ms(row: Row | None) -> str:
-    return f"{1e3 * row['seconds']['median']:.1f}" if row else ""
+    """The median; with the middle half where that is wide."""
+    if not row:
+        return ""
+    low, middle, high = (1e3 * row["seconds"][name] for name in ("q1", "median", "q3"))
+    wide = high - low > _WIDE * middle
+    return f"{middle:.1f} ({low:.1f} - {high:.1f})" if wide else f"{middle:.1f}"
 
 
 def _seconds(row: Row | None) -> str:

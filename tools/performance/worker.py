@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 from snapexport.contract.errors import UserError
 
 ROOT = Path(__file__).parents[2]
+
+_PAUSE = 0.05
+"""Seconds before another worker is asked: threads wait for work in a spin, and then go to sleep."""
 
 
 class PeerError(UserError):
@@ -39,6 +43,8 @@ class Peer:
 class Worker:
     """A loaded peer. Raises PeerError where it can't be."""
 
+    _asked_last: "Worker | None" = None
+
     def __init__(self, peer: Peer) -> None:
         if peer.python is None:
             raise PeerError("no interpreter was given for it")
@@ -53,6 +59,9 @@ class Worker:
     def ask(self, do: str, **given: Any) -> float:
         """Seconds that it took."""
         assert self._process.stdin
+        if Worker._asked_last is not self:
+            time.sleep(_PAUSE)
+        Worker._asked_last = self
         with suppress(BrokenPipeError):  # reading says why
             print(json.dumps({"do": do, **given}), file=self._process.stdin, flush=True)
         return self._read()
@@ -78,10 +87,16 @@ def _started(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
+        env=_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,  # Ctrl-C is for us, and we end it
     )
+
+
+def _environment() -> dict[str, str]:
+    """Threads wait as their library has them wait, whatever we were told."""
+    ours = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    return ours | {"HF_HUB_OFFLINE": "1"}

@@ -3,7 +3,7 @@
 scores, float32 [1,H,W,T] -> attention [1,H,W,T]: each query's sums to 1.
 
 What is not attended to has `lowest` added, not selected by Where: ONNX Runtime's takes ten times as
-long where it broadcasts.
+long where it broadcasts. Scores have to be finite for that, those of sinks and pads too.
 """
 
 OPTIONS = {

@@ -4,10 +4,7 @@ Counted from the manifest and the weights' headers. Padding, recomputed overlaps
 written and read again on the way are not counted: they are what the ratio to the floor shows.
 """
 
-import math
 from dataclasses import dataclass
-
-import numpy as np
 
 from snapexport.bench.floors import Work
 from snapexport.bench.weights import Weights
@@ -15,23 +12,28 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.tensors import ITEM_BYTES, OF_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """One layer. key, value: bytes of a position, all KV heads. pair: operations of a query token
-    and an attended position, all heads (query times key, weight times value). window: 0 for none.
+    """One layer. key, value: bytes of a position, all KV heads, as prefill has them; slot: of both
+    as decode's cache holds them; fixed: beside them, of a request. pair: operations of a query
+    token and an attended position, all heads (query times key, weight times value). window: 0 for
+    none.
     """
 
     geometry: LayerGeometry
     key: int
     value: int
+    slot: int
     pair: int
     window: int
+    fixed: int = 0
 
     @property
     def position(self) -> int:
-        """Bytes of a position's key and value."""
+        """Bytes of a position's key and value in prefill."""
         return self.key + self.value
 
     def attended(self, position: int, prompt_length: int) -> int:
@@ -57,8 +59,10 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        pairs = zip(geometry.layers, _cache_specs(manifest), strict=True)
-        layers = tuple(_layer(manifest, *pair, index) for index, pair in enumerate(pairs))
+        layers = tuple(
+            _layer(manifest, layer, index, full_cache)
+            for index, layer in enumerate(geometry.layers)
+        )
         return cls(Weights.of(build), layers, geometry.L_obs)
 
     def prefill(self, length: int) -> Work:
@@ -73,7 +77,7 @@ class Costs:
         """One token of each active request: weights once, their valid slots, a slot written."""
         attended = [layer.attended(position, prompt_length) for layer in self.layers]
         pairs = list(zip(self.layers, attended, strict=True))
-        cache = sum(layer.position * (slots + 1) for layer, slots in pairs)
+        cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
             self.weights.nbytes + active * cache,
@@ -84,30 +88,35 @@ class Costs:
         """The candidates' keys read for the vote; what stays read once and written once."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
-            layer.position * layer.geometry.valid(length - 1, length) for layer in self.layers
+            (layer.position + layer.slot) * layer.geometry.valid(length - 1, length) + layer.fixed
+            for layer in self.layers
         )
         votes = sum(layer.key * layer.geometry.candidates(length) for layer in voting)
         products = sum(layer.pair // 2 * layer.geometry.candidates(length) for layer in voting)
-        return Work(votes + 2 * kept, self.L_obs * products)
+        return Work(votes + kept, self.L_obs * products)
 
 
-def _cache_specs(manifest: Manifest) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Key and value input of each layer's decode cache, [B,Hkv,S,D]."""
+def _layer(manifest: Manifest, geometry: LayerGeometry, index: int, full_cache: bool) -> LayerCosts:
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
-    layers = range(manifest.geometry.num_layers)
-    return [(specs[names.past_key(n)], specs[names.past_value(n)]) for n in layers]
-
-
-def _layer(
-    manifest: Manifest, geometry: LayerGeometry, specs: tuple[TensorSpec, TensorSpec], index: int
-) -> LayerCosts:
-    key, value = specs
-    heads = manifest.model.num_attention_heads
-    pair = 2 * heads * (key.shape[3] + value.shape[3])
+    states = [specs[names.past_key(index)], specs[names.past_value(index)]]
+    key, value = (_position_bytes(spec, OF_DTYPE[manifest.dtype]) for spec in states)
+    slot, fixed = key + value, 0
+    if not full_cache:
+        slot = sum(_position_bytes(spec, spec.dtype) for spec in states)
+        fixed = sum(_position_bytes(spec, spec.dtype) for spec in _scales(specs, index))
+    dims = sum(spec.shape[3] for spec in states)
+    pair = 2 * manifest.model.num_attention_heads * dims
     window = manifest.model.sliding_window[index]
-    return LayerCosts(geometry, _position_bytes(key), _position_bytes(value), pair, window)
+    return LayerCosts(geometry, key, value, slot, pair, window, fixed)
 
 
-def _position_bytes(spec: TensorSpec) -> int:
+def _scales(specs: dict[str, TensorSpec], index: int) -> list[TensorSpec]:
+    """Of a layer's key and value, [B,Hkv,1,D], where they are held in 8 bits."""
+    scales = (names.past_key_scale(index), names.past_value_scale(index))
+    return [specs[name] for name in scales if name in specs]
+
+
+def _position_bytes(spec: TensorSpec, dtype: str) -> int:
+    """Of [B,Hkv,S,D], one request and position."""
     _, heads, _, dim = spec.shape
-    return math.prod((heads, dim, np.dtype(spec.dtype).itemsize))
+    return heads * dim * ITEM_BYTES[dtype]

@@ -32,8 +32,8 @@ def form_of(options: "BuildOptions") -> CacheForm:
     attention = _attention(dtype, options.decode_attention)
     if attention == "valid":
         _require_operator(options)
-    if options.policy == "full" and (dtype or options.decode_attention):
-        flag = f"--cache-dtype {dtype}" if dtype else "--decode-attention"
+    if options.policy == "full" and (dtype or attention == "valid"):
+        flag = f"--cache-dtype {dtype}" if dtype else "--decode-attention valid"
         raise UserError(
             f"{flag} is about caches that are compressed, but --policy is full",
             "leave it out: the full cache has the build's dtype, and ONNX Runtime reads it up to "

@@ -39,7 +39,7 @@ RESULTS = "results.json"
 SHARED = {
     "repeat": "rounds: everything is measured in turn in each",
     "threads": "of ONNX Runtime and the probes (default: all cores)",
-    "prepack": "give decode a copy of the weights that several slots multiply faster",
+    "prepack": "rearrange a copy of the weights for decode: for up to 7 slots or more than 32",
     "seed": "other prompts",
 }
 SPEED = {

@@ -11,7 +11,7 @@ DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
 
 @dataclass(frozen=True)
 class CacheForm:
-    """What the caches of one geometry can have in several forms.
+    """How a compressed cache is held and read; its slots are the same either way.
 
     dtype: of keys and values; None: as the model calculates. attention: `all` reads every slot and
     leaves out those that hold nothing, `valid` reads no slot beyond the valid ones.

@@ -49,7 +49,7 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 
 
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
-    """Cache outputs, each with the input in whose memory it has to be written.
+    """Present caches, each with the input in whose memory it has to be written.
 
     The hand-over reads caches of one length and writes those of another: it shares none.
     """

@@ -6,6 +6,7 @@ alone what its layers take, and those for tensorrt are bounds that nobody has me
 
 from snapexport.building import BuildOptions
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import Target
 from snapexport.planning.caches import position_bytes
 from snapexport.planning.model import PlannedModel
 from snapexport.planning.weights import ITEM_BYTES
@@ -16,9 +17,11 @@ _ARENA = 2
 """ONNX Runtime allocates tensor by tensor in a graph's first run and lays all of them out in one
 piece for the later ones; what the first run took stays in its arena."""
 
-_VOTE_COPIES = 4
-"""Scores of the vote that are alive side by side: products, masked, softmax and share."""
+_VOTE_COPIES = 3
+"""Scores of the vote that are alive side by side: products, masked and softmax."""
 
+_KEY_COPIES: dict[Target, int] = {"onnxruntime": 2, "portable": 1}
+"""Keys of the vote: transposed, and for onnxruntime cut at the prompt's end before that."""
 
 _SOFTCAP_COPIES = 2
 """Of attention's scores where they are soft-capped: before and after."""
@@ -76,8 +79,8 @@ def prefill_bytes(
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
     """The hand-over of one layer: its vote, and caches in fewer bits than they are calculated in.
 
-    Scores of the window's queries [H,W,T] in fp32, in several copies, and a copy of the keys
-    [Hkv,T,D]. On tensorrt the plugin holds a vote per query head and position instead, [H,T]
+    Scores of the window's queries [H,W,T] in fp32, and the keys [Hkv,T,D], in several copies each.
+    On tensorrt the plugin holds a vote per query head and position instead, [H,T]
     (docs/plugins.md).
     """
     rounding = _rounding_bytes(model, options, geometry)
@@ -88,12 +91,12 @@ def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     votes = _VOTE_COPIES * scores_bytes(model, geometry.L_obs, geometry.L_max)
     facts = model.facts
     keys = facts.num_key_value_heads * geometry.L_max * facts.head_dim * _working_bytes(options)
-    return (votes + keys + rounding) * _ARENA
+    return (votes + _KEY_COPIES[options.target] * keys + rounding) * _ARENA
 
 
 def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """What is kept in fp32, [Hkv,S,D] twice. int8: as much again while it is rounded, and a copy of
-    the prompt's keys or values, [Hkv,T,D], for their scale. No run has been measured.
+    """What is kept in fp32, [Hkv,S,D] twice. int8: as much again while it is rounded, and for their
+    scale a copy of the prompt's keys or values, [Hkv,T,D], and its squares. No run was measured.
     """
     if options.held_dtype == options.dtype:
         return 0
@@ -101,7 +104,7 @@ def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheG
     kept = max(layer.slots for layer in geometry.layers) * position
     if options.held_dtype == "fp16":
         return kept
-    return 2 * kept + geometry.L_max * position // 2
+    return 2 * kept + geometry.L_max * position
 
 
 def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:

@@ -26,8 +26,9 @@ class Plan:
 
 def make_plan(request: PlanOptions) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
-    request.build_options()  # flags that contradict each other are told before a file is read
-    return plan_for(request, read_model(request["model"]))
+    model = read_model(request["model"])
+    _with_dtype(request, model).build_options()  # flags that contradict each other
+    return plan_for(request, model)
 
 
 def plan_for(request: PlanOptions, model: PlannedModel) -> Plan:
@@ -42,18 +43,16 @@ def plan_for(request: PlanOptions, model: PlannedModel) -> Plan:
 
 def _with_dtype(request: PlanOptions, model: PlannedModel) -> PlanOptions:
     """TensorRT: the 16-bit type of the checkpoint, so that it is linked. The CPU: `build`'s own."""
+    if request["target"] == "tensorrt" and request["dtype"] is None:
+        dtype = "fp16" if model.stored == "fp16" else "bf16"
+        return dataclasses.replace(request, given={**request.given, "dtype": dtype})
     options = request.build_options(batch=1)
-    if options.target != "tensorrt":
-        if options.dtype == "bf16":
-            raise UserError(
-                f"--target {options.target} runs on the CPU, which cannot calculate in bf16",
-                "use --dtype fp32, or --target tensorrt",
-            )
-        return request
-    if request["dtype"] is not None:
-        return request
-    dtype = "fp16" if model.stored == "fp16" else "bf16"
-    return dataclasses.replace(request, given={**request.given, "dtype": dtype})
+    if options.target != "tensorrt" and options.dtype == "bf16":
+        raise UserError(
+            f"--target {options.target} runs on the CPU, which cannot calculate in bf16",
+            "use --dtype fp32, or --target tensorrt",
+        )
+    return request
 
 
 def _nothing_fits(

@@ -41,10 +41,11 @@ def built(model: Path, directory: Path, precision: str, threads: int) -> Path:
 
 
 def _set_threads(path: Path, threads: int) -> None:
-    """As many as the others have, and none that spins while another worker measures."""
+    """As many as the others have."""
     config = json.loads(path.read_text())
     options = config["model"]["decoder"]["session_options"]
-    options |= {"intra_op_num_threads": threads, "session.intra_op.allow_spinning": "0"}
+    options.pop("session.intra_op.allow_spinning", None)
+    options["intra_op_num_threads"] = threads
     path.write_text(json.dumps(config, indent=1))
 
 
@@ -84,7 +85,6 @@ class Graph:
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         path = directory / "model.onnx"
         self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._binding = self._session.io_binding()

@@ -53,10 +53,7 @@ def _write_f32(model: Path, out: Path) -> None:
     _write_metadata(writer, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(model / "model.safetensors").items():
-        for projection, heads in (
-            ("q_proj", "num_attention_heads"),
-            ("k_proj", "num_key_value_heads"),
-        ):
+        for projection, heads in _TURNED.items():
             if projection in name:
                 tensor = _interleaved(tensor, config[heads])
         writer.add_tensor(names.get_name(name, (".weight",)), tensor)

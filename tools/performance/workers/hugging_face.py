@@ -26,8 +26,8 @@ class Transformers:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
-        self._is_static = cache != "dynamic"
-        self._forward = torch.compile(self._model.forward) if cache == "compiled" else self._model
+        self._is_static, self._compiles = cache != "dynamic", cache == "compiled"
+        self._forward = self._model
         self._cache: Any = None
         self._position = 0
 
@@ -49,8 +49,11 @@ class Transformers:
         with self._torch.inference_mode():
             for layer in range(config.num_hidden_layers):
                 self._cache.update(self._torch.randn(shape), self._torch.randn(shape), layer)
-        if self._forward is not self._model:
-            self.step()  # compiles
+        if self._compiles:
+            # For this length alone: what had to serve another one too would be slower.
+            self._torch._dynamo.reset()
+            self._forward = self._torch.compile(self._model.forward, dynamic=False)
+            self.step()
 
     def step(self) -> None:
         with self._torch.inference_mode():
