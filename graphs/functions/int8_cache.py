@@ -7,8 +7,8 @@ Int8Rows: states [B,Hkv,C,D], scale [B,Hkv,1,D] -> rows int8 [B,Hkv,C,D].
 
 The prompt's positions are all the calibration that there is: the largest magnitude among them, and
 a margin, fit into 127 steps. What later tokens have beyond that is clipped. A short prompt says
-little of a channel, and leaves more room: each channel gets a share of the head's largest magnitude,
-and a larger margin. On the bundled checkpoint, whose first token is an attention sink of small
+little of a channel, and leaves more room: each channel gets a share of the head's largest
+magnitude, and a larger margin. On the bundled checkpoint, whose first token is a sink of small
 values, prompts of 1 to 4 tokens then change decode's logits as little as long ones (2 to 4 % of
 their deviation); without, by a third.
 """

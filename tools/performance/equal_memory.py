@@ -89,21 +89,22 @@ def _filled(
 
 
 def summary(report: Row) -> list[Row]:
-    """Tokens a second of each cache, and how many times those of the faster of FULL and WHOLE."""
-    found = []
-    for row in report["decode"]:
-        rate = row["batch"] / row["seconds"]["median"]
-        full = max(
-            one["batch"] / one["seconds"]["median"]
-            for one in report["decode"]
-            if one["context"] == row["context"] and one["cache"] in (FULL.name, WHOLE.name)
-        )
-        found.append(
-            {
-                "context": row["context"],
-                "cache": row["cache"],
-                "tokens_per_second": rounded(rate),
-                "times_full": rounded(rate / full),
-            }
-        )
-    return found
+    """Tokens a second of each cache, and how many times those of FULL and of WHOLE."""
+    rates = {
+        (row["context"], row["cache"]): row["batch"] / row["seconds"]["median"]
+        for row in report["decode"]
+    }
+    return [
+        {
+            "context": context,
+            "cache": cache,
+            "tokens_per_second": rounded(rate),
+            "times_full": _times(rate, rates.get((context, FULL.name))),
+            "times_whole": _times(rate, rates.get((context, WHOLE.name))),
+        }
+        for (context, cache), rate in rates.items()
+    ]
+
+
+def _times(rate: float, other: float | None) -> float | None:
+    return rounded(rate / other) if other else None

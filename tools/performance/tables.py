@@ -103,7 +103,7 @@ def _context(report: Report) -> Lines:
     for row in context.summary(report):
         yield (
             f"- {row['kv_budget']:,} slots, {row['from']:,} to {row['to']:,}: "
-            f"(max - min) / median = {row['spread']:.1%}"
+            f"steps differ by {row['spread']:.1%} at most"
         )
 
 
@@ -129,10 +129,10 @@ def _equal_memory(report: Report) -> Lines:
                 _ms(row),
                 _times_floor(row),
                 f"{rate['tokens_per_second']:.1f}",
-                f"{rate['times_full']:.2f}",
+                *(f"{rate[one]:.2f}" if rate[one] else "" for one in ("times_full", "times_whole")),
             ]
         )
-    yield from table([*heads, "tokens/s", "x full"], cells)
+    yield from table([*heads, "tokens/s", "x full", "x 1/1"], cells)
     yield ""
     yield "SnapStream's Table 5 (DeepSeek-R1 on 16 SN40L sockets, 1/4):"
     yield ""
