@@ -21,16 +21,6 @@ from snapexport.contract.tensors import ITEM_BYTES
 RECORD = {"session.record_ep_graph_assignment_info": "1"}
 """So that a session can say which provider runs which operator."""
 
-OF_HOST = {
-    names.INPUT_IDS,
-    names.POSITION_IDS,
-    names.PAST_LENGTH,
-    names.CHUNK_LENGTH,
-    names.PROMPT_LENGTH,
-    names.LOGITS,
-}
-"""What the host writes before each run, and reads after it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -56,7 +46,7 @@ class Buffer:
     @property
     def is_of_host(self) -> bool:
         """Whether the host writes or reads it around each run."""
-        return self.name in OF_HOST
+        return self.name in names.OF_HOST
 
     def rows(self, start: int, stop: int) -> "Buffer":
         """The same memory from row `start` on: rows follow each other."""

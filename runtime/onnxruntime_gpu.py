@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.contract import names
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import TensorSpec
 from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.cuda_device import Device
-from snapexport.runtime.onnxruntime_devices import OF_HOST, RECORD, Buffer
+from snapexport.runtime.onnxruntime_devices import RECORD, Buffer
 
 CUDA = "CUDAExecutionProvider"
 
@@ -51,7 +52,7 @@ class Gpu:
         }
 
     def new(self, spec: TensorSpec) -> Buffer:
-        of_host = spec.name in OF_HOST
+        of_host = spec.name in names.OF_HOST
         array = self._device.pinned(spec.shape, spec.dtype) if of_host else None
         address = self._device.allocate(tensor_bytes(spec))
         return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, array)

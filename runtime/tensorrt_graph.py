@@ -17,16 +17,6 @@ from snapexport.runtime.cuda_device import Device, DeviceError
 if TYPE_CHECKING:
     import tensorrt as trt
 
-_HOST = {
-    names.INPUT_IDS,
-    names.POSITION_IDS,
-    names.PAST_LENGTH,
-    names.CHUNK_LENGTH,
-    names.PROMPT_LENGTH,
-    names.LOGITS,
-}
-"""What the host writes before each run, and reads after it."""
-
 
 def contexts_of(
     device: Device, engines: "Mapping[GraphName, trt.ICudaEngine]", errors: Sequence[str]
@@ -93,7 +83,7 @@ class BoundGraph:
         if place not in self.addresses:
             self.addresses[place] = self._device.allocate(tensor_bytes(spec))
         self.addresses[spec.name] = self.addresses[place]
-        if spec.name in _HOST:
+        if spec.name in names.OF_HOST:
             self.arrays[spec.name] = self._device.pinned(spec.shape, spec.dtype)
         if not self._context.set_tensor_address(spec.name, self.addresses[spec.name]):
             raise DeviceError(f"{self.entry.file}: TensorRT takes no memory for '{spec.name}'")

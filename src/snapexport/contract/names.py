@@ -10,6 +10,11 @@ CHUNK_LENGTH = "chunk_length"
 PROMPT_LENGTH = "prompt_length"
 LOGITS = "logits"
 
+OF_HOST = frozenset(
+    {INPUT_IDS, POSITION_IDS, PAST_LENGTH, CHUNK_LENGTH, PROMPT_LENGTH, LOGITS},
+)
+"""What the host writes before each run, and reads after it."""
+
 _PAST = "past_key_values."
 _PRESENT = "present."
 _ATTENDED = "attended."
