@@ -59,9 +59,12 @@ def _log_softmax(logits: Logits) -> Weights:
 
 
 def candidates(logits: Logits, params: SamplingParams) -> tuple[Tokens, Weights]:
-    """Tokens, ascending, and their probabilities: zero for what top-p leaves out."""
+    """Tokens, ascending, and what their probabilities are to each other: 0 if top-p leaves it out.
+
+    They do not add up to 1: a draw has no need of it, and each pass over a vocabulary counts.
+    """
     tokens = _top_k(logits, params.top_k)
-    weights = _softmax(logits[tokens], params.temperature)
+    weights = _weights(logits[tokens], params.temperature)
     if params.top_p < 1:
         weights = _top_p(weights, params.top_p)
     return tokens, weights
@@ -81,44 +84,43 @@ def _top_k(logits: Logits, k: int) -> Tokens:
     return np.sort(likely[np.argpartition(logits[likely], -k)[-k:]])
 
 
-def _softmax(logits: Logits, temperature: float) -> Weights:
+def _weights(logits: Logits, temperature: float) -> Weights:
+    """Their softmax, by the largest."""
     weights = logits.astype(np.float64)
     weights -= weights.max()
     with np.errstate(over="ignore"):  # a tiny temperature: all but the likeliest go to exp(-inf)
         weights /= temperature
-    np.exp(weights, out=weights)
-    weights /= weights.sum()
-    return weights
+    return np.exp(weights, out=weights)
 
 
 def _top_p(weights: Weights, p: float) -> Weights:
-    """The fewest weights, from the largest down, whose sum reaches p; to 1 again, the others 0."""
-    least, missing = _least_of_top_p(weights, p)
-    kept = np.where(weights > least, weights, 0)
-    ties = np.flatnonzero(weights == least)
-    needed = np.searchsorted(np.cumsum(weights[ties]), missing, side="left") + 1
-    kept[ties[:needed]] = least
-    kept /= kept.sum()
+    """The fewest weights, from the largest down, whose sum reaches p of all; the others 0.
+
+    Of those that tie for the last place the first are kept.
+    """
+    steps = _steps_below_largest(weights)
+    # Added up by steps, and sorted within one: all of a vocabulary takes five times as long.
+    sums = np.bincount(steps, weights).cumsum()
+    goal = p * sums[-1]
+    step = int(np.searchsorted(sums, goal))
+    missing = goal - (sums[step - 1] if step else 0.0)
+    last = np.flatnonzero(steps == step)
+    last = last[np.argsort(-weights[last], kind="stable")]
+    needed = np.searchsorted(np.cumsum(weights[last]), missing) + 1
+    kept = weights * (steps < step)
+    kept[last[:needed]] = weights[last[:needed]]
     return kept
 
 
-def _least_of_top_p(weights: Weights, p: float) -> tuple[float, float]:
-    """The smallest weight that is needed to reach p, and what the larger ones leave of p.
+def _steps_below_largest(weights: Weights) -> NDArray[np.int32]:
+    """How far below the largest each weight is, in steps of less than a hundredth of it.
 
-    Quickselect, by sums instead of ranks: sorting a whole vocabulary takes ten times as long.
+    A number's bits, read as an integer, ascend with it. All below 2^-32 of the largest are alike.
     """
-    rest, missing = weights, p
-    while True:
-        pivot = float(rest[len(rest) // 2])
-        larger, smaller = rest[rest > pivot], rest[rest < pivot]
-        above = float(larger.sum())
-        with_ties = above + pivot * (len(rest) - len(larger) - len(smaller))
-        if above >= missing:
-            rest = larger
-        elif with_ties >= missing or not len(smaller):  # a sum may be short of 1 by its rounding
-            return pivot, missing - above
-        else:
-            rest, missing = smaller, missing - with_ties
+    steps = weights.astype(np.float32).view(np.int32)
+    np.subtract(steps.max(), steps, out=steps)
+    steps >>= 15
+    return np.minimum(steps, 1 << 13, out=steps)
 
 
 def _draw(weights: Weights, share: float) -> int:

@@ -23,7 +23,7 @@ def logits_of(seed: int, vocabulary: int = VOCABULARY) -> NDArray[np.float32]:
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
     tokens, weights = candidates(logits, params)
     dense = np.zeros(len(logits))
-    dense[tokens] = weights
+    dense[tokens] = weights / weights.sum()
     return dense
 
 
@@ -128,7 +128,7 @@ def test_masked_tokens_are_never_drawn() -> None:
 def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
     """Four equal tokens and a half of the probability: two of them reach it exactly."""
     tokens, weights = candidates(np.zeros(4, np.float32), SamplingParams(temperature=1, top_p=0.5))
-    assert list(tokens) == [0, 1, 2, 3] and list(weights) == [0.5, 0.5, 0, 0]
+    assert list(tokens) == [0, 1, 2, 3] and list(weights) == [1, 1, 0, 0]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300), st.floats(0, 1, exclude_max=True))
