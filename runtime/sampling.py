@@ -3,6 +3,8 @@
 Pure functions of one request's logits and its own generator, so that neighbours have no say.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,6 @@ from snapexport.runtime.requests import SamplingParams, TokenLogprobs, TokenScor
 
 Logits = NDArray[np.float32]
 Weights = NDArray[np.float64]
-Tokens = NDArray[np.intp]
 
 _BLOCK = 64
 
@@ -30,7 +31,7 @@ def sample(logits: Logits, params: SamplingParams, rng: np.random.Generator) -> 
     if params.temperature == 0:
         return int(np.argmax(logits))
     tokens, weights = candidates(logits, params)
-    return int(tokens[_draw(weights, rng.random())])
+    return tokens[_draw(weights, rng.random())]
 
 
 def score(logits: Logits, token: int) -> TokenScore:
@@ -58,30 +59,31 @@ def _log_softmax(logits: Logits) -> Weights:
     return shifted
 
 
-def candidates(logits: Logits, params: SamplingParams) -> tuple[Tokens, Weights]:
+def candidates(logits: Logits, params: SamplingParams) -> tuple[Sequence[int], Weights]:
     """Tokens, ascending, and what their probabilities are to each other: 0 if top-p leaves it out.
 
     They do not add up to 1: a draw has no need of it, and each pass over a vocabulary counts.
     """
-    tokens = _top_k(logits, params.top_k)
-    weights = _weights(logits[tokens], params.temperature)
+    tokens: Sequence[int] = range(len(logits))
+    if 0 < params.top_k < len(logits):
+        tokens, logits = _top_k(logits, params.top_k)
+    weights = _weights(logits, params.temperature)
     if params.top_p < 1:
         weights = _top_p(weights, params.top_p)
     return tokens, weights
 
 
-def _top_k(logits: Logits, k: int) -> Tokens:
-    """The k likeliest tokens; all of them for k = 0.
+def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
+    """The k likeliest tokens, ascending, and their logits.
 
     Of the blocks' maxima the k-th largest is no larger than the k-th largest logit: what lies below
     it need not be looked at, in a tenth of the time.
     """
-    if not 0 < k < len(logits):
-        return np.arange(len(logits))
     maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
     bound = np.partition(maxima, -k)[-k] if k < len(maxima) else -np.inf
     likely = np.flatnonzero(logits >= bound)
-    return np.sort(likely[np.argpartition(logits[likely], -k)[-k:]])
+    tokens = np.sort(likely[np.argpartition(logits[likely], -k)[-k:]])
+    return tokens.tolist(), logits[tokens]
 
 
 def _weights(logits: Logits, temperature: float) -> Weights:
