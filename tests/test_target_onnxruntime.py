@@ -13,7 +13,10 @@ from snapexport.building.graph_files import Traces
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery
+from snapexport.graphs.passes.base import Pass, int64s, node
+from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
+from snapexport.graphs.targets.skip_norm import SkipNorm
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -58,8 +61,8 @@ def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs
     return gs.Graph(nodes, inputs=[x], outputs=[y], opset=24)
 
 
-def rewritten(graph: gs.Graph) -> onnx.ModelProto:
-    FusedMatMul().apply(graph)
+def rewritten(graph: gs.Graph, change: Pass) -> onnx.ModelProto:
+    change.apply(graph)
     graph.cleanup().toposort()
     opsets = [onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("com.microsoft", 1)]
     model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=opsets)
@@ -69,7 +72,7 @@ def rewritten(graph: gs.Graph) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("leading", [[1, 1], [4, 1], [8, 1], [16, 1], [1, 32], [1, 64]])
 def test_a_linear_layer_is_the_same_by_whichever_order(leading: list[int]) -> None:
-    model = rewritten(linear(leading))
+    model = rewritten(linear(leading), FusedMatMul())
     x = np.random.default_rng(1).standard_normal((*leading, 24), np.float32)
     (stored,) = [tensor for tensor in model.graph.initializer if tensor.name == "W"]
     weight = onnx.numpy_helper.to_array(stored)
@@ -89,6 +92,72 @@ def test_the_weight_comes_first_for_a_few_rows_on_the_cpu(
     leading: list[int], dtype: type[np.floating[Any]], weight_first: bool
 ) -> None:
     (product,) = [
-        n for n in rewritten(linear(leading, dtype)).graph.node if n.op_type == "FusedMatMul"
+        n
+        for n in rewritten(linear(leading, dtype), FusedMatMul()).graph.node
+        if n.op_type == "FusedMatMul"
     ]
     assert (product.input[0] == "W") is weight_first
+
+
+def heads_and_back(tokens: int) -> gs.Graph:
+    """x [2,tokens,12] -> [2,tokens,3,4] -> [2,3,tokens,4] -> [2,1,3*tokens,4], negative."""
+    x = gs.Variable("x", np.float32, [2, tokens, 12])
+    heads = gs.Variable("heads", np.float32, [2, tokens, 3, 4])
+    y = gs.Variable("y", np.float32, [2, 1, 3 * tokens, 4])
+    graph = gs.Graph(inputs=[x], outputs=[y], opset=24)
+    node(graph, "Reshape", [x, int64s(graph, 2, tokens, 3, 4)], [heads])
+    moved = node(graph, "Transpose", [heads], perm=[0, 2, 1, 3])
+    folded = node(graph, "Reshape", [*moved, int64s(graph, 2, 1, -1, 4)])
+    node(graph, "Neg", folded, [y])
+    return graph
+
+
+@pytest.mark.parametrize(
+    "tokens, left", [(1, ["Reshape", "Neg"]), (5, ["Reshape", "Transpose", "Reshape", "Neg"])]
+)
+def test_what_moves_nothing_is_one_reshape(tokens: int, left: list[str]) -> None:
+    model = rewritten(heads_and_back(tokens), FewerReshapes())
+    assert [node.op_type for node in model.graph.node] == left
+    x = np.random.default_rng(0).standard_normal((2, tokens, 12), np.float32)
+    expected = -x.reshape(2, tokens, 3, 4).transpose(0, 2, 1, 3).reshape(2, 1, -1, 4)
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], expected)
+
+
+def test_a_reshape_that_copies_a_size_keeps_what_it_copies_from() -> None:
+    graph = heads_and_back(1)
+    last = next(n for n in reversed(graph.nodes) if n.op == "Reshape")
+    last.inputs[1] = int64s(graph, 0, 1, -1, 4)
+    operators = [n.op_type for n in rewritten(graph, FewerReshapes()).graph.node]
+    assert operators == ["Reshape", "Reshape", "Neg"]
+
+
+def normed_sum(shape: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs.Graph:
+    """x [2,3,8] + residual -> its norm, and 2 * the sum."""
+    x, residual = gs.Variable("x", dtype, [2, 3, 8]), gs.Variable("residual", dtype, shape)
+    total = gs.Variable("total", dtype, [2, 3, 8])
+    outputs = [gs.Variable(name, dtype, [2, 3, 8]) for name in ("normed", "twice")]
+    graph = gs.Graph(inputs=[x, residual], outputs=outputs, opset=24)
+    scale = gs.Constant("scale", np.linspace(0.5, 2, 8).astype(dtype))
+    node(graph, "Add", [x, residual], [total])
+    node(graph, "RMSNormalization", [total, scale], outputs[:1], axis=-1, epsilon=1e-3)
+    node(graph, "Add", [total, total], outputs[1:])
+    return graph
+
+
+def test_a_sum_and_its_norm_are_one_operator() -> None:
+    model = rewritten(normed_sum([2, 3, 8]), SkipNorm())
+    assert [n.op_type for n in model.graph.node] == ["SkipSimplifiedLayerNormalization", "Add"]
+    x, residual = np.random.default_rng(0).standard_normal((2, 2, 3, 8), np.float32)
+    found = run(model, {"x": x, "residual": residual})
+    total = x + residual
+    rms = np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(found["normed"], total / rms * np.linspace(0.5, 2, 8), rtol=1e-5)
+    np.testing.assert_allclose(found["twice"], 2 * total)
+
+
+@pytest.mark.parametrize("shape, dtype", [([8], np.float32), ([2, 3, 8], np.float16)])
+def test_a_broadcast_sum_and_16_bits_keep_their_operators(
+    shape: list[int], dtype: type[np.floating[Any]]
+) -> None:
+    model = rewritten(normed_sum(shape, dtype), SkipNorm())
+    assert [node.op_type for node in model.graph.node] == ["Add", "RMSNormalization", "Add"]
