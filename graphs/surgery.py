@@ -14,6 +14,7 @@ from snapexport.graphs.compress import compress_graph
 from snapexport.graphs.functions import NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
+from snapexport.graphs.passes.candidates import Candidates
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.prefill_cache import PrefillCache
@@ -28,9 +29,17 @@ G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every bf16 tensor that it pass
 
 
 def prefill(
-    traced: onnx.ModelProto, geometry: CacheGeometry, target: Target, form: CacheForm = PLAIN
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    form: CacheForm = PLAIN,
+    *,
+    candidates: int = 0,
 ) -> onnx.ModelProto:
-    """One chunk of a prompt, or (traced at L_max) the whole of it."""
+    """One chunk of a prompt, or (traced at L_max) the whole of it.
+
+    candidates: how many of the likeliest tokens are told beside the logits.
+    """
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
     passes: list[Pass]
@@ -40,6 +49,8 @@ def prefill(
         passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]
     else:
         passes = [PrefillCache(geometry.L_max)]
+    if candidates:
+        passes.append(Candidates(candidates))
     return _finish(graph, geometry, passes, target)
 
 
@@ -57,12 +68,15 @@ def decode(
     target: Target,
     form: CacheForm = PLAIN,
     *,
+    candidates: int = 0,
     with_queries: bool = False,
 ) -> onnx.ModelProto:
     """One token for every slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
     passes: list[Pass] = [DecodeCache(geometry, form)]
     if with_queries:
         passes.append(DecodeQueries())
+    if candidates:
+        passes.append(Candidates(candidates))
     return _finish(gs.import_onnx(traced), geometry, passes, target)
 
 

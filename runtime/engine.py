@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import Manifest
+from snapexport.runtime.predictions import Prediction, Predictions
 
 Integers = NDArray[np.int64]
-Logits = NDArray[np.float32]
+Temperatures = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ class Limits:
 
 
 class Engine(Protocol):
-    """Logits are the engine's own buffers: read them before the next call."""
+    """Predictions lie in the engine's own buffers: read them before the next call.
+
+    Temperatures, above 0, are for the candidates of builds that have them; the others ignore them.
+    """
 
     @property
     def limits(self) -> Limits:
@@ -57,9 +61,14 @@ class Engine(Protocol):
         ...
 
     def prefill(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
-        """Run one chunk of a prompt, from position `past_length` on; logits [V] of its last token.
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
+        """Run one chunk of a prompt, from position `past_length` on; what follows its last token.
 
         The chunk that ends at `prompt_length` also fills decode slot `slot`. The chunks of one
         prompt follow each other, with decode steps but no other prompt between them.
@@ -67,11 +76,16 @@ class Engine(Protocol):
         ...
 
     def decode(
-        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
-    ) -> Logits:
-        """Run one token of each of the first n slots, each argument [n]; logits [n, V].
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """Run one token of each of the first n slots, each argument [n].
 
         Idle slots take zeros, and their contents are lost: a prompt's last chunk rewrites them.
+        temperature: None for 1 in all slots; the idle ones take 1 too.
         """
         ...
 
@@ -84,7 +98,7 @@ class Engine(Protocol):
 
         They are the slot's own and, unless another prompt came since, that of prefill: masked
         attention multiplies what lies there by zero, and 0 * NaN would reach every later prompt.
-        Other slots, a prompt half-way through prefill and the last logits stay as they are.
+        Other slots, a prompt half-way through prefill and the last predictions stay as they are.
         """
         ...
 

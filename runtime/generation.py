@@ -1,13 +1,14 @@
 """One request while it lives: its tokens so far, its own random numbers, its text, and its end.
 
-Sees logits and nothing of where they come from: no engine, no slot, no neighbour.
+Sees predictions and nothing of where they come from: no engine, no slot, no neighbour.
 """
 
 from collections import deque
 
 from tokenizers import Tokenizer
 
-from snapexport.runtime.engine import Limits, Logits
+from snapexport.runtime.engine import Limits
+from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import (
     FinishReason,
     Increment,
@@ -15,7 +16,14 @@ from snapexport.runtime.requests import (
     SamplingParams,
     TokenLogprobs,
 )
-from snapexport.runtime.sampling import can_sample, generator, logprobs, sample, score
+from snapexport.runtime.sampling import (
+    can_sample,
+    engine_temperature,
+    generator,
+    logprobs,
+    sample,
+    score,
+)
 from snapexport.runtime.text import NoText, TextStream
 
 
@@ -31,6 +39,7 @@ class Generation:
         self._continuation = deque(request.continuation)
         self._samples = request.params is not None
         self._params = request.params or SamplingParams()
+        self.temperature = engine_temperature(self._params)
         self._limits = limits
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
@@ -42,29 +51,29 @@ class Generation:
         """Where the last token stands, counted from the beginning of the prompt."""
         return self._known + self._count - 1
 
-    def advance(self, logits: Logits) -> Increment:
-        """Choose the next token from logits [V]; the end, "error", where they allow no choice."""
-        if not can_sample(logits):
+    def advance(self, prediction: Prediction) -> Increment:
+        """Choose the next token; the end, "error", where the logits allow no choice."""
+        if not can_sample(prediction):
             return Increment(self._request_id, self._text.finish(), (), "error")
         if self._continuation:
-            return self._follow(logits)
-        self.last_token = sample(logits, self._params, self._rng)
+            return self._follow(prediction)
+        self.last_token = sample(prediction, self._params, self._rng)
         self._count += 1
         text, reason = self._read(self.last_token)
-        token_ids, told = (self.last_token,), self._logprobs(logits)
+        token_ids, told = (self.last_token,), self._logprobs(prediction)
         return Increment(self._request_id, text, token_ids, reason, logprobs=told)
 
-    def _logprobs(self, logits: Logits) -> tuple[TokenLogprobs, ...]:
+    def _logprobs(self, prediction: Prediction) -> tuple[TokenLogprobs, ...]:
         if self._params.logprobs is None:
             return ()
-        return (logprobs(logits, self.last_token, self._params.logprobs),)
+        return (logprobs(prediction.logits, self.last_token, self._params.logprobs),)
 
-    def _follow(self, logits: Logits) -> Increment:
+    def _follow(self, prediction: Prediction) -> Increment:
         """Take the continuation's next token, whatever the logits say, and score it."""
         self.last_token = self._continuation.popleft()
         self._known += 1
         ends = not self._continuation and not self._samples
-        scored = score(logits, self.last_token)
+        scored = score(prediction.logits, self.last_token)
         return Increment(self._request_id, "", (), "length" if ends else None, scored)
 
     def _read(self, token: int) -> tuple[str, FinishReason | None]:

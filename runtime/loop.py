@@ -6,13 +6,15 @@ Knows neither prompts as text nor callers. Not thread-safe: one thread steps, su
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from snapexport.runtime.engine import Engine, Logits
+from snapexport.runtime.engine import Engine
 from snapexport.runtime.generation import Generation
+from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import Increment, Request
 from snapexport.runtime.sampling import can_sample
 from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
@@ -80,35 +82,42 @@ class Loop:
         try:
             for source, target in plan.moves:
                 self._engine.move(source, target)
-            logits = self._engine.decode(*self._inputs(slots))
+            said = self._engine.decode(*self._inputs(slots))
         except Exception as error:
             return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
-        return [self._sample(request_id, slot, logits[slot]) for request_id, slot in slots.items()]
+        return [self._sample(request_id, slot, said[slot]) for request_id, slot in slots.items()]
 
-    def _inputs(self, slots: Mapping[int, int]) -> NDArray[np.int64]:
-        """Token, position and prompt length of each slot up to the last in use, [3, n]."""
+    def _inputs(self, slots: Mapping[int, int]) -> tuple[NDArray[Any], ...]:
+        """Token, position, prompt length and temperature of each slot up to the last in use."""
         inputs = np.zeros((3, max(slots.values()) + 1), np.int64)
+        temperatures = np.ones(inputs.shape[1], np.float32)
         for request_id, slot in slots.items():
             live = self._live[request_id]
             inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
-        return inputs
+            temperatures[slot] = live.temperature
+        return *inputs, temperatures
 
     def _prefill(self, chunk: Chunk) -> list[Increment]:
         if chunk.request_id not in self._live:
             return []
-        prompt = self._live[chunk.request_id].prompt_token_ids
-        tokens = prompt[chunk.start : chunk.end]
+        live = self._live[chunk.request_id]
+        prompt, tokens = live.prompt_token_ids, live.prompt_token_ids[chunk.start : chunk.end]
         try:
-            logits = self._engine.prefill(chunk.slot, tokens, chunk.start, len(prompt))
+            said = self._engine.prefill(
+                chunk.slot, tokens, chunk.start, len(prompt), live.temperature
+            )
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]
         # A broken chunk ends its request at once: cancelled later, it would leave its NaN behind.
-        if chunk.is_last or not can_sample(logits):
-            return [self._sample(chunk.request_id, chunk.slot, logits)]
+        if chunk.is_last or not can_sample(said):
+            return [self._sample(chunk.request_id, chunk.slot, said)]
         return []
 
-    def _sample(self, request_id: int, slot: int, logits: Logits) -> Increment:
-        increment = self._live[request_id].advance(logits)
+    def _sample(self, request_id: int, slot: int, said: Prediction) -> Increment:
+        try:
+            increment = self._live[request_id].advance(said)
+        except Exception as error:  # of the engine: logits may have to be fetched
+            return self._fail(request_id, slot, error)
         if increment.finish_reason:
             self._forget(request_id)
         if increment.finish_reason == "error":

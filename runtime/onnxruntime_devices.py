@@ -45,7 +45,7 @@ class Buffer:
 
     @property
     def is_of_host(self) -> bool:
-        """Whether the host writes or reads it around each run."""
+        """Whether the host writes or reads it."""
         return self.name in names.OF_HOST
 
     def rows(self, start: int, stop: int) -> "Buffer":

@@ -19,10 +19,11 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.engine import Integers, Limits, Logits
+from snapexport.runtime.engine import Integers, Limits, Temperatures
 from snapexport.runtime.onnxruntime_devices import Buffer, Device, Host
 from snapexport.runtime.onnxruntime_prefill import Copy, IntoSlot, PromptCache
 from snapexport.runtime.onnxruntime_session import BoundGraph, Buffers, Graph, buffers_for
+from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, HandOver, SingleShot
 
 _HEAVY = frozenset(
@@ -88,23 +89,32 @@ class OnnxRuntimeEngine:
         return self._decodes[self.limits.batch].arrays
 
     def prefill(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
-        """One chunk; the last one fills the slot. The logits stay valid until the next call."""
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
+        """One chunk; the last one fills the slot. What it says is valid until the next call."""
         self._require_open()
         self._last_prefilled = slot
-        return self._prefill.run(slot, token_ids, past_length, prompt_length)
+        return self._prefill.run(slot, token_ids, past_length, prompt_length, temperature)
 
     def decode(
-        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
-    ) -> Logits:
-        """One token of the first n slots. The logits stay valid until the next call."""
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """One token of the first n slots. What it says is valid until the next call."""
         self._require_open()
         count = len(input_ids)
         graph = self._decodes[next(slots for slots in self._decodes if slots >= count)]
-        write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length)
+        write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length, temperature)
         graph.run()
-        return graph.arrays[names.LOGITS][:count].astype(np.float32, copy=False)
+        return Predictions(graph, count)
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's caches over another's."""
@@ -178,16 +188,16 @@ class OnnxRuntimeEngine:
         self._hand_over: HandOver | None = None
         if self._build.manifest.single_shot:
             into_slot = IntoSlot(graph, {}, self._slots, batch)
-            return SingleShot(into_slot.arrays, into_slot), into_slot.buffers
+            return SingleShot(into_slot.bound, into_slot), into_slot.buffers
         cache = self.prompt_cache = self.prompt_cache or PromptCache(graph)
         buffers = buffers_for(graph.entry, self._device, cache.buffers)
         bound = graph.bind(buffers)
         if not self._compresses:
             copy = self._hand_over = Copy(self._device, buffers, self._slots)
-            return Chunked(bound, bound.arrays, cache, copy), {}
+            return Chunked(bound, cache, copy), {}
         compress = IntoSlot(self._graph("compress", prepack=False), buffers, self._slots, batch)
         self._hand_over = compress
-        return Chunked(bound, bound.arrays, cache, compress), compress.buffers
+        return Chunked(bound, cache, compress), compress.buffers
 
     def _capture(self) -> None:
         """The first run of each decode graph, before anybody waits for a token."""

@@ -39,11 +39,11 @@ class IntoSlot:
         inputs = {name: one for name, one in given.items() if not names.is_present(name)}
         self.buffers = buffers_for(graph.entry, graph.device, inputs | _row(decode, 0))
         self._bound = [graph.bind(self.buffers | _row(decode, slot)) for slot in range(batch)]
-        self.arrays = self._bound[0].arrays
+        self.bound = self._bound[0]
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Run the graph that writes every position of the slot."""
-        self.arrays[names.PROMPT_LENGTH][:] = prompt_length
+        self.bound.arrays[names.PROMPT_LENGTH][:] = prompt_length
         self._bound[slot].run()
 
 

@@ -67,7 +67,7 @@ class Graph:
     ) -> None:
         self.entry = build.manifest.graphs[name]
         self.device = device
-        path, options = build.graph(name), _options(threads, prepack, device.settings)
+        path, options = build.graph(name), session_options(threads, prepack, device.settings)
         self._session, self.captured = _opened(path, options, device, captures)
         _check(path.name, "inputs", self.entry.inputs, self._session.get_inputs())
         _check(path.name, "outputs", self.entry.outputs, self._session.get_outputs())
@@ -97,22 +97,30 @@ class BoundGraph:
         self._device = device
         self._buffers = buffers  # ONNX Runtime holds their addresses only
         inputs = [self._bind(self._binding.bind_input, spec) for spec in entry.inputs]
-        outputs = [self._bind(self._binding.bind_output, spec) for spec in entry.outputs]
+        outputs = [self._bind(self._binding.bind_output, spec).name for spec in entry.outputs]
         self._told = [buffer for buffer in inputs if buffer.is_of_host]
-        self._asked = [buffer for buffer in outputs if buffer.is_of_host]
+        self._read = {name: buffers[name] for name in names.read_each_run(outputs)}
         self.arrays = arrays_of(buffers)
 
     def run(self) -> None:
-        """From the host's inputs to the host's outputs.
+        """From the host's inputs to the outputs that it reads each time.
 
         A run of ONNX Runtime ends when its stream is empty.
         """
         for buffer in self._told:
             self._device.upload(buffer)
         self._session.run_with_iobinding(self._binding)
-        for buffer in self._asked:
+        for buffer in self._read.values():
             self._device.download(buffer)
         self._device.synchronize()
+
+    def rows(self, output: str, start: int, stop: int) -> NDArray[Any]:
+        """Of an output with a host's side; brought down now if no run does it."""
+        rows = self._buffers[output].rows(start, stop)
+        if output not in self._read:
+            self._device.download(rows)
+            self._device.synchronize()
+        return rows.host
 
     def _bind(self, bind: Any, spec: TensorSpec) -> Buffer:
         buffer = self._buffers[spec.name]
@@ -159,14 +167,17 @@ def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
     return session
 
 
-def _options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
+def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
+    """Of every session. threads: None for a thread a core. settings: a device's own."""
     if threads is not None and threads < 1:
         raise UserError(f"{threads} threads cannot run anything", "use 1 or more, or leave it out")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
-    # Threads that spin while they wait take the cores from the other sessions and from the host.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A thread that waits spins for as long as it takes to wake one up, and then sleeps. Without an
+    # end it takes the cores from other sessions and the host; not at all, 40 wake-ups in each step.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
     for name, value in settings.items():
         options.add_session_config_entry(name, value)
     return options

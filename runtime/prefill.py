@@ -5,18 +5,15 @@
 Both are the same for every engine, which brings the graphs and the hand-over. None knows a request.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.runtime.engine import Logits
+from snapexport.runtime.bound_graph import BoundGraph, HostArrays
+from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prompt_cache import CachedTokens
-
-HostArrays = Mapping[str, NDArray[Any]]
-"""What the host writes before a run and reads after it, by the graph's names."""
 
 
 class HandOver(Protocol):
@@ -27,29 +24,27 @@ class HandOver(Protocol):
         ...
 
 
-class BoundGraph(Protocol):
-    """A graph tied to its buffers."""
-
-    def run(self) -> None:
-        """From the inputs to the outputs."""
-        ...
-
-
 class SingleShot:
     """The whole padded prompt in one run, which the hand-over itself is."""
 
-    def __init__(self, arrays: HostArrays, hand_over: HandOver) -> None:
-        self._arrays = arrays
+    def __init__(self, bound: BoundGraph, hand_over: HandOver) -> None:
+        """bound: what the hand-over runs, for any slot."""
+        self._bound = bound
         self._hand_over = hand_over
 
     def run(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
-        """The prompt's logits [V]; the slot is filled."""
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float,
+    ) -> Prediction:
+        """What follows the prompt; the slot is filled."""
         assert past_length == 0 and len(token_ids) == prompt_length
-        _write_tokens(self._arrays, token_ids)
+        _write(self._bound.arrays, token_ids, temperature)
         self._hand_over.fill(slot, prompt_length)
-        return _logits(self._arrays)
+        return Predictions(self._bound, 1)[0]
 
     def clear(self) -> None:
         """Nothing: there is no cache but the slot."""
@@ -58,46 +53,45 @@ class SingleShot:
 class Chunked:
     """A chunk at a time into the full-length cache, which the hand-over reads at the end."""
 
-    def __init__(
-        self, bound: BoundGraph, arrays: HostArrays, cache: CachedTokens, hand_over: HandOver
-    ) -> None:
+    def __init__(self, bound: BoundGraph, cache: CachedTokens, hand_over: HandOver) -> None:
         self._bound = bound
-        self._arrays = arrays
         self._cache = cache
         self._hand_over = hand_over
-        self._no_logits = np.zeros_like(arrays[names.LOGITS][0], np.float32)
+        self._no_logits = np.zeros_like(bound.arrays[names.LOGITS][0])
 
     def run(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
-        """The chunk's logits [V]; the prompt's last chunk fills the slot.
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float,
+    ) -> Prediction:
+        """What follows the chunk; the prompt's last chunk fills the slot.
 
         A chunk that is in the cache already gives zeros: nobody reads logits amid a prompt.
         """
         is_last = past_length + len(token_ids) == prompt_length
         if not is_last and self._cache.holds(token_ids, past_length):
-            return self._no_logits
-        _write_tokens(self._arrays, token_ids)
-        self._arrays[names.PAST_LENGTH][:] = past_length
-        self._arrays[names.CHUNK_LENGTH][:] = len(token_ids)
+            return Prediction(lambda: self._no_logits)
+        arrays = self._bound.arrays
+        _write(arrays, token_ids, temperature)
+        arrays[names.PAST_LENGTH][:] = past_length
+        arrays[names.CHUNK_LENGTH][:] = len(token_ids)
         self._bound.run()
         self._cache.wrote(token_ids, past_length)
         if is_last:
             self._hand_over.fill(slot, prompt_length)
-        return _logits(self._arrays)
+        return Predictions(self._bound, 1)[0]
 
     def clear(self) -> None:
         """Leave nothing of the prompt."""
         self._cache.clear()
 
 
-def _logits(arrays: HostArrays) -> Logits:
-    """[V] of the only prompt, in fp32 whatever the build's dtype."""
-    logits: Logits = arrays[names.LOGITS][0].astype(np.float32, copy=False)
-    return logits
-
-
-def _write_tokens(arrays: HostArrays, token_ids: Sequence[int]) -> None:
+def _write(arrays: HostArrays, token_ids: Sequence[int], temperature: float) -> None:
     row = arrays[names.INPUT_IDS][0]
     row[: len(token_ids)] = token_ids
     row[len(token_ids) :] = 0
+    if names.TEMPERATURE in arrays:
+        arrays[names.TEMPERATURE][:] = temperature

@@ -1,19 +1,34 @@
-"""From logits to a token: temperature, then top-k, then top-p, in Hugging Face's order.
+"""From a prediction to a token: temperature, then top-k, then top-p, in Hugging Face's order.
 
-Pure functions of one request's logits and its own generator, so that neighbours have no say.
+Pure functions of one request's prediction and its own generator, so that neighbours have no say.
+Where the prediction has candidates and they are enough, nobody looks at the logits, and the token
+is the same.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.runtime.predictions import Candidates, Logits, Prediction
 from snapexport.runtime.requests import SamplingParams, TokenLogprobs, TokenScore
 
-Logits = NDArray[np.float32]
 Weights = NDArray[np.float64]
+Choices = tuple[Sequence[int], Weights]
+"""Tokens, ascending, and what their probabilities are to each other: 0 if top-p leaves it out.
+
+They do not add up to 1: a draw has no need of it, and each pass over a vocabulary counts."""
 
 _BLOCK = 64
+
+_SAFE = 1e-20, 1e20
+"""Temperatures that a graph divides float32 logits by. Beyond them a token is likeliest alone, or
+all are alike; 0 or infinity would make NaN of a masked or of the largest logit."""
+
+_OFF_BY = 1e-5, 3e-7
+"""How far a log_normalizer of float32 may be off: for its sum, and as a part of the largest logit
+over the temperature. More than three times what was seen with 128,256 tokens."""
 
 
 def generator(params: SamplingParams) -> np.random.Generator:
@@ -21,17 +36,39 @@ def generator(params: SamplingParams) -> np.random.Generator:
     return np.random.default_rng(params.seed)
 
 
-def can_sample(logits: Logits) -> bool:
+def engine_temperature(params: SamplingParams) -> float:
+    """What an engine's graphs divide by. A greedy request has no use for it."""
+    least, most = _SAFE
+    return min(max(params.temperature, least), most) if params.temperature else 1.0
+
+
+def can_sample(prediction: Prediction) -> bool:
     """Whether a token can be chosen: some logit is finite, and none is NaN or +inf."""
+    if prediction.candidates:
+        return math.isfinite(prediction.candidates.log_normalizer)
+    logits = prediction.logits
     return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds a NaN before any number
 
 
-def sample(logits: Logits, params: SamplingParams, rng: np.random.Generator) -> int:
-    """Choose the next token from logits [V]. Draws once from `rng`, or never if greedy."""
+def sample(prediction: Prediction, params: SamplingParams, rng: np.random.Generator) -> int:
+    """Choose the next token. Draws once from `rng`, or never if greedy."""
     if params.temperature == 0:
-        return int(np.argmax(logits))
-    tokens, weights = candidates(logits, params)
+        return _likeliest(prediction)
+    tokens, weights = choices(prediction, params)
     return tokens[_draw(weights, rng.random())]
+
+
+def choices(prediction: Prediction, params: SamplingParams) -> Choices:
+    """The tokens that may come next."""
+    given = prediction.candidates
+    found = choices_of_candidates(given, params) if given else None
+    return found or choices_of_logits(prediction.logits, params)
+
+
+def _likeliest(prediction: Prediction) -> int:
+    if prediction.candidates:
+        return int(prediction.candidates.tokens[0])
+    return int(np.argmax(prediction.logits))
 
 
 def score(logits: Logits, token: int) -> TokenScore:
@@ -59,22 +96,51 @@ def _log_softmax(logits: Logits) -> Weights:
     return shifted
 
 
-def candidates(logits: Logits, params: SamplingParams) -> tuple[Sequence[int], Weights]:
-    """Tokens, ascending, and what their probabilities are to each other: 0 if top-p leaves it out.
-
-    They do not add up to 1: a draw has no need of it, and each pass over a vocabulary counts.
-    """
+def choices_of_logits(logits: Logits, params: SamplingParams) -> Choices:
+    """Out of the whole vocabulary: logits [V]."""
     tokens: Sequence[int] = range(len(logits))
     if 0 < params.top_k < len(logits):
         tokens, logits = _top_k(logits, params.top_k)
-    weights = _weights(logits, params.temperature)
-    if params.top_p < 1:
-        weights = _top_p(weights, params.top_p)
-    return tokens, weights
+    return tokens, _shaped(logits, params)
+
+
+def choices_of_candidates(candidates: Candidates, params: SamplingParams) -> Choices | None:
+    """The same out of the candidates; None where some token beyond them may come next."""
+    if 0 < params.top_k <= len(candidates.tokens):
+        tokens, logits = _ascending(candidates, params.top_k)
+        return tokens, _shaped(logits, params)
+    if params.top_k or params.top_p == 1:
+        return None
+    count = _nucleus(candidates, params)
+    if count is None:
+        return None
+    tokens, logits = _ascending(candidates, count)
+    return tokens, _weights(logits, params.temperature)
+
+
+def _ascending(candidates: Candidates, count: int) -> tuple[list[int], Logits]:
+    """The `count` likeliest tokens, and their logits."""
+    order = np.argsort(candidates.tokens[:count])
+    return candidates.tokens[order].tolist(), candidates.logits[order]
+
+
+def _nucleus(candidates: Candidates, params: SamplingParams) -> int | None:
+    """How many of the likeliest tokens reach top-p; None where rounding may decide, or not these.
+
+    log_normalizer is of float32, weights are not: where it might be off by enough to let another
+    token in, the logits have to be added up.
+    """
+    sums = np.cumsum(_weights(candidates.logits, params.temperature))
+    largest = float(candidates.logits[0]) / engine_temperature(params)
+    log_sum, off_by = candidates.log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
+    with np.errstate(over="ignore"):  # a tiny temperature: nothing is known of the sum
+        goals = params.top_p * np.exp([log_sum - off_by, log_sum + off_by])
+    fewest, most = np.searchsorted(sums, goals)
+    return int(most) + 1 if fewest == most < len(sums) else None
 
 
 def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
-    """The k likeliest tokens, ascending, and their logits.
+    """The k likeliest tokens, ascending, and their logits; of ties for the last place the first.
 
     Of the blocks' maxima the k-th largest is no larger than the k-th largest logit: what lies below
     it need not be looked at, in a tenth of the time.
@@ -82,8 +148,18 @@ def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
     maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
     bound = np.partition(maxima, -k)[-k] if k < len(maxima) else -np.inf
     likely = np.flatnonzero(logits >= bound)
-    tokens = np.sort(likely[np.argpartition(logits[likely], -k)[-k:]])
+    found = logits[likely]
+    last = np.partition(found, -k)[-k]
+    kept = found > last
+    kept[np.flatnonzero(found == last)[: k - np.count_nonzero(kept)]] = True
+    tokens = likely[kept]
     return tokens.tolist(), logits[tokens]
+
+
+def _shaped(logits: Logits, params: SamplingParams) -> Weights:
+    """Weights under temperature and top-p."""
+    weights = _weights(logits, params.temperature)
+    return _top_p(weights, params.top_p) if params.top_p < 1 else weights
 
 
 def _weights(logits: Logits, temperature: float) -> Weights:

@@ -18,7 +18,8 @@ from snapexport.contract.manifest import GraphName
 from snapexport.contract.tensors import in_place
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.engine import Integers, Limits, Logits
+from snapexport.runtime.engine import Integers, Limits, Temperatures
+from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, SingleShot
 from snapexport.runtime.tensorrt_graph import BoundGraph, contexts_of
 from snapexport.runtime.tensorrt_plans import open_plans
@@ -47,23 +48,32 @@ class TrtEngine:
         self._last_prefilled = 0
 
     def prefill(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
-        """One chunk; the last one fills the slot. The logits stay valid until the next call."""
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
+        """One chunk; the last one fills the slot. What it says is valid until the next call."""
         self._last_prefilled = slot
-        return self._prefill.run(slot, token_ids, past_length, prompt_length)
+        return self._prefill.run(slot, token_ids, past_length, prompt_length, temperature)
 
     def decode(
-        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
-    ) -> Logits:
-        """One token of the first n slots. The logits stay valid until the next call."""
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """One token of the first n slots. What it says is valid until the next call."""
         count = len(input_ids)
         slots = next(slots for slots in self._decodes if slots >= count)
-        arrays = self._decodes[slots].arrays
-        write_decode_inputs(arrays, input_ids, position_ids, prompt_length)
+        graph = self._decodes[slots]
+        write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length, temperature)
         self._steps[slots]()
         self._device.synchronize()
-        return arrays[names.LOGITS][:count].astype(np.float32, copy=False)
+        return Predictions(graph, count)
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's caches over another's."""
@@ -116,15 +126,15 @@ class TrtEngine:
         """The way into a slot."""
         device = self._device
         if self._manifest.single_shot:
-            return SingleShot(graph.arrays, IntoSlot(device, graph, self._slots))
+            return SingleShot(graph, IntoSlot(device, graph, self._slots))
         cache = PromptCache(device, graph)
         if not self._compresses:
             copy = Copy(device, caches(graph), self._slots)
-            return Chunked(graph, graph.arrays, cache, copy)
+            return Chunked(graph, cache, copy)
         given = {n: place for n, place in graph.addresses.items() if not names.is_present(n)}
         self._chooser = self._bind("compress", given)
         into_slot = IntoSlot(device, self._chooser, self._slots)
-        return Chunked(graph, graph.arrays, cache, into_slot)
+        return Chunked(graph, cache, into_slot)
 
     def _bind(self, name: GraphName, given: Mapping[str, int] | None = None) -> BoundGraph:
         entry = self._manifest.graphs[name]

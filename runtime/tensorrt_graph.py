@@ -1,7 +1,7 @@
 """One TensorRT engine, bound once to device memory that never moves.
 
 Responsible for where each input and output lies, and for a run in three parts on the device's one
-stream: what the host wrote goes up, the engine runs, the logits come down. Knows no slot.
+stream: what the host wrote goes up, the engine runs, what the host reads comes down. Knows no slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,6 +60,7 @@ class BoundGraph:
         self.arrays: dict[str, NDArray[Any]] = {}
         self._device = device
         self._context = context
+        self._read = names.read_each_run(spec.name for spec in entry.outputs)
         for spec in (*entry.inputs, *entry.outputs):
             self._bind(spec, in_place.get(spec.name, spec.name))
 
@@ -75,9 +76,17 @@ class BoundGraph:
                 self._device.upload(self.addresses[spec.name], self.arrays[spec.name])
         if not self._context.execute_async_v3(self._device.stream):
             raise DeviceError(f"TensorRT did not run {self.entry.file}")
-        for spec in self.entry.outputs:
-            if spec.name in self.arrays:
-                self._device.download(self.arrays[spec.name], self.addresses[spec.name])
+        for name in self._read:
+            self._device.download(self.arrays[name], self.addresses[name])
+
+    def rows(self, output: str, start: int, stop: int) -> NDArray[Any]:
+        """Of an output with a host's side; brought down now if no run does it."""
+        array = self.arrays[output]
+        rows: NDArray[Any] = array[start:stop]
+        if output not in self._read:
+            self._device.download(rows, self.addresses[output] + start * array.strides[0])
+            self._device.synchronize()
+        return rows
 
     def _bind(self, spec: TensorSpec, place: str) -> None:
         if place not in self.addresses:

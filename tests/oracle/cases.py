@@ -61,6 +61,7 @@ class Case:
     baseline: bool = False
     cache_dtype: str | None = None
     decode_attention: str | None = None
+    candidates: int = 0
     target: str = "onnxruntime"
 
     @property

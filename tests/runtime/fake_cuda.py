@@ -69,7 +69,10 @@ class Properties:
 
 
 class FakeCuda:
-    """Stands in for the module. calls: how often each function was called."""
+    """Stands in for the module. calls: how often each function was called.
+
+    to_host: the bytes of each copy to the host, when it was done.
+    """
 
     cudaError_t = cudaError_t
     cudaMemcpyKind = cudaMemcpyKind
@@ -79,6 +82,7 @@ class FakeCuda:
 
     def __init__(self, memory: int = 1 << 30, driver: bool = True) -> None:
         self.calls: Counter[str] = Counter()
+        self.to_host: list[int] = []
         self.device: dict[int, NDArray[np.uint8]] = {}
         self.pinned: dict[int, NDArray[np.uint8]] = {}
         self.streams: set[int] = set()
@@ -190,6 +194,7 @@ class FakeCuda:
             source = self._pinned_at(src, count) if from_host else self.bytes_at(src, count)
             target = self._host_at(dst, count) if to_host else self.bytes_at(dst, count)
             target[:] = source
+            self.to_host += [count] * to_host
 
         self.put(stream, copy)
         return OK

@@ -8,8 +8,12 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from snapexport.runtime.engine import Integers, Limits, Logits
+from snapexport.contract import names
+from snapexport.runtime.bound_graph import HostArrays
+from snapexport.runtime.engine import Integers, Limits, Temperatures
+from snapexport.runtime.predictions import Logits, Prediction, Predictions
 
 
 def make_limits(
@@ -23,6 +27,19 @@ def make_limits(
 ) -> Limits:
     sizes = decode_batches or (batch,)
     return Limits(batch, sizes, prefill_chunk, longest_prompt, positions, vocab_size, eos_token_id)
+
+
+class FakeGraph:
+    """The outputs of a run that was none: logits [n,V]."""
+
+    def __init__(self, logits: Logits) -> None:
+        self.arrays: HostArrays = {names.LOGITS: logits}
+
+    def run(self) -> None:
+        raise AssertionError("there is no graph")
+
+    def rows(self, output: str, start: int, stop: int) -> NDArray[np.float32]:
+        return self.arrays[output][start:stop]
 
 
 class FakeEngine:
@@ -39,8 +56,13 @@ class FakeEngine:
         self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
 
     def prefill(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
         self.steps.append("prefill")
         assert past_length <= len(self.in_prefill) or past_length == 0, "a chunk was left out"
         self.in_prefill[past_length:] = token_ids
@@ -49,11 +71,16 @@ class FakeEngine:
         if len(self.in_prefill) == prompt_length:
             self.slots[slot] = list(self.in_prefill)
             self._mark(slot, self.prefill_is_broken)
-        return self._next(self.in_prefill, self.prefill_is_broken)
+        logits = self._next(self.in_prefill, self.prefill_is_broken)
+        return Prediction(lambda: logits)
 
     def decode(
-        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
-    ) -> Logits:
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
         count = len(input_ids)
         self.steps.append("decode")
         self.counts.append(count)
@@ -64,7 +91,7 @@ class FakeEngine:
             history.append(int(input_ids[slot]))
             self._mark(slot, slot in self.broken_slots or input_ids[slot] == self.broken_token)
             self._logits[slot] = self._next(history, slot in self.broken_slots)
-        return self._logits[:count]
+        return Predictions(FakeGraph(self._logits), count)
 
     def move(self, source: int, target: int) -> None:
         self.slots[target] = list(self.slots[source])

@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from snapexport.runtime.engine import Integers, Logits
+from snapexport.runtime.engine import Integers, Temperatures
 from snapexport.runtime.llm import LLM
+from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.requests import Increment, SamplingParams
 
 from .fake_engine import FakeEngine, make_limits
@@ -26,19 +28,28 @@ class FailingEngine(FakeEngine):
         self.cleared: list[int] = []
 
     def prefill(
-        self, slot: int, token_ids: Sequence[int], past_length: int, prompt_length: int
-    ) -> Logits:
-        logits = super().prefill(slot, token_ids, past_length, prompt_length)
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
+        said = super().prefill(slot, token_ids, past_length, prompt_length, temperature)
         if self.fails_in_prefill and prompt_length == LENGTH:
             raise RuntimeError("planted")
-        return logits
+        return said
 
     def decode(
-        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
-    ) -> Logits:
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
         if self.fails_in_decode and LENGTH in prompt_length:
             raise RuntimeError("planted")
-        return super().decode(input_ids, position_ids, prompt_length)
+        return super().decode(input_ids, position_ids, prompt_length, temperature)
 
     def clear(self, slot: int) -> None:
         self.cleared.append(slot)
@@ -80,6 +91,23 @@ def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
     assert_failed(told[fails])
     assert len(told[fails]) == 1 and len(engine.cleared) == 1
     assert ids(told[first]) == alone(4) and ids(told[later]) == alone(5)
+
+
+class UnreadableEngine(FakeEngine):
+    """Its logits can't be fetched after the prefill of a prompt of LENGTH."""
+
+    def prefill(self, *chunk: Any, **more: Any) -> Prediction:
+        said = super().prefill(*chunk, **more)
+        return Prediction(lambda: 1 / 0) if len(self.in_prefill) == LENGTH else said
+
+
+def test_logits_that_cannot_be_fetched_end_their_request_and_no_other() -> None:
+    llm = LLM.from_engine(UnreadableEngine(make_limits()))
+    fails, other = (llm.submit(prompt(length), PARAMS) for length in (LENGTH, 5))
+    told = drain(llm)
+    (last,) = told[fails]
+    assert last.finish_reason == "error" and isinstance(last.exception, ZeroDivisionError)
+    assert ids(told[other]) == alone(5)
 
 
 def test_what_others_gained_in_the_same_step_is_not_lost() -> None:

@@ -20,6 +20,7 @@ from snapexport.building import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, TensorSpec
+from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine, require_runnable
 from snapexport.runtime.onnxruntime_gpu import CUDA, Gpu
@@ -38,6 +39,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "valid slots": CHUNKS | {"dtype": "fp16", "decode_attention": "valid"},
     "portable": CHUNKS | {"target": "portable"},
     "single shot": {"prefill_chunk": 96, "dtype": "fp16", "baseline": True},
+    "candidates": CHUNKS | {"target": "portable", "candidates": 16},
 }
 """The operator for attention of target onnxruntime has no fp32 on a GPU."""
 IDENTITY = parser.parse_model(
@@ -153,6 +155,55 @@ def test_logits_alone_come_back(gpu: FakeCuda, builds: dict[str, Build]) -> None
     assert set(engine.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
 
 
+def test_candidates_come_back_in_place_of_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    """Tokens, logits and sums of 16 candidates; of the logits the rows that somebody asks for."""
+    engine = on_gpu(builds["candidates"])
+    told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
+    gpu.to_host.clear()
+    said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
+    second = said[1]
+    assert second.candidates and sorted(gpu.to_host) == told
+    logits = second.logits
+    assert second.logits is logits and gpu.to_host[3:] == [row]
+    np.testing.assert_array_equal(logits[second.candidates.tokens], second.candidates.logits)
+    np.testing.assert_array_equal(said.logits[1], logits)
+    assert gpu.to_host[4:] == [3 * row]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rows"),
+    [
+        ({}, 0),
+        ({"temperature": 0.8, "top_k": 5}, 0),
+        ({"temperature": 0.3, "top_p": 0.5}, 0),
+        ({"temperature": 0.8}, 4),
+        ({"logprobs": 2}, 4),
+    ],
+)
+def test_requests_take_the_logits_that_they_need(
+    gpu: FakeCuda, builds: dict[str, Build], sampling: dict[str, Any], rows: int
+) -> None:
+    """Four tokens of one, beside a greedy neighbour that never needs any."""
+    ours, theirs = llms(builds["candidates"])
+    neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
+    params = [SamplingParams(4, seed=0, ignore_eos=True, **sampling), neighbour]
+    asked = [cases.prompt(length) for length in (40, 20)]
+    gpu.to_host.clear()
+    got = ours.generate(asked, params)
+    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
+    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
+    assert got == theirs.generate(asked, params)
+
+
+def test_logits_of_a_closed_engine_are_gone(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    engine = on_gpu(builds["candidates"])
+    said = engine.decode(ZEROS, ZEROS, ZEROS)
+    engine.close()
+    assert said[0].candidates
+    with pytest.raises(DeviceError, match="the engine was closed"):
+        _ = said[0].logits
+
+
 def test_what_cannot_be_captured_runs_and_says_so(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +211,7 @@ def test_what_cannot_be_captured_runs_and_says_so(
     with pytest.warns(RuntimeWarning, match="without a CUDA graph, and slower: This session") as w:
         engine = on_gpu(builds["portable"])
     assert not engine.captured and len(w) == 3
-    assert engine.decode(ZEROS, ZEROS, ZEROS).shape == (3, engine.limits.vocab_size)
+    assert engine.decode(ZEROS, ZEROS, ZEROS).logits.shape == (3, engine.limits.vocab_size)
 
 
 def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:

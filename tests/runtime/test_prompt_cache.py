@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.engine import Logits
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.predictions import Logits
 
 C = 24  # the tiny build's prefill chunk
 
@@ -21,8 +21,8 @@ def prefill(engine: OnnxRuntimeEngine, ids: list[int]) -> Logits:
     ends = [*range(C, len(ids), C), len(ids)]
     for end in ends:
         start = max(0, end - C)
-        logits = engine.prefill(0, ids[start:end], start, len(ids))
-    return logits.copy()
+        said = engine.prefill(0, ids[start:end], start, len(ids))
+    return said.logits.copy()
 
 
 def runs(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -29,12 +29,14 @@ from tests.runtime.tensorrt_builds import entry_of, install, with_engines
 
 CHUNKED = Case(target="tensorrt", baseline=True, decode_batches=(1, 2))
 SINGLE_SHOT = Case(target="tensorrt", baseline=True, prefill_chunk=96)
+CANDIDATES = replace(CHUNKED, candidates=16)
 SLIDING = Case("gemma3", target="tensorrt", prefill_chunk=24)
 LAYOUTS: dict[str, tuple[Case, bool]] = {
     "chunked": (CHUNKED, False),
     "chunked baseline": (CHUNKED, True),
     "single shot": (SINGLE_SHOT, False),
     "single shot baseline": (SINGLE_SHOT, True),
+    "candidates": (CANDIDATES, False),
     "sliding": (SLIDING, False),
 }
 layouts = pytest.mark.parametrize(("case", "baseline"), LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -117,9 +119,9 @@ def test_a_step_is_one_launch_and_allocates_nothing(
 ) -> None:
     engine = TrtEngine(build_of(case, tmp_path))
     before = gpu.calls.copy()
-    first = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1).copy()
+    first = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1).logits.copy()
     assert gpu.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
-    assert not np.array_equal(first, engine.decode(ZEROS + 6, ZEROS, ZEROS + 1))
+    assert not np.array_equal(first, engine.decode(ZEROS + 6, ZEROS, ZEROS + 1).logits)
     for slot in range(3):
         prompt = cases.prompt(70, slot)
         chunks = [(0, 70)] if case is SINGLE_SHOT else [(0, 32), (32, 64), (38, 70)]
@@ -127,6 +129,41 @@ def test_a_step_is_one_launch_and_allocates_nothing(
             engine.prefill(slot, prompt[start:end], start, 70)
     grown = gpu.calls - before
     assert not {"cudaMalloc", "cudaMallocHost", "cudaFree", "cudaGraphInstantiate"} & grown.keys()
+
+
+def test_candidates_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
+    """Tokens, logits and sums of 16 candidates; of the logits the rows that somebody asks for."""
+    engine = TrtEngine(build_of(CANDIDATES, tmp_path))
+    told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
+    gpu.to_host.clear()
+    said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
+    second = said[1]
+    assert second.candidates and sorted(gpu.to_host) == told
+    logits = second.logits
+    assert second.logits is logits and gpu.to_host[3:] == [row]
+    np.testing.assert_array_equal(logits[second.candidates.tokens], second.candidates.logits)
+    np.testing.assert_array_equal(said.logits[1], logits)
+    engine.close()
+    with pytest.raises(DeviceError, match="the engine was closed"):
+        _ = said[0].logits
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rows"), [({"top_k": 5}, 0), ({"top_p": 0.5}, 0), ({"logprobs": 2}, 4), ({}, 4)]
+)
+def test_requests_take_the_logits_that_they_need(
+    gpu: FakeCuda, tmp_path: Path, sampling: dict[str, Any], rows: int
+) -> None:
+    """Four tokens of one, beside a greedy neighbour that never needs any."""
+    ours, theirs = engines(CANDIDATES, tmp_path)
+    neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
+    params = SamplingParams(4, temperature=0.3, seed=0, ignore_eos=True, **sampling)
+    asked = [cases.prompt(length) for length in (40, 20)]
+    gpu.to_host.clear()
+    got = [one.token_ids for one in ours.generate(asked, [params, neighbour])]
+    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
+    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
+    assert got == [one.token_ids for one in theirs.generate(asked, [params, neighbour])]
 
 
 def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> None:
@@ -174,10 +211,10 @@ def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, c
     assert isinstance(ours.engine, TrtEngine)
     break_slot(gpu, ours.engine, 1)
     step = (np.array([5, 0, 0]), np.array([70, 0, 0]), np.array([70, 0, 0]))
-    assert np.isnan(ours.engine.decode(*step)[1]).all(), "nothing was broken"
+    assert np.isnan(ours.engine.decode(*step)[1].logits).all(), "nothing was broken"
     ours.engine.clear(1)
-    expected = theirs.engine.decode(*step)[0]
-    np.testing.assert_allclose(ours.engine.decode(*step)[0], expected, atol=1e-4)
+    expected = theirs.engine.decode(*step)[0].logits
+    np.testing.assert_allclose(ours.engine.decode(*step)[0].logits, expected, atol=1e-4)
     params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(80)
     assert ours.generate([prompt] * 3, params) == theirs.generate([prompt] * 3, params)
 
@@ -204,9 +241,11 @@ def test_new_memory_is_zeroed(
     gpu: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = build_of(CHUNKED, tmp_path)
-    assert np.isfinite(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS)).all()
+    assert np.isfinite(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS).logits).all()
     monkeypatch.setattr(Device, "zero", lambda *_: None)
-    assert np.isnan(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS)).any(), "the fake poisons nothing"
+    assert np.isnan(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS).logits).any(), (
+        "the fake poisons nothing"
+    )
 
 
 def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
@@ -225,7 +264,7 @@ def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -> None:
-    logits = TrtEngine(build_of(CHUNKED, tmp_path)).decode(ZEROS, ZEROS, ZEROS)
+    logits = TrtEngine(build_of(CHUNKED, tmp_path)).decode(ZEROS, ZEROS, ZEROS).logits
     gc.collect()
     assert not gpu.device and len(gpu.pinned) == 1 and np.isfinite(logits).all()
     del logits

@@ -17,6 +17,7 @@ PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 
 FAULTY_MODEL = f"""
 import numpy as np
+from snapexport.runtime.predictions import Prediction
 from snapexport.triton.backend.model import Model
 
 
@@ -25,16 +26,17 @@ class TritonPythonModel(Model):
         llm = super().load(settings)
         engine, prefill, decode = llm.engine, llm.engine.prefill, llm.engine.decode
 
-        def faulty_prefill(slot, token_ids, past_length, prompt_length):
+        def faulty_prefill(slot, token_ids, past_length, prompt_length, temperature=1.0):
             if prompt_length == {PREFILL_FAILS}:
                 raise RuntimeError("planted in prefill")
-            logits = prefill(slot, token_ids, past_length, prompt_length)
-            return np.full_like(logits, np.nan) if prompt_length == {NOT_FINITE} else logits
+            said = prefill(slot, token_ids, past_length, prompt_length, temperature)
+            no_numbers = Prediction(lambda: np.full_like(said.logits, np.nan))
+            return no_numbers if prompt_length == {NOT_FINITE} else said
 
-        def faulty_decode(input_ids, position_ids, prompt_length):
+        def faulty_decode(input_ids, position_ids, prompt_length, temperature=None):
             if {DECODE_FAILS} in prompt_length:
                 raise RuntimeError("planted in decode")
-            return decode(input_ids, position_ids, prompt_length)
+            return decode(input_ids, position_ids, prompt_length, temperature)
 
         engine.prefill, engine.decode = faulty_prefill, faulty_decode
         return llm

@@ -17,6 +17,9 @@ from .setting import Setting
 
 MAIN, SNAPSTREAM = "main", "snapstream"
 
+CANDIDATES = 64
+"""So that no step waits for the logits of a whole vocabulary to be copied."""
+
 
 def full(context: int) -> str:
     """The name of a full cache's build."""
@@ -25,7 +28,11 @@ def full(context: int) -> str:
 
 def wanted(setting: Setting) -> dict[str, dict[str, Any]]:
     """The options of each, by name."""
-    shared = {"dtype": setting.dtype, "prefill_chunk": setting.prefill_chunk}
+    shared = {
+        "dtype": setting.dtype,
+        "prefill_chunk": setting.prefill_chunk,
+        "candidates": CANDIDATES,
+    }
     ours = shared | {
         "L_max": setting.L_max,
         "kv_budget": setting.kv_budget,

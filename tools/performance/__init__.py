@@ -7,7 +7,8 @@
     checkpoint.py    random weights, made on the spot
     builds.py        builds of them, made once
     filled.py        an engine whose caches hold random numbers in place of a prompt
-    context.py, equal_memory.py, overhead.py, naive.py, peers.py, scale1b.py     the experiments
+    context.py, equal_memory.py, overhead.py, naive.py, peers.py, peers1b.py, scale1b.py,
+    host.py                 the experiments
     tables.py, plots.py     what is shown of their JSON
     workers/         peers, each run by an interpreter of its own
 

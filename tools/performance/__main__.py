@@ -19,7 +19,7 @@ from snapexport.bench.options import require_at_least
 from snapexport.commands.console import ERR
 from snapexport.contract.errors import UserError
 
-from . import context, equal_memory, host, naive, overhead, peers, plots, scale1b, tables
+from . import context, equal_memory, host, naive, overhead, peers, peers1b, plots, scale1b, tables
 from .report import Report
 from .setup import Setup
 
@@ -29,6 +29,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "overhead": overhead,
     "naive": naive,
     "peers": peers,
+    "peers1b": peers1b,
     "scale1b": scale1b,
     "host": host,
 }

@@ -73,9 +73,9 @@ class TimedEngine:
 
     def decode(self, *inputs: Any) -> Any:
         started = time.perf_counter()
-        logits = self._engine.decode(*inputs)
+        said = self._engine.decode(*inputs)
         self.seconds = time.perf_counter() - started
-        return logits
+        return said
 
 
 @dataclass

@@ -11,7 +11,9 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
 from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.engine import Integers, Logits
+from snapexport.runtime.engine import Integers
+from snapexport.runtime.onnxruntime_session import session_options
+from snapexport.runtime.predictions import Logits
 
 from .filled import fill
 
@@ -86,13 +88,9 @@ def _session(path: Path, threads: int) -> Any:
     """With the settings of the runtime's own, so that the graphs alone differ."""
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(
         path,
-        options,
+        session_options(threads, prepack=False, settings={}),
         providers=["CPUExecutionProvider"],
         disabled_optimizers=["ConstantFolding", "TransposeOptimizer"],
     )

@@ -3,8 +3,9 @@
 Each peer is a process of its own interpreter (`workers/`) and sleeps while another one is timed.
 """
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from snapexport.bench.spread import rounded
 from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.manifest import Quantization
 
+from .checkpoint import Name
 from .report import Report
 from .setup import Setup
 from .turns import Case, Row, Timed
@@ -40,8 +42,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """kv_budget: slots of SnapStream, and entries that kvpress keeps."""
+    """kv_budget: slots of SnapStream, and entries that kvpress keeps. bits: of the weights."""
 
+    checkpoint: Name = "small"
+    bits: tuple[int, ...] = (32, 4)
     contexts: tuple[int, ...] = (1024, 32768)
     prompts: tuple[int, ...] = (1024, 4096)
     kv_budget: int = 1024
@@ -59,7 +63,7 @@ def run(setup: Setup, options: Options, report: Report) -> None:
     report.notes.extend(NOTES)
     with ExitStack() as stack:
         workers = list(_loaded(contestants(setup, options), report, stack))
-        draw = _prompts(setup)
+        draw = _prompts(setup, options)
         for prompt in options.prompts:
             cases = [
                 Case(_labels(peer, prompt=prompt), timed, warm=False)
@@ -82,7 +86,13 @@ def contestants(setup: Setup, options: Options) -> Iterator[Peer]:
     """Ours, then the others."""
     yield from _ours(setup, options)
     yield from _genai(setup, options)
-    model = _model(setup)
+    if 32 in options.bits:
+        yield from _transformers(setup, options)
+    yield from _llama_cpp(setup, options)
+
+
+def _transformers(setup: Setup, options: Options) -> Iterator[Peer]:
+    model = _model(setup, options)
     for cache in ("dynamic", "static", "compiled"):
         name, given = f"transformers, {cache}", model | {"cache": cache}
         prompts = cache != "compiled"  # which compiles decoding alone
@@ -91,9 +101,13 @@ def contestants(setup: Setup, options: Options) -> Iterator[Peer]:
     given = model | {"cache": "dynamic", "kept": options.kv_budget}
     python = setup.kvpress_python
     yield Peer("kvpress SnapKVPress", 32, python, "hugging_face", given, options.contexts)
-    for weights, bits in {"F32": 32, "Q4_0": 4}.items():
-        given = model | _files(setup) | {"weights": weights, "longest": max(options.contexts)}
+
+
+def _llama_cpp(setup: Setup, options: Options) -> Iterator[Peer]:
+    common = _model(setup, options) | _files(setup) | {"longest": max(options.contexts)}
+    for weights, bits in _of_bits({"F32": 32, "Q4_0": 4}, options):
         name, python = f"llama.cpp {weights}", setup.peers_python
+        given = common | {"weights": weights}
         yield Peer(name, bits, python, "llama_cpp_peer", given, options.contexts)
 
 
@@ -102,11 +116,12 @@ def _ours(setup: Setup, options: Options) -> Iterator[Peer]:
     of 4 bits always are."""
     longest, python = max(options.contexts), Path(sys.executable)
     weights: dict[Quantization | None, int] = {None: 32, "int4": 4}
-    for quantization, bits in weights.items():
+    for quantization, bits in _of_bits(weights, options):
         for cache, (budget, form, prepack) in _caches(options).items():
             if prepack and quantization:
                 continue
-            build = setup.builds(weights=quantization).get(longest, budget, form=form)
+            builds = setup.builds(options.checkpoint, weights=quantization)
+            build = builds.get(longest, budget, form=form)
             directory = str(build.directory.absolute())
             given = {"build": directory, "threads": setup.threads, "prepack": prepack}
             name = f"snapexport {quantization or 'fp32'}, {cache}"
@@ -128,17 +143,23 @@ def _caches(options: Options) -> dict[str, tuple[int | None, CacheForm, bool]]:
 def _genai(setup: Setup, options: Options) -> Iterator[Peer]:
     """The generator behind prompts and the shortest context, its graph behind all contexts."""
     python, prompt, longest = setup.peers_python, max(options.prompts), max(options.contexts)
-    for precision, bits in {"fp32": 32, "int4": 4}.items():
+    for precision, bits in _of_bits({"fp32": 32, "int4": 4}, options):
         name = f"onnxruntime-genai {precision}"
-        common = _model(setup) | _files(setup) | {"precision": precision}
+        common = _model(setup, options) | _files(setup) | {"precision": precision}
         given = common | {"longest": prompt, "graph": False}
         yield Peer(name, bits, python, "genai", given, options.contexts[:1])
         name, given = f"{name}, its graph", common | {"longest": longest, "graph": True}
         yield Peer(name, bits, python, "genai", given, options.contexts, prompts=False)
 
 
-def _model(setup: Setup) -> dict[str, Any]:
-    return {"model": str(setup.model().absolute()), "threads": setup.threads}
+def _of_bits(weights: Mapping[T, int], options: Options) -> list[tuple[T, int]]:
+    """Those that are asked for, with their bits."""
+    return [(name, bits) for name, bits in weights.items() if bits in options.bits]
+
+
+def _model(setup: Setup, options: Options) -> dict[str, Any]:
+    model = setup.model(options.checkpoint)
+    return {"model": str(model.absolute()), "threads": setup.threads}
 
 
 def _files(setup: Setup) -> dict[str, Any]:
@@ -187,10 +208,10 @@ def _step(worker: Worker, context: int) -> Timed:
     return partial(worker.ask, "step")
 
 
-def _prompts(setup: Setup) -> Callable[[int], list[int]]:
+def _prompts(setup: Setup, options: Options) -> Callable[[int], list[int]]:
     """Random tokens by their number."""
-    build = setup.builds().traced()
-    rng, vocab_size = np.random.default_rng(0), build.manifest.model.vocab_size
+    config = json.loads((setup.model(options.checkpoint) / "config.json").read_text())
+    rng, vocab_size = np.random.default_rng(0), config["vocab_size"]
 
     def draw(length: int) -> list[int]:
         drawn: list[int] = rng.integers(3, vocab_size, length).tolist()

@@ -159,6 +159,7 @@ _DRAWN: dict[str, Callable[[Report, Axes], None]] = {
     "overhead": _overhead,
     "naive": _naive,
     "peers": _peers,
+    "peers1b": _peers,
     "scale1b": _context,
     "host": _host,
 }

@@ -270,6 +270,7 @@ _TABLES: dict[str, Callable[[Report], Lines]] = {
     "overhead": _overhead,
     "naive": _naive,
     "peers": _peers,
+    "peers1b": _peers,
     "scale1b": _scale1b,
     "host": _host,
 }

@@ -20,7 +20,8 @@ def size(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
         yield Problem(
             "topk-size",
             f"K is {'not a constant' if k is None else k}, and TensorRT gives at most {MOST}",
-            "build with --target tensorrt (rounds of smaller ones), lower --K, or use the plugin",
+            "build with --target tensorrt (rounds of smaller ones), lower --K or --candidates, or "
+            "use the plugin",
             "NvInfer.h of TensorRT 11.1, ITopKLayer::setK",
         )
 

@@ -107,10 +107,12 @@ class GraphRunner(SequenceRunner):
         starts = [*range(0, last, chunk), last]
         padded = np.zeros((1, max(length, chunk)), np.int64)
         padded[0, :length] = prompt
+        others = self._temperature(1)
         if self.build.manifest.single_shot:
-            return [{names.INPUT_IDS: padded, names.PROMPT_LENGTH: np.array([length])}]
+            return [{names.INPUT_IDS: padded, names.PROMPT_LENGTH: np.array([length])} | others]
         return [
-            {
+            others
+            | {
                 names.INPUT_IDS: padded[:, start : start + chunk],
                 names.PAST_LENGTH: np.array([start]),
                 names.CHUNK_LENGTH: np.array([min(chunk, length)]),
@@ -125,9 +127,16 @@ class GraphRunner(SequenceRunner):
             names.INPUT_IDS: np.full((batch, 1), token),
             names.POSITION_IDS: np.full((batch, 1), position),
             names.PROMPT_LENGTH: np.full(batch, prompt_length),
+            **self._temperature(batch),
         }
         inputs = {spec.name for spec in self._entry(self._decode).inputs}
         return {name: value for name, value in feed.items() if name in inputs}
+
+    def _temperature(self, rows: int) -> Feed:
+        """For the candidates, which nobody compares."""
+        if not self.build.manifest.candidates:
+            return {}
+        return {names.TEMPERATURE: np.ones(rows, np.float32)}
 
     def _past(self, graph: GraphName, out: Feed) -> Feed:
         """Cache inputs of a graph: what the last one gave, repeated for every slot, or zeros."""

@@ -65,13 +65,14 @@ class EngineContender:
         """All its chunks."""
         for chunk in chunks(len(prompt), self._engine.limits.prefill_chunk):
             tokens = prompt[chunk.start : chunk.end]
-            logits = self._engine.prefill(slot, tokens, chunk.start, len(prompt))
-        self._inputs[:, slot] = sample(logits, _GREEDY, self._rng), len(prompt), len(prompt)
+            said = self._engine.prefill(slot, tokens, chunk.start, len(prompt))
+        self._inputs[:, slot] = sample(said, _GREEDY, self._rng), len(prompt), len(prompt)
 
     def decode(self, active: int) -> None:
         """A step of the first slots."""
-        logits = self._engine.decode(*self._inputs[:, :active])
-        self._inputs[0, :active] = [sample(row, _GREEDY, self._rng) for row in logits]
+        said = self._engine.decode(*self._inputs[:, :active])
+        for slot in range(active):
+            self._inputs[0, slot] = sample(said[slot], _GREEDY, self._rng)
         self._inputs[1, :active] += 1
 
 

@@ -37,7 +37,14 @@ def derive(
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
     form = (form or manifest.cache_form) if geometry.compresses else PLAIN
-    graphs = finished_graphs(traces, geometry, manifest.target, form, with_queries=with_queries)
+    graphs = finished_graphs(
+        traces,
+        geometry,
+        manifest.target,
+        form,
+        candidates=manifest.candidates,
+        with_queries=with_queries,
+    )
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
     changed = {
         "geometry": geometry,

@@ -54,23 +54,34 @@ def finished_graphs(
     target: Target,
     form: CacheForm = PLAIN,
     *,
+    candidates: int = 0,
     baseline: bool = False,
     with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
     """Every graph of the build, ready to be written. with_queries: decode shows its queries.
 
+    candidates: how many of the likeliest tokens each graph with logits tells beside them.
     The baseline's caches are what others are compared with: the form is not theirs.
     """
     graphs: dict[GraphName, onnx.ModelProto] = {
-        "prefill": surgery.prefill(traces.prefill, geometry, target, form),
-        "decode": surgery.decode(traces.decode, geometry, target, form, with_queries=with_queries),
+        "prefill": surgery.prefill(traces.prefill, geometry, target, form, candidates=candidates),
+        "decode": surgery.decode(
+            traces.decode,
+            geometry,
+            target,
+            form,
+            candidates=candidates,
+            with_queries=with_queries,
+        ),
     }
     for slots, traced in traces.smaller_decodes.items():
-        graphs[f"decode.{slots}"] = surgery.decode(traced, geometry, target, form)
+        graphs[f"decode.{slots}"] = surgery.decode(
+            traced, geometry, target, form, candidates=candidates
+        )
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, geometry, target, form)
     if baseline:
-        without = finished_graphs(traces, geometry.as_full(), target)
+        without = finished_graphs(traces, geometry.as_full(), target, candidates=candidates)
         graphs |= {f"{BASELINE}/{name}": model for name, model in without.items()}
     return graphs
 

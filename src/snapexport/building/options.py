@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapexport.building.candidates import require_candidates
 from snapexport.building.forms import form_of, require_one_of
 from snapexport.building.presets import PRESETS, flag_of, require_preset
 from snapexport.contract.budget import BUDGETS, topk_per_layer
@@ -71,6 +72,7 @@ class BuildOptions:
     weights: Quantization | None = None
     cache_dtype: CacheDType | None = None
     decode_attention: DecodeAttention | None = None
+    candidates: int = 0
     target: Target = "onnxruntime"
     baseline: bool = False
     trt_decomposable: bool = False
@@ -85,6 +87,7 @@ class BuildOptions:
         if self.weights is not None:
             self._require_int4_target()
         form_of(self)
+        require_candidates(self.candidates, self.target)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
         for slots in self.decode_batches or ():

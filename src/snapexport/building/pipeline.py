@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
 
+from snapexport.building.candidates import require_in_vocabulary
 from snapexport.building.graph_files import BASELINE, Traces, finished_graphs, write_graph
 from snapexport.building.options import BuildOptions
 from snapexport.building.progress import Progress
@@ -82,6 +83,7 @@ def plan_build(options: BuildOptions) -> Plan:
     config = architectures.load_config(checkpoint)
     model = architectures.model_facts(architecture, config, checkpoint)
     geometry = options.geometry(model)
+    require_in_vocabulary(options.candidates, model)
     return Plan(options, checkpoint, config, model, geometry, options.chunk(geometry))
 
 
@@ -120,7 +122,12 @@ def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName,
     if options.baseline:
         weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
     graphs = finished_graphs(
-        traces, plan.geometry, options.target, options.cache_form, baseline=options.baseline
+        traces,
+        plan.geometry,
+        options.target,
+        options.cache_form,
+        candidates=options.candidates,
+        baseline=options.baseline,
     )
     if options.trt_decomposable:
         for model in graphs.values():
@@ -146,6 +153,7 @@ def manifest_of(
         quantization=plan.options.weights,
         cache_dtype=plan.options.held_dtype,
         decode_attention=plan.options.cache_form.attention,
+        candidates=plan.options.candidates,
         target=plan.options.target,
         graphs=graphs,
         traces=traces,

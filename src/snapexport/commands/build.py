@@ -33,6 +33,8 @@ CHOICES = {
     "memory traffic of fp16, and less accurate: see what `diff` and `eval` say",
     "decode_attention": "slots of a compressed cache that a step reads: all, or the valid ones "
     "alone, in ONNX Runtime: faster where many are empty (default: all; valid for int8)",
+    "candidates": "likeliest tokens that the graphs tell beside the logits, so that a GPU need not "
+    "bring all logits to the host in each step; 0: none",
     "target": "tensorrt: in the forms that its parser takes; portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
     "trt_decomposable": "let TensorRT use several kernels for attention where it has no fused one; "

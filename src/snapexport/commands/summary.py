@@ -33,6 +33,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "quantization": manifest.quantization,
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.decode_attention,
+        "candidates": manifest.candidates,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
@@ -58,6 +59,7 @@ def print_summary(build: Build) -> None:
         "cache": _cache_line(manifest.geometry),
         "decode": _decode_line(manifest),
         "prefill": f"{summary['layout']}, {summary['prefill_chunk']} tokens a step",
+        "sampling": _sampling_line(manifest),
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
         "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
         "weights": size(memory["weights_bytes"])
@@ -86,6 +88,13 @@ def _decode_line(manifest: Manifest) -> str:
     if not manifest.geometry.compresses:
         return f"caches in {manifest.cache_dtype}"
     return f"caches in {manifest.cache_dtype}, attention over {manifest.decode_attention} slots"
+
+
+def _sampling_line(manifest: Manifest) -> str:
+    """What the graphs say of the next token."""
+    if not manifest.candidates:
+        return "from logits"
+    return f"from {manifest.candidates} candidates, or from logits where these are too few"
 
 
 def _cache_line(geometry: CacheGeometry) -> str:

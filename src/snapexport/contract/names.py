@@ -1,5 +1,7 @@
 """Names of the graphs' inputs and outputs (after Hugging Face's), and of our operator domain."""
 
+from collections.abc import Iterable
+
 DOMAIN = "snapexport"
 """Domain of the model-local functions, and of the plugins of the same names."""
 
@@ -10,10 +12,36 @@ CHUNK_LENGTH = "chunk_length"
 PROMPT_LENGTH = "prompt_length"
 LOGITS = "logits"
 
-OF_HOST = frozenset(
-    {INPUT_IDS, POSITION_IDS, PAST_LENGTH, CHUNK_LENGTH, PROMPT_LENGTH, LOGITS},
-)
-"""What the host writes before each run, and reads after it."""
+TEMPERATURE = "temperature"
+"""Float32 [B], above 0: what `LOG_NORMALIZER` divides the logits by."""
+CANDIDATE_TOKENS = "candidate_tokens"
+"""Int64 [B,N], the likeliest tokens, by descending logit."""
+CANDIDATE_LOGITS = "candidate_logits"
+"""Float32 [B,N], their logits."""
+LOG_NORMALIZER = "log_normalizer"
+"""Float32 [B], logsumexp(logits / temperature) over the whole vocabulary."""
+
+_ASKED = frozenset({LOGITS, CANDIDATE_TOKENS, CANDIDATE_LOGITS, LOG_NORMALIZER})
+
+OF_HOST = _ASKED | {
+    INPUT_IDS,
+    POSITION_IDS,
+    PAST_LENGTH,
+    CHUNK_LENGTH,
+    PROMPT_LENGTH,
+    TEMPERATURE,
+}
+"""What the host writes before a run, or reads after it."""
+
+
+def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
+    """Those of a graph's outputs that the host reads after every run.
+
+    Logits wait until somebody asks, in a graph that gives their candidates.
+    """
+    asked = _ASKED.intersection(outputs)
+    return asked - {LOGITS} if CANDIDATE_TOKENS in asked else asked
+
 
 _PAST = "past_key_values."
 _PRESENT = "present."

@@ -135,10 +135,10 @@ def test_an_exception_of_the_engine_is_told_to_whom_it_hit(
 ) -> None:
     real = FakeEngine.prefill
 
-    def faulty(self: FakeEngine, slot: int, ids: Any, past: int, length: int) -> Any:
+    def faulty(self: FakeEngine, slot: int, ids: Any, past: int, length: int, heat: float) -> Any:
         if length == 13:
             raise RuntimeError("planted")
-        return real(self, slot, ids, past, length)
+        return real(self, slot, ids, past, length, heat)
 
     monkeypatch.setattr(FakeEngine, "prefill", faulty)
     hit, spared = bench.job(13), bench.job(6, 30)

@@ -1,0 +1,154 @@
+"""A decode step on the CPU with candidates in the graphs and without: the graph's part, and all.
+
+Random weights of the shape below. Requests of one kind of sampling fill all the slots of two builds
+that differ in --candidates alone; these take turns, a step each. What candidates add is less than
+the noise of such a step: it is timed by itself, too. Ends with one JSON line.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.requests import SamplingParams
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k 50": {"temperature": 0.8, "top_k": 50},
+    "top-p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "temperature alone": {"temperature": 0.8},
+}
+PROMPT, WARM_UP = 64, 3
+
+
+def main() -> None:
+    """Build twice, then measure each kind of sampling."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--candidates", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=30)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        builds = build_random(Path(scratch), given.vocabulary, given.batch, given.candidates)
+        rows = [measure(builds, name, given.steps) for name in SAMPLINGS]
+    added = alone(given.vocabulary, given.batch, given.candidates, given.steps)
+    print(json.dumps({**vars(given), "shape": SHAPE, "alone": added, "milliseconds": rows}))
+
+
+def build_random(directory: Path, vocabulary: int, batch: int, candidates: int) -> list[Build]:
+    """Of random fp32 weights: without candidates, and with them."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from snapexport.building import build
+
+    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=vocabulary, **SHAPE))
+    model.save_pretrained(directory / "model")
+    options: dict[str, Any] = {"L_max": 4096, "kv_budget": 1024, "batch": batch}
+    options["decode_batches"] = ()
+    return [
+        build(directory / "model", directory / f"{count}", candidates=count, **options)
+        for count in (0, candidates)
+    ]
+
+
+def alone(vocabulary: int, batch: int, count: int, steps: int) -> float:
+    """Milliseconds of the candidates' own operators, over random logits."""
+    import onnx_graphsurgeon as gs
+    import onnxruntime as ort
+
+    from snapexport.graphs.passes.candidates import Candidates
+    from snapexport.graphs.surgery import IR_VERSION
+
+    shape = batch, vocabulary
+    given, logits = (gs.Variable(name, np.float32, shape) for name in ("given", names.LOGITS))
+    nodes = [gs.Node("Identity", inputs=[given], outputs=[logits])]
+    graph = gs.Graph(nodes, inputs=[given], outputs=[logits], opset=24)
+    Candidates(count).apply(graph)
+    graph.outputs.remove(logits)
+    model = gs.export_onnx(graph.cleanup().toposort())
+    model.ir_version = IR_VERSION
+    providers = ["CPUExecutionProvider"]
+    session = ort.InferenceSession(model.SerializeToString(), providers=providers)
+    feed = {
+        "given": np.random.default_rng(0).standard_normal(shape, np.float32),
+        names.TEMPERATURE: np.ones(batch, np.float32),
+    }
+    seconds = [_timed(lambda: session.run(None, feed)) for _ in range(WARM_UP + steps)]
+    return round(1e3 * median(seconds[WARM_UP:]), 2)
+
+
+def _timed(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+class Running:
+    """A build with as many requests as it has slots, that never end by themselves."""
+
+    def __init__(self, build: Build, sampling: str) -> None:
+        engine: Any = OnnxRuntimeEngine(build)
+        self._decode, self._seconds = engine.decode, 0.0
+        engine.decode = self._timed
+        self._llm, batch = LLM.from_engine(engine), build.manifest.batch
+        params = SamplingParams(1 << 20, ignore_eos=True, seed=0, **SAMPLINGS[sampling])
+        tokens = np.random.default_rng(0).integers(0, engine.limits.vocab_size, (batch, PROMPT))
+        for prompt in tokens.tolist():
+            self._llm.submit(prompt, params)
+        while self._llm.waiting or self._llm.slots_used < batch:
+            self._llm.step()
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of the graph, and of the whole step."""
+        started = time.perf_counter()
+        self._llm.step()
+        return self._seconds, time.perf_counter() - started
+
+    def _timed(self, *inputs: Any) -> Any:
+        started = time.perf_counter()
+        said = self._decode(*inputs)
+        self._seconds = time.perf_counter() - started
+        return said
+
+
+def measure(builds: Sequence[Build], sampling: str, steps: int) -> dict[str, Any]:
+    """Medians of the graph and of the step, without and with candidates.
+
+    Ratios are medians too, of those within a turn: a drift of the machine is in both alike.
+    """
+    running = [Running(build, sampling) for build in builds]
+    taken: list[list[tuple[float, float]]] = [[], []]
+    for turn in range(WARM_UP + steps):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            taken[which].append(running[which].step())
+    without, with_them = (np.array(rows[WARM_UP:]).T for rows in taken)
+    row: dict[str, Any] = {"sampling": sampling}
+    for name, before, after in zip(("graph", "step"), without, with_them, strict=True):
+        row[name] = [round(1e3 * median(one), 2) for one in (before, after)]
+        row[f"{name}_ratio"] = round(median(after / before), 4)
+    return row
+
+
+if __name__ == "__main__":
+    main()
