@@ -172,9 +172,9 @@ def _weights(logits: Logits, temperature: float) -> Weights:
 
 
 def _top_p(weights: Weights, p: float) -> Weights:
-    """The fewest weights, from the largest down, whose sum reaches p of all; the others 0.
+    """Keep the fewest weights, from the largest down, whose sum reaches p of all; the others are 0.
 
-    Of those that tie for the last place the first are kept.
+    Of those that tie for the last place the first are kept. It is done in place.
     """
     steps = _steps_below_largest(weights)
     # Added up by steps, and sorted within one: all of a vocabulary takes five times as long.
@@ -184,20 +184,21 @@ def _top_p(weights: Weights, p: float) -> Weights:
     missing = goal - (sums[step - 1] if step else 0.0)
     last = np.flatnonzero(steps == step)
     last = last[np.argsort(-weights[last], kind="stable")]
-    needed = np.searchsorted(np.cumsum(weights[last]), missing) + 1
-    kept = weights * (steps < step)
-    kept[last[:needed]] = weights[last[:needed]]
-    return kept
+    descending = weights[last]
+    needed = np.searchsorted(np.cumsum(descending), missing) + 1
+    weights *= steps < step
+    weights[last[:needed]] = descending[:needed]
+    return weights
 
 
-def _steps_below_largest(weights: Weights) -> NDArray[np.int32]:
+def _steps_below_largest(weights: Weights) -> NDArray[np.int64]:
     """How far below the largest each weight is, in steps of less than a hundredth of it.
 
     A number's bits, read as an integer, ascend with it. All below 2^-32 of the largest are alike.
     """
-    steps = weights.astype(np.float32).view(np.int32)
-    np.subtract(steps.max(), steps, out=steps)
-    steps >>= 15
+    bits = weights.view(np.int64)
+    steps: NDArray[np.int64] = bits.max() - bits
+    steps >>= 44
     return np.minimum(steps, 1 << 13, out=steps)
 
 
