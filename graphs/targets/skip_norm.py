@@ -42,7 +42,6 @@ def _rewrite(graph: gs.Graph, added: gs.Node, norm: gs.Node) -> None:
     epsilon = norm.attrs["epsilon"]
     summands, (total,) = cut(graph, added)
     (_, scale), (normalized,) = cut(graph, norm)
-    unused = gs.Variable.empty()
-    outputs = [normalized, unused, gs.Variable.empty(), total]
+    outputs = [normalized, gs.Variable.empty(), gs.Variable.empty(), total]
     operator = "SkipSimplifiedLayerNormalization"
     node(graph, operator, [*summands, scale], outputs, domain=MICROSOFT, epsilon=epsilon)

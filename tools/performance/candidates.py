@@ -1,14 +1,13 @@
 """A decode step on the CPU with candidates in the graphs and without: the graph's part, and all.
 
-Random weights of the shape below. Requests of one kind of sampling fill all the slots of two builds
-that differ in --candidates alone; these take turns, a step each. What candidates add is less than
-the noise of such a step: it is timed by itself, too. Ends with one JSON line.
+Random weights. Requests of one kind of sampling fill all the slots of two builds that differ in
+--candidates alone; these take turns, a step each. What candidates add is less than the noise of
+such a step: it is timed by itself, too. Ends with one JSON line: docs/bench.md has its table.
 """
 
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -18,27 +17,13 @@ import numpy as np
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.llm import LLM
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from snapexport.runtime.requests import SamplingParams
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": True,
-}
-SAMPLINGS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "top-k 50": {"temperature": 0.8, "top_k": 50},
-    "top-p 0.9": {"temperature": 0.8, "top_p": 0.9},
-    "temperature alone": {"temperature": 0.8},
-}
-PROMPT, WARM_UP = 64, 3
+from .checkpoint import COMMON, SHAPES
+from .host import SAMPLINGS, Options, Running, TimedEngine
+from .turns import clocked
+
+WARM_UP = 3
 
 
 def main() -> None:
@@ -53,7 +38,7 @@ def main() -> None:
         builds = build_random(Path(scratch), given.vocabulary, given.batch, given.candidates)
         rows = [measure(builds, name, given.steps) for name in SAMPLINGS]
     added = alone(given.vocabulary, given.batch, given.candidates, given.steps)
-    print(json.dumps({**vars(given), "shape": SHAPE, "alone": added, "milliseconds": rows}))
+    print(json.dumps({**vars(given), "alone": added, "milliseconds": rows}))
 
 
 def build_random(directory: Path, vocabulary: int, batch: int, candidates: int) -> list[Build]:
@@ -62,7 +47,8 @@ def build_random(directory: Path, vocabulary: int, batch: int, candidates: int) 
 
     from snapexport.building import build
 
-    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=vocabulary, **SHAPE))
+    shape = SHAPES["small"] | COMMON | {"vocab_size": vocabulary}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**shape))
     model.save_pretrained(directory / "model")
     options: dict[str, Any] = {"L_max": 4096, "kv_budget": 1024, "batch": batch}
     options["decode_batches"] = ()
@@ -94,42 +80,24 @@ def alone(vocabulary: int, batch: int, count: int, steps: int) -> float:
         "given": np.random.default_rng(0).standard_normal(shape, np.float32),
         names.TEMPERATURE: np.ones(batch, np.float32),
     }
-    seconds = [_timed(lambda: session.run(None, feed)) for _ in range(WARM_UP + steps)]
-    return round(1e3 * median(seconds[WARM_UP:]), 2)
+    run = clocked(lambda: session.run(None, feed))
+    seconds = [run() for _ in range(WARM_UP + steps)]
+    return float(round(1e3 * median(seconds[WARM_UP:]), 2))
 
 
-def _timed(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
+def stepper(build: Build, sampling: str) -> Callable[[], tuple[float, float]]:
+    """A decode step of all its slots: seconds of the graph, and of the whole step."""
+    engine = TimedEngine(OnnxRuntimeEngine(build))
+    manifest = build.manifest
+    running = Running(engine, manifest.model.vocab_size, Options(batch=manifest.batch))
+    running.start(sampling)
+    whole = clocked(running.step)
 
+    def step() -> tuple[float, float]:
+        seconds = whole()
+        return engine.seconds, seconds
 
-class Running:
-    """A build with as many requests as it has slots, that never end by themselves."""
-
-    def __init__(self, build: Build, sampling: str) -> None:
-        engine: Any = OnnxRuntimeEngine(build)
-        self._decode, self._seconds = engine.decode, 0.0
-        engine.decode = self._timed
-        self._llm, batch = LLM.from_engine(engine), build.manifest.batch
-        params = SamplingParams(1 << 20, ignore_eos=True, seed=0, **SAMPLINGS[sampling])
-        tokens = np.random.default_rng(0).integers(0, engine.limits.vocab_size, (batch, PROMPT))
-        for prompt in tokens.tolist():
-            self._llm.submit(prompt, params)
-        while self._llm.waiting or self._llm.slots_used < batch:
-            self._llm.step()
-
-    def step(self) -> tuple[float, float]:
-        """Seconds of the graph, and of the whole step."""
-        started = time.perf_counter()
-        self._llm.step()
-        return self._seconds, time.perf_counter() - started
-
-    def _timed(self, *inputs: Any) -> Any:
-        started = time.perf_counter()
-        said = self._decode(*inputs)
-        self._seconds = time.perf_counter() - started
-        return said
+    return step
 
 
 def measure(builds: Sequence[Build], sampling: str, steps: int) -> dict[str, Any]:
@@ -137,11 +105,11 @@ def measure(builds: Sequence[Build], sampling: str, steps: int) -> dict[str, Any
 
     Ratios are medians too, of those within a turn: a drift of the machine is in both alike.
     """
-    running = [Running(build, sampling) for build in builds]
+    steppers = [stepper(build, sampling) for build in builds]
     taken: list[list[tuple[float, float]]] = [[], []]
     for turn in range(WARM_UP + steps):
         for which in (0, 1) if turn % 2 else (1, 0):
-            taken[which].append(running[which].step())
+            taken[which].append(steppers[which]())
     without, with_them = (np.array(rows[WARM_UP:]).T for rows in taken)
     row: dict[str, Any] = {"sampling": sampling}
     for name, before, after in zip(("graph", "step"), without, with_them, strict=True):
