@@ -202,7 +202,7 @@ def test_the_page_names_the_numbers_of_the_cache() -> None:
         "ring": "12–20",
         "kept by vote": "0–6",
         "window W": "4",
-        "pool P": "7",
+        "pool P": "31",
         "vote": "candidates, sum, avg, mean",
     }
 

@@ -52,7 +52,7 @@ class Case:
     sink: int = 4
     recent: int = 1024
     K: int = 4096
-    pool_kernel: int = 7
+    pool_kernel: int = 31
     dtype: str = "bfloat16"
     length: int = 0
     softcap: float = 0.0
@@ -78,7 +78,7 @@ class Case:
 
 LARGE = [
     *(Case(131072, window=window) for window in (8, 16, 32)),
-    Case(131072, dtype="float16", vote="snapkv"),
+    Case(131072, dtype="float16", vote="snapkv", pool_kernel=7),
     Case(131072, dtype="float32", kv_heads=2),
     Case(131072, length=100_001, vote="sharp"),
     Case(65536, kv_heads=4, group=7, window=32, K=8192),

@@ -95,7 +95,7 @@ def test_the_builds_choices_are_everybodys_who_made_none() -> None:
     assert (plain.vote, plain.group) == ("sum-squares", "max")
     assert other == replace(plain, L_obs=9)
     assert (sage.L_obs, sage.pool_kernel, sage.vote) == (1, 1, "sum-squares")
-    assert (snapkv.L_sink, snapkv.softmax, snapkv.pool_kernel) == (0, "causal", 3)
+    assert (snapkv.L_sink, snapkv.softmax, snapkv.pool_kernel) == (0, "causal", 7)
     assert (streaming.L_sink, streaming.L_recent, streaming.K) == (2, 40, 0)
 
 

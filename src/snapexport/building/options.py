@@ -10,7 +10,7 @@ from typing import Any
 
 from snapexport.building.candidates import require_candidates
 from snapexport.building.forms import form_of, require_one_of
-from snapexport.building.presets import PRESETS, flag_of, require_preset
+from snapexport.building.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
 from snapexport.contract.budget import BUDGETS, topk_per_layer
 from snapexport.contract.cache_form import CacheDType, CacheForm, DecodeAttention
 from snapexport.contract.errors import UserError
@@ -149,8 +149,10 @@ class BuildOptions:
 
     def _value(self, name: str, default: Any) -> Any:
         """As given, as the policy's preset has it, or the default."""
-        given = getattr(self, name)
-        return PRESETS[self.policy].get(name, default) if given is None else given
+        if (given := getattr(self, name)) is not None:
+            return given
+        fixed = PRESET_DEFAULTS.get(self.policy, {}) | PRESETS[self.policy]
+        return fixed.get(name, default)
 
     def geometry(self, model: ModelFacts) -> CacheGeometry:
         """The cache of `model` under these options. Raises UserError."""

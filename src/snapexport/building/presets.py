@@ -16,6 +16,11 @@ PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
     "full": {},
 }
 
+PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int]] = {
+    # SnapKV's own code has 5 or 7.
+    "snapkv": {"pool_kernel": 7},
+}
+"""What a preset takes from its paper, unless another value is given."""
 
 VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget")
 

@@ -49,7 +49,8 @@ CACHE = {
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens whose queries vote (default: 8)",
-    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 7)",
+    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31; "
+    "7 for snapkv)",
     "vote": "how the queries' attention adds up; squares favour one that is sure (default: sum)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
     "softmax": "attention among the candidates alone, or all keys up to the query "

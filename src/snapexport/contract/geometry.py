@@ -20,8 +20,9 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 DEFAULT_L_OBS = 8
 """KV-Compress found 8 best; SnapKV uses 32."""
 
-DEFAULT_POOL_KERNEL = 7
-"""The ablation of docs/retrieval.md; SnapKV has 5 or 7."""
+DEFAULT_POOL_KERNEL = 31
+"""Longer than an answer: 7 keeps three tokens behind the one that the window's queries look at, and
+a tokenizer may spell a number digit by digit (docs/retrieval.md)."""
 
 PerLayer = int | tuple[int, ...]
 """One value for all the layers, or one for each."""

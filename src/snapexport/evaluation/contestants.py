@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.building.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
-from snapexport.building.presets import PRESETS, VOTE_FIELDS
+from snapexport.building.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
 from snapexport.contract.manifest import ModelFacts
@@ -80,6 +80,9 @@ class Lineup:
         if both_vote:
             choices |= {name: getattr(self.own, name) for name in ("pool_kernel", *VOTE_FIELDS)}
         dictated = PRESETS[policy].keys() | PRESETS[self.own.policy].keys()
+        if policy != self.own.policy:
+            for one in (policy, self.own.policy):
+                dictated |= PRESET_DEFAULTS.get(one, {}).keys()
         choices = {name: value for name, value in choices.items() if name not in dictated}
         if both_vote:
             sinks = {"L_sink": DEFAULT_L_SINK, **choices, **PRESETS[policy], **changes}["L_sink"]
