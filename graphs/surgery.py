@@ -14,12 +14,12 @@ from snapexport.graphs.compress import compress_graph
 from snapexport.graphs.functions import NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
-from snapexport.graphs.passes.candidates import Candidates
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.prefill_cache import PrefillCache
 from snapexport.graphs.passes.query_windows import QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
+from snapexport.graphs.passes.top_tokens import TopTokens
 from snapexport.graphs.targets import BODY_PASSES, TARGET_PASSES
 
 IR_VERSION = 12
@@ -34,11 +34,11 @@ def prefill(
     target: Target,
     form: CacheForm = PLAIN,
     *,
-    candidates: int = 0,
+    top_tokens: int = 0,
 ) -> onnx.ModelProto:
     """One chunk of a prompt, or (traced at L_max) the whole of it.
 
-    candidates: how many of the likeliest tokens are told beside the logits.
+    top_tokens: how many of the likeliest tokens are told beside the logits.
     """
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
@@ -49,8 +49,8 @@ def prefill(
         passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]
     else:
         passes = [PrefillCache(geometry.L_max)]
-    if candidates:
-        passes.append(Candidates(candidates))
+    if top_tokens:
+        passes.append(TopTokens(top_tokens))
     return _finish(graph, geometry, passes, target)
 
 
@@ -68,15 +68,15 @@ def decode(
     target: Target,
     form: CacheForm = PLAIN,
     *,
-    candidates: int = 0,
+    top_tokens: int = 0,
     with_queries: bool = False,
 ) -> onnx.ModelProto:
     """One token for every slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
     passes: list[Pass] = [DecodeCache(geometry, form)]
     if with_queries:
         passes.append(DecodeQueries())
-    if candidates:
-        passes.append(Candidates(candidates))
+    if top_tokens:
+        passes.append(TopTokens(top_tokens))
     return _finish(gs.import_onnx(traced), geometry, passes, target)
 
 

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from snapexport.plugins.binding import GatherProblem, SelectProblem
 
 
-def candidates(p: "SelectProblem", length: int) -> range:
+def eligible(p: "SelectProblem", length: int) -> range:
     """Positions that neither sinks nor ring hold."""
     return range(p.sink, max(p.sink, length - p.recent))
 
 
 def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "Tensor":
-    """What the candidates are ranked by, float64 [Hkv, n]. query [H,W,D], key [Hkv,T,D]."""
+    """What the eligible positions are ranked by, float64 [Hkv, n]. query [H,W,D], key [Hkv,T,D]."""
     import torch
 
-    span = candidates(p, length)
+    span = eligible(p, length)
     if not span:
         return key.new_zeros(p.kv_heads, 0, dtype=torch.float64)
     queries = query.double().reshape(p.kv_heads, -1, p.head_dim)
@@ -40,7 +40,7 @@ def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "
 
 
 def _pool(votes: "Tensor", width: int, maximum: bool) -> "Tensor":
-    """Each vote with its neighbours, zeros beyond the candidates: [Hkv,G,n] -> [Hkv,G,n]."""
+    """Each vote with its neighbours, zeros beyond the eligible: [Hkv,G,n] -> [Hkv,G,n]."""
     import torch
 
     before = (width - 1) // 2
@@ -57,7 +57,7 @@ def complaint(
 
     They must be right but for votes that are within `tolerance` (a share) of the last kept one.
     """
-    span = candidates(p, length)
+    span = eligible(p, length)
     count = min(len(span), p.K)
     if not bool((positions[:, count:] == -1).all()):
         return "unused slots are not -1"
@@ -65,7 +65,7 @@ def complaint(
     if count == 0:
         return ""
     if not bool(((kept >= 0) & (kept < len(span))).all()):
-        return "positions that are no candidates"
+        return "positions that are not eligible"
     if not bool((kept.diff(dim=1) > 0).all()):
         return "positions that do not ascend"
     return _wrong_winners(scores, kept, count, tolerance)

@@ -2,7 +2,7 @@
 
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
-from snapexport.runtime.engine import Integers, Temperatures
+from snapexport.runtime.executor import Integers, Temperatures
 
 _IDLE = {names.TEMPERATURE: 1}
 """What the slots behind those in use take, where that isn't 0."""

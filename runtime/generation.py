@@ -7,7 +7,7 @@ from collections import deque
 
 from tokenizers import Tokenizer
 
-from snapexport.runtime.engine import Limits
+from snapexport.runtime.executor import Limits
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import (
     FinishReason,

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.runtime import prompts as prompts_module
-from snapexport.runtime.engine import Engine
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.loop import Loop
-from snapexport.runtime.open_engine import Runner, open_engine
+from snapexport.runtime.open_executor import BackendName, open_executor
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
 from snapexport.runtime.requests import Completion, Increment, Request, SamplingParams, Score
 
@@ -30,34 +30,34 @@ class LLM:
         threads: int | None = None,
         prepack: bool = False,
         token_budget: int | None = None,
-        runner: Runner | None = None,
+        backend: BackendName | None = None,
     ) -> None:
         """Load a build. Raises UserError.
 
-        runner: None takes TensorRT where the build has engines, and ONNX Runtime where it has none.
+        backend: None takes TensorRT where the build has engines, else ONNX Runtime.
         baseline: run its uncompressed graphs. prepack: a second copy of the weights, laid out for
         faster decoding of up to 7 slots or more than 32. token_budget: tokens of one step, prefill
         and decode.
         """
         build = Build.open(build_dir)
-        engine = open_engine(
-            build, runner=runner, baseline=baseline, threads=threads, prepack=prepack
+        executor = open_executor(
+            build, backend=backend, baseline=baseline, threads=threads, prepack=prepack
         )
-        self._set_up(engine, load_tokenizer(build.directory), token_budget)
+        self._set_up(executor, load_tokenizer(build.directory), token_budget)
 
     @classmethod
-    def from_engine(
-        cls, engine: Engine, tokenizer: Tokenizer | None = None, token_budget: int | None = None
+    def from_executor(
+        cls, executor: Executor, tokenizer: Tokenizer | None = None, token_budget: int | None = None
     ) -> "LLM":
-        """An LLM on an engine of the caller's own."""
+        """An LLM on an executor of the caller's own."""
         llm = cls.__new__(cls)
-        llm._set_up(engine, tokenizer, token_budget)
+        llm._set_up(executor, tokenizer, token_budget)
         return llm
 
-    def _set_up(self, engine: Engine, tokenizer: Tokenizer | None, budget: int | None) -> None:
-        self.engine = engine
+    def _set_up(self, executor: Executor, tokenizer: Tokenizer | None, budget: int | None) -> None:
+        self.executor = executor
         self.tokenizer = tokenizer
-        self._loop = Loop(engine, tokenizer, budget)
+        self._loop = Loop(executor, tokenizer, budget)
         self._boxes: dict[int, deque[Increment]] = {}
         self._outbox: deque[Increment] = deque()
 
@@ -83,7 +83,7 @@ class LLM:
 
         The first token's probability comes from prefill, which attends to everything.
         """
-        limits = self.engine.limits
+        limits = self.executor.limits
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
         return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
@@ -131,7 +131,7 @@ class LLM:
 
     @property
     def slots_used(self) -> int:
-        """Slots in use, of `engine.limits.batch`."""
+        """Slots in use, of `executor.limits.batch`."""
         return self._loop.slots_used
 
     def _read(
@@ -140,7 +140,7 @@ class LLM:
         params: Params,
         continuations: Continuations = None,
     ) -> list[Request]:
-        limits = self.engine.limits
+        limits = self.executor.limits
         return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
 
     def _run(self, requests: Sequence[Request]) -> list[list[Increment]]:

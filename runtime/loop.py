@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from snapexport.runtime.engine import Engine
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.generation import Generation
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import Increment, Request
@@ -23,7 +23,7 @@ from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
 class Loop:
     """Requests on one engine. A request is live from `submit` to its last increment."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, budget: int | None) -> None:
+    def __init__(self, engine: Executor, tokenizer: Tokenizer | None, budget: int | None) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = engine.limits

@@ -19,7 +19,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.engine import Integers, Limits, Temperatures
+from snapexport.runtime.executor import Integers, Limits, Temperatures
 from snapexport.runtime.onnxruntime_devices import Buffer, Device, Host
 from snapexport.runtime.onnxruntime_prefill import Copy, IntoSlot, PromptCache
 from snapexport.runtime.onnxruntime_session import BoundGraph, Buffers, Graph, buffers_for
@@ -242,7 +242,7 @@ def require_runnable(build: Build, baseline: bool, cuda: bool = False) -> None:
         raise UserError(
             f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
             _engines_first(build) + "build it again with --dtype fp32, or `snapexport generate` it "
-            "on a GPU: --runner onnxruntime-cuda",
+            "on a GPU: --backend onnxruntime-cuda",
         )
     if baseline and build.manifest.geometry.compresses and not build.has_baseline:
         raise UserError(

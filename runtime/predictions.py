@@ -17,7 +17,7 @@ Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class TopTokens:
     """The N likeliest tokens, by descending logit; ties with the lower token first.
 
     tokens: int64 [N]. logits: float32 [N]. log_normalizer: logsumexp(logits / temperature) over the
@@ -30,19 +30,19 @@ class Candidates:
 
 
 class Prediction:
-    """Of one request's next token. candidates: None where the build has none.
+    """Of one request's next token. top_tokens: None where the build has none.
 
     All of it lies in the engine's own buffers.
     """
 
-    def __init__(self, fetch: Callable[[], Logits], candidates: Candidates | None = None) -> None:
+    def __init__(self, fetch: Callable[[], Logits], top_tokens: TopTokens | None = None) -> None:
         """fetch: gives the logits [V]."""
         self._fetch = fetch
-        self.candidates = candidates
+        self.top_tokens = top_tokens
 
     @cached_property
     def logits(self) -> Logits:
-        """[V]. On a GPU with candidates they are copied to the host at the first look."""
+        """[V]. On a GPU with top_tokens they are copied to the host at the first look."""
         return self._fetch()
 
 
@@ -55,7 +55,7 @@ class Predictions:
 
     def __getitem__(self, slot: int) -> Prediction:
         assert 0 <= slot < self._count, f"slot {slot} was not run"
-        return Prediction(partial(self._logits, slot), self._candidates(slot))
+        return Prediction(partial(self._logits, slot), self._top_tokens(slot))
 
     @property
     def logits(self) -> Logits:
@@ -67,12 +67,12 @@ class Predictions:
         logits: Logits = self._graph.rows(names.LOGITS, slot, slot + 1)[0]
         return logits
 
-    def _candidates(self, slot: int) -> Candidates | None:
+    def _top_tokens(self, slot: int) -> TopTokens | None:
         arrays = self._graph.arrays
-        if names.CANDIDATE_TOKENS not in arrays:
+        if names.TOP_TOKENS not in arrays:
             return None
-        return Candidates(
-            arrays[names.CANDIDATE_TOKENS][slot],
-            arrays[names.CANDIDATE_LOGITS][slot],
+        return TopTokens(
+            arrays[names.TOP_TOKENS][slot],
+            arrays[names.TOP_LOGITS][slot],
             float(arrays[names.LOG_NORMALIZER][slot]),
         )

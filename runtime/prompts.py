@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.engine import Limits
+from snapexport.runtime.executor import Limits
 from snapexport.runtime.requests import Request, SamplingParams
 
 Prompt = str | Sequence[int]

@@ -1,7 +1,7 @@
 """From a prediction to a token: temperature, then top-k, then top-p, in Hugging Face's order.
 
 Pure functions of one request's prediction and its own generator, so that neighbours have no say.
-Where the prediction has candidates and they are enough, nobody looks at the logits, and the token
+Where the prediction has top_tokens and they are enough, nobody looks at the logits, and the token
 is the same.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.predictions import Candidates, Logits, Prediction
+from snapexport.runtime.predictions import Logits, Prediction, TopTokens
 from snapexport.runtime.requests import SamplingParams, TokenLogprobs, TokenScore
 
 Weights = NDArray[np.float64]
@@ -44,8 +44,8 @@ def engine_temperature(params: SamplingParams) -> float:
 
 def can_sample(prediction: Prediction) -> bool:
     """Whether a token can be chosen: some logit is finite, and none is NaN or +inf."""
-    if prediction.candidates:
-        return math.isfinite(prediction.candidates.log_normalizer)
+    if prediction.top_tokens:
+        return math.isfinite(prediction.top_tokens.log_normalizer)
     logits = prediction.logits
     return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds a NaN before any number
 
@@ -60,14 +60,14 @@ def sample(prediction: Prediction, params: SamplingParams, rng: np.random.Genera
 
 def choices(prediction: Prediction, params: SamplingParams) -> Choices:
     """The tokens that may come next."""
-    given = prediction.candidates
-    found = choices_of_candidates(given, params) if given else None
+    given = prediction.top_tokens
+    found = choices_of_top_tokens(given, params) if given else None
     return found or choices_of_logits(prediction.logits, params)
 
 
 def _likeliest(prediction: Prediction) -> int:
-    if prediction.candidates:
-        return int(prediction.candidates.tokens[0])
+    if prediction.top_tokens:
+        return int(prediction.top_tokens.tokens[0])
     return int(np.argmax(prediction.logits))
 
 
@@ -104,35 +104,35 @@ def choices_of_logits(logits: Logits, params: SamplingParams) -> Choices:
     return tokens, _shaped(logits, params)
 
 
-def choices_of_candidates(candidates: Candidates, params: SamplingParams) -> Choices | None:
-    """The same out of the candidates; None where some token beyond them may come next."""
-    if 0 < params.top_k <= len(candidates.tokens):
-        tokens, logits = _ascending(candidates, params.top_k)
+def choices_of_top_tokens(top_tokens: TopTokens, params: SamplingParams) -> Choices | None:
+    """The same out of the top_tokens; None where some token beyond them may come next."""
+    if 0 < params.top_k <= len(top_tokens.tokens):
+        tokens, logits = _ascending(top_tokens, params.top_k)
         return tokens, _shaped(logits, params)
     if params.top_k or params.top_p == 1:
         return None
-    count = _nucleus(candidates, params)
+    count = _nucleus(top_tokens, params)
     if count is None:
         return None
-    tokens, logits = _ascending(candidates, count)
+    tokens, logits = _ascending(top_tokens, count)
     return tokens, _weights(logits, params.temperature)
 
 
-def _ascending(candidates: Candidates, count: int) -> tuple[list[int], Logits]:
+def _ascending(top_tokens: TopTokens, count: int) -> tuple[list[int], Logits]:
     """The `count` likeliest tokens, and their logits."""
-    order = np.argsort(candidates.tokens[:count])
-    return candidates.tokens[order].tolist(), candidates.logits[order]
+    order = np.argsort(top_tokens.tokens[:count])
+    return top_tokens.tokens[order].tolist(), top_tokens.logits[order]
 
 
-def _nucleus(candidates: Candidates, params: SamplingParams) -> int | None:
+def _nucleus(top_tokens: TopTokens, params: SamplingParams) -> int | None:
     """How many of the likeliest tokens reach top-p; None where rounding may decide, or not these.
 
     log_normalizer is of float32, weights are not: where it might be off by enough to let another
     token in, the logits have to be added up.
     """
-    sums = np.cumsum(_weights(candidates.logits, params.temperature))
-    largest = float(candidates.logits[0]) / engine_temperature(params)
-    log_sum, off_by = candidates.log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
+    sums = np.cumsum(_weights(top_tokens.logits, params.temperature))
+    largest = float(top_tokens.logits[0]) / engine_temperature(params)
+    log_sum, off_by = top_tokens.log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
     with np.errstate(over="ignore"):  # a tiny temperature: nothing is known of the sum
         goals = params.top_p * np.exp([log_sum - off_by, log_sum + off_by])
     fewest, most = np.searchsorted(sums, goals)

@@ -18,7 +18,7 @@ from snapexport.contract.manifest import GraphName
 from snapexport.contract.tensors import in_place
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.engine import Integers, Limits, Temperatures
+from snapexport.runtime.executor import Integers, Limits, Temperatures
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, SingleShot
 from snapexport.runtime.tensorrt_graph import BoundGraph, contexts_of
@@ -169,7 +169,7 @@ def require_runnable(build: Build, baseline: bool) -> None:
     if build.manifest.target != "tensorrt":
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
-            "build it again with --target tensorrt, or run it by --runner onnxruntime",
+            "build it again with --target tensorrt, or run it by --backend onnxruntime",
         )
     if baseline and build.manifest.geometry.compresses and not build.has_baseline:
         raise UserError(

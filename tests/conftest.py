@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
 

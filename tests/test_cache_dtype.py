@@ -10,17 +10,17 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.accuracy.graph_runner import GraphRunner
-from snapexport.building import BuildOptions
-from snapexport.building.derive import derive
-from snapexport.commands.app import main
+from snapexport.builder import BuildOptions
+from snapexport.builder.derive import derive
+from snapexport.builder.plan import PlanOptions, make_plan
+from snapexport.builder.plan.caches import slot_bytes
+from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.cache_form import PLAIN
 from snapexport.contract.errors import UserError
 from snapexport.contract.tensors import full_cache_bytes
-from snapexport.planning import PlanOptions, make_plan
-from snapexport.planning.caches import slot_bytes
+from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
@@ -46,8 +46,8 @@ def build_of(case: Case) -> Build:
 
 def logits(build: Build, tokens: list[int], prompt_length: int) -> Logits:
     """Of the prompt's last token and of each forced one after it."""
-    with GraphRunner(build) as runner:
-        return np.asarray(runner.logits(np.array(tokens), prompt_length))
+    with GraphRunner(build) as backend:
+        return np.asarray(backend.logits(np.array(tokens), prompt_length))
 
 
 def noise(got: Logits, expected: Logits) -> float:
@@ -89,7 +89,7 @@ def test_a_step_writes_in_place(capfd: Any) -> None:
 
 
 def test_neighbours_change_nothing() -> None:
-    llm = LLM.from_engine(OnnxRuntimeEngine(build_of(FP16), threads=1))
+    llm = LLM.from_executor(OnnxRuntimeEngine(build_of(FP16), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     together = llm.generate(prompts, params)
@@ -116,7 +116,7 @@ def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
     why = {
         (one["prompt_length"], one["output"].partition(".")[0]): (one["lossless"], one["rounded"])
         for one in found
-        if one["runner"] == "snapstream"
+        if one["backend"] == "snapstream"
     }
     assert why == {
         (12, "prefill"): (True, False),
@@ -139,7 +139,7 @@ def test_a_plan_counts_it() -> None:
     assert counted == cache_bytes(manifest).decode
     asked = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
     half, single = (
-        make_plan(PlanOptions(2**30, asked | choice)).recommendation.candidate
+        make_plan(PlanOptions(2**30, asked | choice)).recommendation.eligible
         for choice in ({"cache_dtype": "fp16", "kv_budget": 32}, {"kv_budget": 32})
     )
     assert 2 * half.at(3).decode_cache == single.at(3).decode_cache

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.commands.app import main
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
 
@@ -188,7 +188,7 @@ def test_a_bad_checkpoint_is_refused(
         (["--policy", "streaming", "--K", "4"], "keeps no top-k"),
         (["--policy", "streaming", "--vote", "sum"], "keeps no top-k, but --vote is sum"),
         (["--policy", "sage", "--pool-kernel", "7"], "--policy sage means --pool-kernel 1"),
-        (["--policy", "snapkv", "--softmax", "candidates"], "means --softmax causal"),
+        (["--policy", "snapkv", "--softmax", "top_tokens"], "means --softmax causal"),
         (["--policy", "snapkv", "--L-sink", "4"], "--policy snapkv means --L-sink 0"),
         (["--policy", "full", "--budget", "pyramid"], "--policy full keeps everything"),
         (["--vote", "loudest"], "invalid choice: 'loudest'"),
@@ -215,7 +215,7 @@ def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """A build with a tokenizer: one token a byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    from snapexport.building import build
+    from snapexport.builder import build
 
     directory = tmp_path_factory.mktemp("spelling")
     model = checkpoints.make("llama", directory / "model")
@@ -300,7 +300,7 @@ def test_a_missing_extra_is_named(
         argv = [argv[0], str(tiny_build.directory), *argv[2:]]
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        f"from snapexport.commands.app import main; sys.exit(main({argv!r}))"
+        f"from snapexport.cli.app import main; sys.exit(main({argv!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2

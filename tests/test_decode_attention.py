@@ -8,8 +8,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.building import BuildOptions
-from snapexport.building.derive import derive
+from snapexport.builder import BuildOptions
+from snapexport.builder.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.cache_form import CacheForm
@@ -108,7 +108,7 @@ def test_a_request_is_answered_as_if_alone(case: Case) -> None:
     engine = OnnxRuntimeEngine(build_of(case), threads=1)
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    llm = LLM.from_engine(engine)
+    llm = LLM.from_executor(engine)
     together = llm.generate(prompts, params)
     assert together == [llm.generate([prompt], params)[0] for prompt in prompts]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.accuracy.measures import Distance
-from snapexport.building import build
-from snapexport.commands.app import main
+from snapexport.builder import build
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
+from snapexport.eval.accuracy.measures import Distance
 from tests.oracle import checkpoints
 
 

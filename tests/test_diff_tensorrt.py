@@ -22,10 +22,10 @@ from cuda import pathfinder
 from polygraphy.logger import G_LOGGER
 from polygraphy.tools.run import Run
 
-from snapexport.accuracy.backends import find_cudart, on_tensorrt
-from snapexport.commands.app import main
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.eval.accuracy.backends import find_cudart, on_tensorrt
 from snapexport.runtime.tensorrt_plans import open_plans
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
@@ -94,7 +94,7 @@ def test_both_runners_in_one_report(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     """The fake runs the graphs themselves: equal to the bit, also where the cache is compressed."""
-    flags = ("--lengths", "12", "60", "--runners", "tensorrt,onnxruntime")
+    flags = ("--lengths", "12", "60", "--backends", "tensorrt,onnxruntime")
     rows = diff(capsys, build, *flags)["differences"]
     caches = ("full cache", "snapstream")
     names = [f"{cache} ({on})" for cache in caches for on in ("onnxruntime", "tensorrt")]
@@ -112,7 +112,7 @@ def test_both_runners_in_one_report(
 
 
 def test_tensorrt_alone(gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build) -> None:
-    rows = diff(capsys, build, "--lengths", "60", "--runners", "tensorrt")["differences"]
+    rows = diff(capsys, build, "--lengths", "60", "--backends", "tensorrt")["differences"]
     assert {row["runner"] for row in rows} == {"full cache (tensorrt)", "snapstream (tensorrt)"}
 
 
@@ -141,7 +141,7 @@ def test_a_plan_that_cannot_be_loaded_is_told(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     (build.directory / "engines" / "sm_90" / "decode.plan").unlink()
-    assert main(["diff", str(build.directory), "--runners", "tensorrt"]) == 2
+    assert main(["diff", str(build.directory), "--backends", "tensorrt"]) == 2
     assert "decode.plan is missing" in capsys.readouterr().err
 
 
@@ -149,7 +149,7 @@ def test_a_plan_that_cannot_be_loaded_is_told(
 def test_other_runners_are_refused(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, runners: str
 ) -> None:
-    assert main(["diff", str(tiny_build.directory), "--runners", runners]) == 2
+    assert main(["diff", str(tiny_build.directory), "--backends", runners]) == 2
     assert "choose from onnxruntime, tensorrt" in capsys.readouterr().err
 
 
@@ -278,7 +278,7 @@ def test_a_gpu_without_room_is_told(
         raise AssertionError
 
     monkeypatch.setattr(PolygraphyCuda, "malloc", malloc)
-    assert main(["diff", str(build.directory), "--runners", "tensorrt"]) == 2
+    assert main(["diff", str(build.directory), "--backends", "tensorrt"]) == 2
     error = capsys.readouterr().err
     assert "error: Polygraphy's runner failed on baseline/prefill: CUDA Error: 2" in error
     assert "nvidia-smi" in error and "Traceback" not in error
@@ -287,7 +287,7 @@ def test_a_gpu_without_room_is_told(
 def test_the_loader_gives_bf16_as_torch_has_it(tmp_path: Path) -> None:
     import torch
 
-    from snapexport.accuracy.repeat import _LOADER_FUNCTION, _LOADER_HEADER, _storable
+    from snapexport.eval.accuracy.repeat import _LOADER_FUNCTION, _LOADER_HEADER, _storable
 
     values = np.array([1.5, -2.0, 0.1], ml_dtypes.bfloat16)
     np.savez(tmp_path / "decode.npz", past=_storable(values), ids=np.array([7]))

@@ -15,15 +15,15 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from snapexport.commands.app import main
-from snapexport.commands.console import AnswerProgress
+from snapexport.cli.app import main
+from snapexport.cli.console import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.evaluation import run as running
-from snapexport.evaluation.journal import JOURNAL
-from snapexport.evaluation.options import EvalOptions
-from snapexport.evaluation.plan import plan
-from tests.evaluation import builds
+from snapexport.eval import run as running
+from snapexport.eval.journal import JOURNAL
+from snapexport.eval.options import EvalOptions
+from snapexport.eval.plan import plan
+from tests.eval import builds
 
 ASKED: dict[str, Any] = {
     "tasks": ("vault",),
@@ -297,7 +297,7 @@ def test_without_matplotlib_there_are_no_plots_but_tables(build: Path, tmp_path:
         argv = ["eval", str(build), *flags(**FEW | {"lengths": 128}), *more]
         code = (
             "import sys; sys.modules['matplotlib'] = None\n"
-            f"from snapexport.commands.app import main; sys.exit(main({argv!r}))"
+            f"from snapexport.cli.app import main; sys.exit(main({argv!r}))"
         )
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 

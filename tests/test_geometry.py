@@ -34,9 +34,9 @@ def test_valid_slots_are_a_contiguous_prefix(place: LayerGeometry, length: int, 
 
 
 @given(layers, st.integers(1, 60))
-def test_every_position_is_sink_ring_or_candidate(place: LayerGeometry, length: int) -> None:
+def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: int) -> None:
     window = [p for p in place.source_positions(length) if p >= 0]
-    assert len(window) + place.candidates(length) == length
+    assert len(window) + place.eligible(length) == length
 
 
 def test_the_full_cache_is_the_geometry_of_sinks_alone() -> None:

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.budget import pyramid
 from snapexport.contract.geometry import LayerGeometry
 from tests.oracle.raw import RawBuild
@@ -92,7 +92,7 @@ def test_group_before_pool_is_ours_where_they_commute(vote: Golden) -> None:
 
 
 @pytest.mark.parametrize("vote", goldens("snapstream"))
-def test_softmax_over_the_candidates_is_another_vote_than_snapkv(vote: Golden) -> None:
+def test_softmax_over_the_eligibles_is_another_vote_than_snapkv(vote: Golden) -> None:
     """SnapStream's default: a query that looks at its own window still casts a whole vote."""
     assert ours(vote, softmax="causal") != published(vote)
 
@@ -111,7 +111,7 @@ def test_one_set_for_a_kv_head_not_one_for_each_query_head(vote: Golden) -> None
 
 @pytest.mark.parametrize("vote", goldens("kv-compress"))
 def test_the_window_does_not_spill_into_the_pool(vote: Golden) -> None:
-    """KV-Compress pools the window's own votes too: the last candidates win by their neighbours."""
+    """KV-Compress pools the window's own votes too: the last eligible win by their neighbours."""
     end = vote["length"] - vote["window"]
     spilled = range(end - vote["kernel"] // 2, end)
     theirs, kept = published(vote), ours(vote)

@@ -18,16 +18,16 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from snapexport import SamplingParams
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.errors import UserError
-from snapexport.harness import register
-from snapexport.harness.cli import main
-from snapexport.harness.model import SnapexportLM
+from snapexport.eval.harness import register
+from snapexport.eval.harness.cli import main
+from snapexport.eval.harness.model import SnapexportLM
 from snapexport.vault import CHECKPOINT, make_prompt
 
 TASKS = Path(__file__).parent / "harness"
 TOKENS = 512
-SIZES: dict[str, Any] = {"L_max": 544, "kv_budget": 96, "batch": 3}
+SIZES: dict[str, Any] = {"L_max": 544, "kv_budget": 96, "batch": 3, "pool_kernel": 7}
 DOCUMENTS = 12
 SEED = 900_000
 
@@ -341,7 +341,7 @@ def command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """lm_eval's command line with our model, in a process that may not go to the network."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(data / "home")}
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    line = [sys.executable, "-m", "snapexport.harness", "--model", "snapexport", *arguments]
+    line = [sys.executable, "-m", "snapexport.eval.harness", "--model", "snapexport", *arguments]
     return subprocess.run(
         line, capture_output=True, text=True, cwd=data, env=os.environ | offline | paths
     )
@@ -378,7 +378,7 @@ def test_neither_torch_nor_transformers_is_loaded(snapstream: Path) -> None:
     script = f"""
 import sys
 from lm_eval.api.instance import Instance
-from snapexport.harness.model import SnapexportLM
+from snapexport.eval.harness.model import SnapexportLM
 lm = SnapexportLM(build={str(snapstream)!r}, threads=1)
 lm.loglikelihood([Instance("loglikelihood", {{}}, ("The old", " clock"), 0)])
 print(*[name for name in ("torch", "transformers", "onnx") if name in sys.modules])"""

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.building import build
-from snapexport.commands.app import main
-from snapexport.commands.page import TokenizedPrompt, render, whole_file
-from snapexport.commands.page.data import kept_bits, layer_regions, packed
+from snapexport.builder import build
+from snapexport.cli.app import main
+from snapexport.cli.page import TokenizedPrompt, render, whole_file
+from snapexport.cli.page.data import kept_bits, layer_regions, packed
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
@@ -203,7 +203,7 @@ def test_the_page_names_the_numbers_of_the_cache() -> None:
         "kept by vote": "0–6",
         "window W": "4",
         "pool P": "31",
-        "vote": "candidates, sum, avg, mean",
+        "vote": "eligible, sum, avg, mean",
     }
 
 
@@ -277,7 +277,7 @@ def test_a_path_that_cannot_be_written_is_told_before_the_work(
     name: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("snapexport.commands.inspect.kept_positions", None)
+    monkeypatch.setattr("snapexport.cli.inspect.kept_positions", None)
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     argv = "inspect", vault_build.directory, "--prompt", PROMPT, "--html", tmp_path / name

@@ -16,8 +16,8 @@ from onnx.numpy_helper import from_array
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.building import BuildOptions, build
-from snapexport.commands.app import main
+from snapexport.builder import BuildOptions, build
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.exporter import int4

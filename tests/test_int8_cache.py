@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from snapexport.accuracy.graph_runner import GraphRunner
 from snapexport.bench.costs import Costs
-from snapexport.building import BuildOptions
-from snapexport.building.derive import derive
-from snapexport.commands.app import main
+from snapexport.builder import BuildOptions
+from snapexport.builder.derive import derive
+from snapexport.builder.plan.caches import slot_bytes
+from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.cache_form import PLAIN
 from snapexport.contract.errors import UserError
+from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
-from snapexport.planning.caches import slot_bytes
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
@@ -123,8 +123,8 @@ def noise(got: Array, expected: Array) -> float:
 def test_answers_nearly_as_transformers_does(case: Case, length: int) -> None:
     want = cases.oracle(case, length, 24)
     tokens = np.array([*want.prompt, *want.tokens[:24]])
-    with GraphRunner(build_of(case)) as runner:
-        got = np.asarray(runner.logits(tokens, length))
+    with GraphRunner(build_of(case)) as backend:
+        got = np.asarray(backend.logits(tokens, length))
     np.testing.assert_allclose(got[0], want.prefill_logits, atol=cases.LOGITS)
     assert 0 < noise(got[1:], want.decode_logits) < NOISE[length]
 
@@ -183,7 +183,7 @@ def test_the_graph_of_fewer_slots_computes_the_same() -> None:
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["chunked", "single shot"])
 def test_a_request_is_answered_as_if_alone(case: Case) -> None:
     """Through slots that others had, with scales of their own."""
-    llm = LLM.from_engine(OnnxRuntimeEngine(build_of(case), threads=1))
+    llm = LLM.from_executor(OnnxRuntimeEngine(build_of(case), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     together = llm.generate(prompts, params)

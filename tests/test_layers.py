@@ -21,28 +21,19 @@ ALLOWED = {
     "exporter": {"contract", "graphs.markers"},
     "plugins": set(),
     "vault": set(),
-    "plots": set(),
-    "building": {"contract", "exporter", "graphs"},
-    "planning": {"contract", "exporter", "building"},
+    "builder": {"contract", "exporter", "graphs"},
     "engines": {"contract"},
     "bench": {"contract", "runtime", "plots"},
-    "evaluation": {"contract", "runtime", "building", "vault", "plots"},
-    "chat": {"contract"},
-    "harness": {"contract", "runtime", "chat"},
-    "triton": {"contract", "runtime", "building"},
-    "openai_api": {"contract", "runtime", "chat", "triton"},
-    "accuracy": {"contract", "exporter"},
-    "commands": {
+    "serving": {"contract", "runtime", "builder"},
+    "eval": {"contract", "exporter", "runtime", "builder", "serving", "vault", "plots"},
+    "cli": {
         "contract",
         "runtime",
-        "building",
+        "builder",
         "engines",
-        "planning",
-        "accuracy",
-        "evaluation",
+        "eval",
         "bench",
-        "triton",
-        "openai_api",
+        "serving",
         "vault",
         "start",
     },
@@ -80,7 +71,7 @@ def test_no_package_is_left_out() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom snapexport.commands.app import parser\nparser()\n"
+        "import sys\nfrom snapexport.cli.app import parser\nparser()\n"
         f"print(*{set(HEAVY)!r} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ import pytest
 from onnx import NodeProto, TensorProto
 from onnx.helper import make_attribute, make_node, make_opsetid, make_tensor_value_info
 
-from snapexport.building import build
-from snapexport.building.graph_files import Traces
+from snapexport.builder import build
+from snapexport.builder.graph_files import Traces
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.graphs import surgery

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.building import build
-from snapexport.commands.app import main
+from snapexport.builder import build
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 
 

@@ -59,7 +59,7 @@ def test_ties_are_kept_from_the_lowest_position() -> None:
     case = Case("llama-blind")
     assert_agrees(case, (21, 50, 96))
     kept = cases.oracle(case, 50).topk_positions[0][0]
-    assert kept.tolist() == list(range(6, 18))  # the pool's padding lowers candidates 4 and 5
+    assert kept.tolist() == list(range(6, 18))  # the pool's padding lowers eligible 4 and 5
 
 
 def test_the_full_policy_is_plain_transformers() -> None:

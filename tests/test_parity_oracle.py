@@ -131,24 +131,24 @@ def looped_vote(
 ) -> NDArray[Any]:
     """[Hkv, n], one number at a time."""
     groups, length = len(query) // len(key), key.shape[1]
-    candidates = range(sink, length - recent)
-    scores = np.zeros((len(key), len(candidates)))
+    eligible = range(sink, length - recent)
+    scores = np.zeros((len(key), len(eligible)))
     for head, q in enumerate(query):
-        votes = np.zeros(len(candidates))
+        votes = np.zeros(len(eligible))
         for i in range(length - window, length):
-            weights = np.exp([q[i] @ key[head // groups, p] / 4 for p in candidates])
+            weights = np.exp([q[i] @ key[head // groups, p] / 4 for p in eligible])
             votes += weights / weights.sum()
-        for j in range(len(candidates)):
+        for j in range(len(eligible)):
             near = [k for k in range(j - pool // 2, j + pool // 2 + 1) if 0 <= k < len(votes)]
             scores[head // groups, j] += votes[near].sum() / pool / groups
     return scores
 
 
 def test_the_vote_keeps_what_kvpress_keeps() -> None:
-    """SnapKVPress.score, restricted to the candidates' softmax: its mean is our sum over W."""
+    """SnapKVPress.score, restricted to the eligible positions: its mean is our sum over W."""
     query, key = random_attention(90)
-    candidates = key[:, 4:-16].repeat_interleave(2, 0)
-    attention = (query[:, -8:] @ candidates.mT / 4).softmax(-1)
+    eligible = key[:, 4:-16].repeat_interleave(2, 0)
+    attention = (query[:, -8:] @ eligible.mT / 4).softmax(-1)
     scores = torch.nn.functional.avg_pool1d(attention.mean(-2), 5, padding=2, stride=1)
     want = scores.view(2, 2, -1).mean(1).topk(12).indices.sort(-1).values + 4
     layer = LayerGeometry(4, 16, 12)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, Qwen2Config
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.exporter.architectures import sliding_windows

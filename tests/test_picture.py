@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.building import build
-from snapexport.commands.app import main
-from snapexport.commands.picture import MOST_ROWS, kept_picture
+from snapexport.builder import build
+from snapexport.cli.app import main
+from snapexport.cli.picture import MOST_ROWS, kept_picture
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.vault import CHECKPOINT

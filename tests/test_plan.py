@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapexport.building import BuildOptions, build
-from snapexport.commands import app
-from snapexport.commands import build as build_command
-from snapexport.commands import plan as plan_command
-from snapexport.commands.flags import values
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.plan import Plan, PlanOptions, make_plan
+from snapexport.builder.plan.caches import prompt_bytes, slot_bytes, token_bytes
+from snapexport.builder.plan.memory_size import parse_size, written
+from snapexport.builder.plan.model import PlannedModel, read_model
+from snapexport.builder.plan.plan import plan_for
+from snapexport.builder.plan.weights import held_bytes, read_bytes, stored_bytes
+from snapexport.builder.plan.words import command
+from snapexport.cli import app
+from snapexport.cli import build as build_command
+from snapexport.cli import plan as plan_command
+from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import ModelFacts
-from snapexport.planning import Plan, PlanOptions, make_plan
-from snapexport.planning.caches import prompt_bytes, slot_bytes, token_bytes
-from snapexport.planning.memory_size import parse_size, written
-from snapexport.planning.model import PlannedModel, read_model
-from snapexport.planning.plan import plan_for
-from snapexport.planning.weights import held_bytes, read_bytes, stored_bytes
-from snapexport.planning.words import command
 from snapexport.runtime.memory import cache_bytes
 from tests.oracle import checkpoints
 

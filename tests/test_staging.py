@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.building.staging import staged
+from snapexport.builder.staging import staged
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import MANIFEST
 
@@ -110,7 +110,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(checkpoint: Path, tmp_path: Path
     """A limit on the size of files stands for the full disk: writing fails half-way."""
     code = (
         "import resource, sys\n"
-        "from snapexport.commands.app import main\n"
+        "from snapexport.cli.app import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         "sys.exit(main(sys.argv[1:]))"
     )

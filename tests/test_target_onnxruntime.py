@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from snapexport.building.graph_files import Traces
+from snapexport.builder.graph_files import Traces
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery

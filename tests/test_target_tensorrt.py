@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from onnx import inliner
 from onnx.helper import make_model, make_node, make_opsetid, make_tensor_value_info
 
-from snapexport.building import BuildOptions, build
-from snapexport.building.derive import derive
-from snapexport.building.lint import lint_build, table_for
+from snapexport.builder import BuildOptions, build
+from snapexport.builder.derive import derive
+from snapexport.builder.lint import lint_build, table_for
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.graphs.functions import function

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from snapexport import LLM, SamplingParams
-from snapexport.building import build
-from snapexport.commands.app import main
+from snapexport.builder import build
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.vault.prompts import VaultPrompt, make_prompt
 

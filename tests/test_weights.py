@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
 from tests.oracle import checkpoints

@@ -242,7 +242,7 @@ def void(_: object) -> None:
 def torch_hand_over(data: Data) -> None:
     """Both operators as torch would have them, in the keys' own type."""
     p = data.case.select
-    span = reference.candidates(p, data.case.prompt)
+    span = reference.eligible(p, data.case.prompt)
     queries = data.query.reshape(p.kv_heads, -1, p.head_dim)
     scores = (queries @ data.key.mT) * p.scale
     share = scores[..., span.start : span.stop].softmax(-1, dtype=torch.float32)

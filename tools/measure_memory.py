@@ -46,7 +46,7 @@ def build_random(directory: Path, batch: int) -> None:
     """A build of random fp32 weights."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from snapexport.building import build
+    from snapexport.builder import build
 
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
     model.save_pretrained(directory / "model")

@@ -73,10 +73,10 @@ def random_checkpoint(directory: Path) -> Path:
 
 def compared(model: Path, setting: dict[str, Any]) -> dict[str, object]:
     """One setting, predicted and measured; MB."""
-    from snapexport.building import BuildOptions
-    from snapexport.building import run as run_build
-    from snapexport.planning.footprint import footprint
-    from snapexport.planning.model import read_model
+    from snapexport.builder import BuildOptions
+    from snapexport.builder import run as run_build
+    from snapexport.builder.plan.footprint import footprint
+    from snapexport.builder.plan.model import read_model
 
     out = model.with_name("build")
     options = BuildOptions(model=str(model), out=out, overwrite=True, **COMMON | setting)
@@ -101,7 +101,7 @@ def measured(build: Path) -> int:
     memory = Watched()
     llm = LLM(build)
     random = np.random.default_rng(0)
-    prompts = random.integers(3, SHAPE["vocab_size"], (llm.engine.limits.batch, L_MAX - TOKENS))
+    prompts = random.integers(3, SHAPE["vocab_size"], (llm.executor.limits.batch, L_MAX - TOKENS))
     llm.generate(prompts.tolist(), SamplingParams(max_tokens=TOKENS, ignore_eos=True))
     return memory.peak()
 

@@ -7,7 +7,7 @@ each of the ablation. Interrupted, it goes on where it was.
 import argparse
 from pathlib import Path
 
-from snapexport.commands.app import main as snapexport
+from snapexport.cli.app import main as snapexport
 from snapexport.vault import CHECKPOINT
 
 CHECKPOINTS = {

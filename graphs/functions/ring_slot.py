@@ -32,8 +32,8 @@ RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_len
   seen = Add (p, one)
   in_window = Min (seen, window)
   beyond = Sub (prompt_length, window)
-  candidates = Max (beyond, zero)
-  kept = Min (candidates, k)
+  eligible = Max (beyond, zero)
+  kept = Min (eligible, k)
   valid_length = Add (in_window, kept)
 }
 """

@@ -7,9 +7,9 @@ Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]), s
 stands in a graph is made for its options and for whether there is a softcap; a plugin reads them.
 
 Attention of the window's queries, shared out among keys, added over the window, pooled over the
-candidates, agreed on by the query heads of a KV head; the K highest win (SnapKV, Eq. 1 and 2;
-SnapStream, Eq. 3), ties to the lower position. SnapStream's Listing 6 slices by the padded length:
-here pads never vote. Scores are summed in fp32 whatever the dtype.
+eligible positions, agreed on by the query heads of a KV head; the K highest win (SnapKV, Eq. 1
+and 2; SnapStream, Eq. 3), ties to the lower position. SnapStream's Listing 6 slices by the
+padded length: here pads never vote. Scores are summed in fp32 whatever the dtype.
 """
 
 from collections.abc import Mapping
@@ -33,14 +33,14 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   ineligible = Constant <value_float = -1.0> ()
   lowest = Constant <value_float = -3.0e38> ()
 
-  # The candidates: s <= position < L - R.
+  # The eligible positions: s <= position < L - R.
   T = Shape <start = 2, end = 3> (key)
   length = Squeeze (T)
   position = Range (zero, length, one)
   end = Sub (prompt_length, R)
   after_sinks = GreaterOrEqual (position, s)
   before_ring = Less (position, end)
-  candidate = And (after_sinks, before_ring)
+  is_eligible = And (after_sinks, before_ring)
 
   # Scores [1, H, W, T], the query heads folded into their KV head for the product.
   kv_heads = Shape <start = 0, end = 2> (key)
@@ -59,9 +59,9 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
 
   # --softmax
 %(softmax)s
-  # --vote; what isn't a candidate has none
+  # --vote; what isn't an eligible position has none
 %(vote)s
-  eligibility = Cast <to = 1> (candidate)
+  eligibility = Cast <to = 1> (is_eligible)
   votes = Mul (all_votes, eligibility)
 
   # --pool
@@ -71,7 +71,7 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   grouped = Reshape (pooled, grouped_shape)
 %(group)s
   # The K highest, in the order of their positions; T stands for "none", and sorts last.
-  eligible = Where (candidate, group_vote, ineligible)
+  eligible = Where (is_eligible, group_vote, ineligible)
   best, chosen = TopK <axis = -1, largest = 1, sorted = 1> (eligible, k)
   is_none = Less (best, no_vote)
   marked = Where (is_none, T, chosen)

@@ -42,13 +42,13 @@ struct Range {
 };
 
 // The positions that may be kept: neither sinks nor ring hold them.
-SNAPEXPORT_BOTH Range candidates(int sink, int recent, int length) {
+SNAPEXPORT_BOTH Range eligible(int sink, int recent, int length) {
   return {sink, max_of(sink, length - recent)};
 }
 
 // The keys among which row `row` of the window shares out its attention.
-SNAPEXPORT_BOTH Range attended(bool causal, Range candidates, int length, int window, int row) {
-  return causal ? Range{0, length - window + row + 1} : candidates;
+SNAPEXPORT_BOTH Range attended(bool causal, Range eligible, int length, int window, int row) {
+  return causal ? Range{0, length - window + row + 1} : eligible;
 }
 
 // The position that a sink or ring slot holds after prefill, -1 where there is none.
@@ -59,10 +59,10 @@ SNAPEXPORT_BOTH int window_position(int slot, int sink, int recent, int length) 
   return latest >= sink ? latest : -1;
 }
 
-// What a pool of that width sees around a position: SAME_UPPER, cut to the candidates.
-SNAPEXPORT_BOTH Range pool_range(int position, int width, Range candidates) {
+// What a pool of that width sees around a position: SAME_UPPER, cut to the eligible positions.
+SNAPEXPORT_BOTH Range pool_range(int position, int width, Range eligible) {
   const int begin = position - (width - 1) / 2;
-  return {max_of(begin, candidates.begin), min_of(begin + width, candidates.end)};
+  return {max_of(begin, eligible.begin), min_of(begin + width, eligible.end)};
 }
 
 // --- Columns of scores: the window's rows of a KV head's G query heads, in tiles of 8 ---

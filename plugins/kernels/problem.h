@@ -14,7 +14,7 @@ struct SelectProblem {
   int32_t kv_heads, group, window, T, head_dim;
   int32_t sink, recent, K, pool_kernel;
   float scale, softcap;  // softcap 0: none
-  bool causal, squares, pool_max, group_max;  // against candidates, sum, avg, mean (or sum)
+  bool causal, squares, pool_max, group_max;  // against candidates (eligible positions), sum, avg, mean (or sum)
 };
 
 // Device memory. query [kv_heads * group, window, head_dim], key [kv_heads, T, head_dim].

@@ -67,15 +67,15 @@ __global__ void __launch_bounds__(kThreads)
     pool_votes(SelectProblem p, SelectTensors tensors, int splits, Workspace workspace) {
   const Prompt prompt(p, tensors.prompt_length);
   const int first = blockIdx.x * kSelectTile, head = blockIdx.y;
-  if (!prompt.candidates.overlaps(first, kSelectTile)) return;
+  if (!prompt.eligible.overlaps(first, kSelectTile)) return;
   auto* histogram = reinterpret_cast<uint32_t*>(shared_memory());
   const float* votes = workspace.votes + static_cast<int64_t>(head) * p.group * splits * p.T;
   clear_histogram(histogram);
   for (int i = threadIdx.x; i < kSelectTile; i += kThreads) {
     const int position = first + i;
-    if (!prompt.candidates.contains(position)) continue;
+    if (!prompt.eligible.contains(position)) continue;
     const float vote =
-        group_vote(p, votes, splits, pool_range(position, p.pool_kernel, prompt.candidates));
+        group_vote(p, votes, splits, pool_range(position, p.pool_kernel, prompt.eligible));
     workspace.scores[static_cast<int64_t>(head) * p.T + position] = vote;
     atomicAdd(histogram + digit(sort_key(__float_as_uint(vote)), 0), 1u);
   }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
   const Threshold threshold = threshold_at(level, prompt.kept, head, workspace, scratch);
   clear_histogram(histogram);
   for (int i = threadIdx.x; i < kSelectTile; i += kThreads) {
-    if (!prompt.candidates.contains(first + i)) continue;
+    if (!prompt.eligible.contains(first + i)) continue;
     const float vote = workspace.scores[static_cast<int64_t>(head) * p.T + first + i];
     const uint32_t key = sort_key(__float_as_uint(vote));
     if (prefix(key, level) == threshold.prefix) atomicAdd(histogram + digit(key, level), 1u);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
   const Threshold threshold = threshold_at(kLevels, prompt.kept, head, workspace, scratch);
   TileCount own{0, 0};
   for (int i = threadIdx.x; i < kSelectTile; i += kThreads) {
-    if (!prompt.candidates.contains(first + i)) continue;
+    if (!prompt.eligible.contains(first + i)) continue;
     const float vote = workspace.scores[static_cast<int64_t>(head) * p.T + first + i];
     const uint32_t key = sort_key(__float_as_uint(vote));
     own.above += key > threshold.prefix;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads)
   TileCount before = winners_before(workspace.counts + head * gridDim.x, scratch);
   for (int i = threadIdx.x; i < kSelectTile; i += kThreads) {
     bool above = false, equal = false;
-    if (prompt.candidates.contains(first + i)) {
+    if (prompt.eligible.contains(first + i)) {
       const float vote = workspace.scores[static_cast<int64_t>(head) * p.T + first + i];
       const uint32_t key = sort_key(__float_as_uint(vote));
       above = key > threshold.prefix;

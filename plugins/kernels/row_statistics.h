@@ -25,7 +25,7 @@ struct QuadMask {
   int quad;
   __device__ bool allows(int tile, int parity, int position, Lane lane) const {
     const int row = slice.row((quad * kQuad + tile) * kColumnTile + 2 * lane.t + parity);
-    return attended(p.causal, prompt.candidates, prompt.length, p.window, row).contains(position);
+    return attended(p.causal, prompt.eligible, prompt.length, p.window, row).contains(position);
   }
 };
 
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM<kGroups>)
   const Prompt prompt(p, tensors.prompt_length);
   const Slice slice = slicing.slice(blockIdx.x);
   const Range widest =
-      attended(p.causal, prompt.candidates, prompt.length, p.window, p.window - 1);
-  const Range narrowest = attended(p.causal, prompt.candidates, prompt.length, p.window, 0);
+      attended(p.causal, prompt.eligible, prompt.length, p.window, p.window - 1);
+  const Range narrowest = attended(p.causal, prompt.eligible, prompt.length, p.window, 0);
   const int head = blockIdx.z, block_first = blockIdx.y * kKeyBlock;
   if (prompt.kept == 0 || !widest.overlaps(block_first, kKeyBlock)) return;
 
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads)
                Workspace workspace) {
   const Prompt prompt(p, tensors.prompt_length);
   const Range widest =
-      attended(p.causal, prompt.candidates, prompt.length, p.window, p.window - 1);
+      attended(p.causal, prompt.eligible, prompt.length, p.window, p.window - 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
   const int column = blockIdx.x * 32 + lane, columns = slicing.columns();
   auto* partial = reinterpret_cast<RowStatistic*>(shared_memory());

@@ -1,4 +1,4 @@
-// SnapKVSelect, second pass over the keys: what each query head's window gives every candidate.
+// SnapKVSelect, second pass over the keys: what each query head's window gives every eligible position.
 #pragma once
 
 #include "kernels/fragments.h"
@@ -33,29 +33,29 @@ __device__ __forceinline__ void head_votes(float (&votes)[Keys<kGroups>::kTiles 
 // The four lanes of a key add up, and lane t writes the votes t, t + 4 of what they share.
 template <int kCount>
 __device__ __forceinline__ void store_votes(float* out, const float (&votes)[kCount], int first,
-                                            Range candidates, Lane lane) {
+                                            Range eligible, Lane lane) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     float vote = votes[i];
     vote += __shfl_xor_sync(~0u, vote, 1);
     vote += __shfl_xor_sync(~0u, vote, 2);
     const int position = first + i * 8 + lane.g;
-    if (i % 4 == lane.t && candidates.contains(position)) out[position] = vote;
+    if (i % 4 == lane.t && eligible.contains(position)) out[position] = vote;
   }
 }
 
-// Grid: slices, key blocks, KV heads. Only candidates are written: causal or not, every row of the
+// Grid: slices, key blocks, KV heads. Only eligible positions are written: causal or not, every row of the
 // window attends to all of them, since the window lies inside the ring.
 template <class Element, int kGroups>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM<kGroups>)
     window_votes(SelectProblem p, SelectTensors tensors, Slicing slicing, int vectors, Scoring scoring,
                  Workspace workspace) {
   const Prompt prompt(p, tensors.prompt_length);
-  const Range candidates = prompt.candidates;
+  const Range eligible = prompt.eligible;
   // From the end: the keys that the first pass read last may still be in L2.
   const int head = gridDim.z - 1 - blockIdx.z;
   const int block_first = (gridDim.y - 1 - blockIdx.y) * kKeyBlock;
-  if (prompt.kept == 0 || !candidates.overlaps(block_first, kKeyBlock)) return;
+  if (prompt.kept == 0 || !eligible.overlaps(block_first, kKeyBlock)) return;
 
   const Slice slice = slicing.slice(blockIdx.x);
   const int columns = slice.padded_columns();
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM<kGroups>)
   Keys<kGroups> keys;
   for (int i = threadIdx.x / 32 * keys.kCount; i < kKeyBlock; i += kWarps * keys.kCount) {
     const int first = block_first + i;
-    if (!candidates.overlaps(first, keys.kCount)) continue;
-    load(keys, key, vectors, first, candidates.end, lane);
+    if (!eligible.overlaps(first, keys.kCount)) continue;
+    load(keys, key, vectors, first, eligible.end, lane);
     for (int h = 0; h < slice.heads; ++h) {
       float votes[Keys<kGroups>::kTiles * 2];
       head_votes<Element, kGroups>(votes, keys, queries, log_sums,
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM<kGroups>)
       const int64_t row = (static_cast<int64_t>(head) * p.group + slice.first_head + h) *
                               slicing.splits +
                           slicing.split(blockIdx.x);
-      store_votes(workspace.votes + row * p.T, votes, first, candidates, lane);
+      store_votes(workspace.votes + row * p.T, votes, first, eligible, lane);
     }
   }
 }

@@ -46,14 +46,14 @@ struct Scoring {
 inline int key_blocks(const SelectProblem& p) { return ceil_div(p.T, kKeyBlock); }
 inline int select_tiles(const SelectProblem& p) { return ceil_div(p.T, kSelectTile); }
 
-// The length of the prompt, its candidates, and how many of them are kept.
+// The length of the prompt, its eligible positions, and how many of them are kept.
 struct Prompt {
   int length, kept;
-  Range candidates;
+  Range eligible;
   SNAPEXPORT_BOTH Prompt(const SelectProblem& p, const int64_t* prompt_length)
       : length(clamp_length(*prompt_length, p.T)),
-        candidates(snapexport::candidates(p.sink, p.recent, length)) {
-    kept = min_of(candidates.size(), p.K);
+        eligible(snapexport::eligible(p.sink, p.recent, length)) {
+    kept = min_of(eligible.size(), p.K);
   }
 };
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 def main() -> int:
     """Run `snapexport`; the exit status."""
     end_on_signals()
-    from snapexport.commands import app
+    from snapexport.cli import app
 
     return app.main()
 

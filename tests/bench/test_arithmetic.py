@@ -101,7 +101,7 @@ FULL = LayerCosts(LayerGeometry(100, 0, 0), key=8, value=8, slot=16, pair=16, wi
 
 def test_a_decode_step_reads_weights_once_and_each_requests_valid_slots() -> None:
     costs = Costs(WEIGHTS, (SNAPSTREAM, SLIDING), L_obs=3)
-    # Behind 10 tokens: 8 in sinks and ring, 2 candidates kept; a window of 5.
+    # Behind 10 tokens: 8 in sinks and ring, 2 eligible kept; a window of 5.
     alone = costs.decode(position=10, prompt_length=10, active=1)
     assert alone == Work(1000 + 16 * (10 + 1) + 16 * (5 + 1), 400 + 16 * (10 + 5))
     three = costs.decode(position=10, prompt_length=10, active=3)
@@ -120,7 +120,7 @@ def test_prefill_multiplies_the_output_matrix_once() -> None:
     assert costs.prefill(4) == Work(1000 + 16 * 4, 2 * (4 * 150 + 50) + 16 * 10)
 
 
-def test_a_hand_over_reads_candidates_keys_and_moves_what_stays() -> None:
+def test_a_hand_over_reads_eligibles_keys_and_moves_what_stays() -> None:
     costs = Costs(WEIGHTS, (SNAPSTREAM, SLIDING), L_obs=3)
-    # Of 20 tokens 12 are candidates; 12 slots and 5 slots are filled.
+    # Of 20 tokens 12 are eligible; 12 slots and 5 slots are filled.
     assert costs.hand_over(20) == Work(8 * 12 + 2 * 16 * (12 + 5), 3 * 8 * 12)

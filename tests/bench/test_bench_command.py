@@ -15,8 +15,8 @@ from snapexport.bench import memory, plots
 from snapexport.bench import run as running
 from snapexport.bench.memory import Memory
 from snapexport.bench.probes import Bandwidth, MatMul
-from snapexport.commands import app, bench
-from snapexport.commands.bench_view import BenchProgress
+from snapexport.cli import app, bench
+from snapexport.cli.bench_view import BenchProgress
 from snapexport.contract.build_directory import Build
 from tests.bench import triton
 from tests.bench.triton import FakeTriton

@@ -17,15 +17,15 @@ from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 from tests.bench.fakes import entrant
-from tests.runtime.fake_engine import FakeEngine, make_limits
+from tests.runtime.fake_executor import FakeExecutor, make_limits
 
 PROMPTS = [[(7 * slot + 3 * at) % 250 for at in range(11 - slot)] for slot in range(3)]
 
 
 def test_it_decodes_what_the_runtime_would() -> None:
     params = SamplingParams(max_tokens=5)
-    runtime = LLM.from_engine(FakeEngine(make_limits())).generate(PROMPTS, params)
-    engine = FakeEngine(make_limits())
+    runtime = LLM.from_executor(FakeExecutor(make_limits())).generate(PROMPTS, params)
+    engine = FakeExecutor(make_limits())
     contender = EngineContender(engine)
     for slot, prompt in enumerate(PROMPTS):
         contender.prefill(slot, prompt)
@@ -36,7 +36,7 @@ def test_it_decodes_what_the_runtime_would() -> None:
 
 
 def test_only_active_slots_go_on() -> None:
-    engine = FakeEngine(make_limits())
+    engine = FakeExecutor(make_limits())
     contender = EngineContender(engine)
     for slot, prompt in enumerate(PROMPTS):
         contender.prefill(slot, prompt)

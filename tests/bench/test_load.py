@@ -20,7 +20,7 @@ from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from tests.bench import triton
 from tests.bench.triton import FakeTriton
-from tests.runtime.fake_engine import FakeEngine, make_limits
+from tests.runtime.fake_executor import FakeExecutor, make_limits
 
 
 class Ticks:
@@ -63,7 +63,7 @@ def test_a_workload_is_the_same_for_a_seed_and_no_prompt_is_like_another() -> No
 def test_in_process_every_client_asks_again_when_it_was_answered() -> None:
     workload = Workload.drawn([0], clients=5, requests=3, prompt_tokens=6, max_tokens=4,
                               vocab_size=257)  # fmt: skip
-    llm = LLM.from_engine(FakeEngine(make_limits(batch=2)))
+    llm = LLM.from_executor(FakeExecutor(make_limits(batch=2)))
     exchanges = in_process.drive(llm, workload, Ticks())
     assert [one.tokens for one in exchanges] == [4] * 15
     assert not llm.busy
@@ -75,7 +75,7 @@ def test_in_process_every_client_asks_again_when_it_was_answered() -> None:
 
 
 def test_in_process_a_broken_request_is_an_error_and_the_client_goes_on() -> None:
-    llm = LLM.from_engine(FakeEngine(make_limits(), broken_token=99))
+    llm = LLM.from_executor(FakeExecutor(make_limits(), broken_token=99))
     exchanges = in_process.drive(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
     assert [one.error is None for one in exchanges] == [False, True]
     assert exchanges[1].tokens == 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from tests.engines.bindings import make_stubs
 

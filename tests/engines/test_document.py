@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from snapexport.commands.app import parser
+from snapexport.cli.app import parser
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tensorrt.md"
 

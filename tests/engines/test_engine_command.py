@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.commands.app import main
+from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.engines.asking import GRAPHS, NAME, entry_of, refusal
 

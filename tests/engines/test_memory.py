@@ -77,7 +77,7 @@ def manifest() -> Manifest:
         quantization=None,
         cache_dtype="bf16",
         decode_attention="all",
-        candidates=0,
+        top_tokens=0,
         target="tensorrt",
         graphs={
             "prefill": prefill,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from lm_eval.api.registry import get_model
 
-from snapexport.harness import register
-from snapexport.harness.cli import main
-from snapexport.harness.model import SnapexportLM
+from snapexport.eval.harness import register
+from snapexport.eval.harness.cli import main
+from snapexport.eval.harness.model import SnapexportLM
 
 
 def test_the_installed_script_is_this_command_line() -> None:

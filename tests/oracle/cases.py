@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from snapexport.building import build
-from snapexport.building.options import CACHE_FIELDS
-from snapexport.building.presets import VOTE_FIELDS
+from snapexport.builder import build
+from snapexport.builder.options import CACHE_FIELDS
+from snapexport.builder.presets import VOTE_FIELDS
 from snapexport.contract.budget import topk_per_layer
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.exporter.architectures import sliding_windows
@@ -61,7 +61,7 @@ class Case:
     baseline: bool = False
     cache_dtype: str | None = None
     decode_attention: str | None = None
-    candidates: int = 0
+    eligible: int = 0
     target: str = "onnxruntime"
 
     @property

@@ -1,4 +1,4 @@
-"""SnapKV's vote, in float64: which candidates of a prompt a layer and KV head keep."""
+"""SnapKV's vote, in float64: which eligible positions of a prompt a layer and KV head keep."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def vote(
     scaling: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """Score of every candidate, float64 [Hkv, n].
+    """Score of every eligible position, float64 [Hkv, n].
 
     window: post-RoPE queries of the last L_obs prompt tokens [H, W, D]; key [Hkv, L, D].
     """
@@ -38,7 +38,7 @@ def vote(
 
 
 def _share(scores: Tensor, span: slice, softmax: str) -> Tensor:
-    """Attention of each query [Hkv, G, W, L] -> what the candidates have of it [Hkv, G, W, n]."""
+    """Attention of each query [Hkv, G, W, L] -> the eligible positions' share [Hkv, G, W, n]."""
     if softmax == "candidates":
         return scores[..., span].softmax(-1)
     rows, length = scores.shape[-2:]
@@ -47,14 +47,14 @@ def _share(scores: Tensor, span: slice, softmax: str) -> Tensor:
 
 
 def _pooled(votes: Tensor, geometry: CacheGeometry) -> Tensor:
-    """Votes [Hkv, G, n], each with its neighbours; zeros beyond the candidates count in a mean."""
+    """Votes [Hkv, G, n], each with its neighbours; zeros beyond the eligible count in a mean."""
     reach = geometry.pool_kernel // 2
     windows = torch.nn.functional.pad(votes, (reach, reach)).unfold(-1, geometry.pool_kernel, 1)
     return windows.amax(-1) if geometry.pool == "max" else windows.sum(-1) / geometry.pool_kernel
 
 
 def keep(scores: Tensor, layer: LayerGeometry) -> Tensor:
-    """Positions of the K best candidates, ascending int64 [Hkv, K], -1 where unused."""
+    """Positions of the K best eligible positions, ascending int64 [Hkv, K], -1 where unused."""
     ranked = torch.sort(scores, dim=-1, descending=True, stable=True)
     order = ranked.indices[:, : layer.K]
     kept = torch.full((scores.shape[0], layer.K), -1)

@@ -38,7 +38,7 @@ def test_slots_hold_what_the_contract_says(native: ctypes.CDLL) -> None:
         assert out.tolist() == LayerGeometry(sink, recent, 0).source_positions(length)
 
 
-def test_candidates_and_what_a_pool_sees_of_them(native: ctypes.CDLL) -> None:
+def test_eligibles_and_what_a_pool_sees_of_them(native: ctypes.CDLL) -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
         sink, recent, T = (int(rng.integers(low, 50)) for low in (0, 1, 1))
@@ -46,7 +46,7 @@ def test_candidates_and_what_a_pool_sees_of_them(native: ctypes.CDLL) -> None:
         out = filled(2 + 2 * T)
         native.ranges(sink, recent, length, T, width, at(out))
         span = np.arange(out[0], out[1])
-        assert len(span) == LayerGeometry(sink, recent, 0).candidates(length)
+        assert len(span) == LayerGeometry(sink, recent, 0).eligible(length)
         assert not len(span) or (out[0], out[1]) == (sink, length - recent)
         # SAME_UPPER: one more behind than before where the width is even.
         reach = np.arange(width) - (width - 1) // 2

@@ -9,14 +9,14 @@ from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import masked
-from tests.runtime.fake_engine import FakeEngine, make_limits
+from tests.runtime.fake_executor import FakeExecutor, make_limits
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [40, 41], list(range(100, 130)))
 PARAMS = SamplingParams(max_tokens=6)
 
 
 def fake(**limits: int) -> LLM:
-    return LLM.from_engine(FakeEngine(make_limits(**limits)))
+    return LLM.from_executor(FakeExecutor(make_limits(**limits)))
 
 
 def test_its_own_greedy_answer_is_greedy() -> None:

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.engine import Integers, Temperatures
+from snapexport.runtime.executor import Integers, Temperatures
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.requests import Increment, SamplingParams
 
-from .fake_engine import FakeEngine, make_limits
+from .fake_executor import FakeExecutor, make_limits
 
 LENGTH = 7
 """Prompts of this length are the ones that fail."""
 PARAMS = SamplingParams(max_tokens=6)
 
 
-class FailingEngine(FakeEngine):
+class FailingEngine(FakeExecutor):
     """Raises in prefill or in decode for a prompt of LENGTH, once it has done half of its work."""
 
     def __init__(self, in_prefill: bool = False, in_decode: bool = False) -> None:
@@ -61,7 +61,7 @@ def prompt(length: int) -> list[int]:
 
 
 def alone(length: int) -> tuple[int, ...]:
-    (completion,) = LLM.from_engine(FakeEngine(make_limits())).generate(prompt(length), PARAMS)
+    (completion,) = LLM.from_executor(FakeExecutor(make_limits())).generate(prompt(length), PARAMS)
     return completion.token_ids
 
 
@@ -85,7 +85,7 @@ def assert_failed(increments: list[Increment]) -> None:
 
 def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
     engine = FailingEngine(in_prefill=True)
-    llm = LLM.from_engine(engine)
+    llm = LLM.from_executor(engine)
     first, fails, later = (llm.submit(prompt(length), PARAMS) for length in (4, LENGTH, 5))
     told = drain(llm)
     assert_failed(told[fails])
@@ -93,7 +93,7 @@ def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
     assert ids(told[first]) == alone(4) and ids(told[later]) == alone(5)
 
 
-class UnreadableEngine(FakeEngine):
+class UnreadableEngine(FakeExecutor):
     """Its logits can't be fetched after the prefill of a prompt of LENGTH."""
 
     def prefill(self, *chunk: Any, **more: Any) -> Prediction:
@@ -102,7 +102,7 @@ class UnreadableEngine(FakeEngine):
 
 
 def test_logits_that_cannot_be_fetched_end_their_request_and_no_other() -> None:
-    llm = LLM.from_engine(UnreadableEngine(make_limits()))
+    llm = LLM.from_executor(UnreadableEngine(make_limits()))
     fails, other = (llm.submit(prompt(length), PARAMS) for length in (LENGTH, 5))
     told = drain(llm)
     (last,) = told[fails]
@@ -111,7 +111,7 @@ def test_logits_that_cannot_be_fetched_end_their_request_and_no_other() -> None:
 
 
 def test_what_others_gained_in_the_same_step_is_not_lost() -> None:
-    llm = LLM.from_engine(FailingEngine(in_prefill=True))
+    llm = LLM.from_executor(FailingEngine(in_prefill=True))
     runs = llm.submit(prompt(3), PARAMS)
     llm.step()
     fails = llm.submit(prompt(LENGTH), PARAMS)
@@ -122,7 +122,7 @@ def test_what_others_gained_in_the_same_step_is_not_lost() -> None:
 
 def test_a_failing_decode_ends_those_that_ran_and_not_those_that_wait() -> None:
     engine = FailingEngine(in_decode=True)
-    llm = LLM.from_engine(engine)
+    llm = LLM.from_executor(engine)
     ran = [llm.submit(prompt(length), PARAMS) for length in (3, 2, LENGTH)]
     waited = llm.submit(prompt(5), PARAMS)
     told = drain(llm)
@@ -134,7 +134,7 @@ def test_a_failing_decode_ends_those_that_ran_and_not_those_that_wait() -> None:
 
 
 def test_generate_and_stream_raise_what_the_engine_raised() -> None:
-    llm = LLM.from_engine(FailingEngine(in_decode=True))
+    llm = LLM.from_executor(FailingEngine(in_decode=True))
     with pytest.raises(RuntimeError, match="planted"):
         llm.generate([prompt(4), prompt(LENGTH)], PARAMS)
     assert not llm.busy
@@ -148,7 +148,7 @@ def test_generate_and_stream_raise_what_the_engine_raised() -> None:
 def test_an_engine_that_cannot_even_clear_is_told_of_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    llm = LLM.from_engine(FailingEngine(in_prefill=True))
+    llm = LLM.from_executor(FailingEngine(in_prefill=True))
     monkeypatch.setattr(FailingEngine, "clear", lambda *_: 1 / 0)
     fails = llm.submit(prompt(LENGTH), PARAMS)
     assert_failed(drain(llm)[fails])
@@ -156,7 +156,7 @@ def test_an_engine_that_cannot_even_clear_is_told_of_as_well(
 
 def test_failures_at_random_leave_the_others_what_they_are_alone() -> None:
     rng = np.random.default_rng(0)
-    llm = LLM.from_engine(FailingEngine(in_prefill=True))
+    llm = LLM.from_executor(FailingEngine(in_prefill=True))
     lengths = {llm.submit(prompt(n), PARAMS): n for n in rng.integers(1, 12, 100).tolist()}
     told = drain(llm)
     for request_id, length in lengths.items():

@@ -29,8 +29,8 @@ LLM({directory!r}, threads=1).generate([[1, 2, 3]], SamplingParams(max_tokens=2)
     assert loaded(script, f"onnxruntime {HEAVY}") == ["onnxruntime"]
 
 
-@pytest.mark.parametrize(("runner", "extra"), [(None, "cpu"), ("onnxruntime-cuda", "gpu")])
-def test_without_onnxruntime_the_error_names_the_extra(runner: str | None, extra: str) -> None:
+@pytest.mark.parametrize(("backend", "extra"), [(None, "cpu"), ("onnxruntime-cuda", "gpu")])
+def test_without_onnxruntime_the_error_names_the_extra(backend: str | None, extra: str) -> None:
     directory = str(cases.built(Case()).directory)
     script = f"""
 import sys
@@ -38,7 +38,7 @@ sys.modules["onnxruntime"] = None
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 try:
-    LLM({directory!r}, runner={runner!r})
+    LLM({directory!r}, backend={backend!r})
 except UserError as error:
     assert error.hint == "pip install 'snapexport[{extra}]'", error.hint
 else:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.engine import Limits
+from snapexport.runtime.executor import Limits
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import Increment, SamplingParams
 
-from .fake_engine import FakeEngine, make_limits
+from .fake_executor import FakeExecutor, make_limits
 from .tokenizers_for_tests import byte_level
 
 TOKENIZER = byte_level()
@@ -29,8 +29,8 @@ def make_llm(
     text: bool = True,
     broken: bool = False,
 ) -> LLM:
-    engine = FakeEngine(limits or make_limits(), BROKEN if broken else None)
-    return LLM.from_engine(engine, TOKENIZER if text else None, budget)
+    engine = FakeExecutor(limits or make_limits(), BROKEN if broken else None)
+    return LLM.from_executor(engine, TOKENIZER if text else None, budget)
 
 
 def alone(
@@ -265,8 +265,8 @@ def test_a_request_that_breaks_while_it_decodes_keeps_what_it_had() -> None:
     """Its end comes while another prompt is half-way through prefill, which is left as it is."""
     params = SamplingParams(max_tokens=30)
     free = alone([5], params)
-    engine = FakeEngine(make_limits(), broken_token=free.token_ids[4])
-    llm = LLM.from_engine(engine, TOKENIZER)
+    engine = FakeExecutor(make_limits(), broken_token=free.token_ids[4])
+    llm = LLM.from_executor(engine, TOKENIZER)
     bad, good = llm.generate([[5], [1] * 40], params)
     assert bad.token_ids == free.token_ids[:5] and bad.finish_reason == "error"
     assert bad.text == TOKENIZER.decode(list(bad.token_ids))
@@ -294,7 +294,7 @@ def test_a_prompt_ends_with_its_first_broken_chunk() -> None:
 def test_a_failing_engine_leaves_no_request_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(FakeEngine, "_next", lambda *_: 1 / 0)
+        patch.setattr(FakeExecutor, "_next", lambda *_: 1 / 0)
         llm.generate(["a", "b"])
     assert not llm.busy
     assert llm.generate("a") == make_llm().generate("a")
@@ -305,8 +305,8 @@ def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
     llm.submit([1], SamplingParams(max_tokens=100))
     llm.step()
     llm.submit([2] * 40, SamplingParams(max_tokens=1))
-    engine = llm.engine
-    assert isinstance(engine, FakeEngine)
+    engine = llm.executor
+    assert isinstance(engine, FakeExecutor)
     engine.steps.clear()
     for _ in range(10):
         llm.step()

@@ -10,7 +10,7 @@ from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 from snapexport.runtime.sampling import logprobs
 
-from .fake_engine import FakeEngine, make_limits
+from .fake_executor import FakeExecutor, make_limits
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -45,11 +45,11 @@ def test_impossible_tokens_stay_impossible() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_sampling_does_not_bend_them(temperature: float) -> None:
-    llm = LLM.from_engine(FakeEngine(make_limits()))
+    llm = LLM.from_executor(FakeExecutor(make_limits()))
     params = SamplingParams(8, temperature, top_k=3, seed=1, logprobs=2)
     (completion,) = llm.generate([1, 2, 3], params)
     assert [one.token_id for one in completion.logprobs] == list(completion.token_ids)
-    engine = FakeEngine(make_limits())
+    engine = FakeExecutor(make_limits())
     history = [1, 2, 3]
     for one in completion.logprobs:
         expected = log_softmax(engine._next(history, False))
@@ -59,7 +59,7 @@ def test_sampling_does_not_bend_them(temperature: float) -> None:
 
 
 def test_they_come_when_they_are_asked_for() -> None:
-    llm = LLM.from_engine(FakeEngine(make_limits()))
+    llm = LLM.from_executor(FakeExecutor(make_limits()))
     silent, none = llm.generate([[1], [1]], [SamplingParams(4), SamplingParams(4, logprobs=0)])
     assert silent.logprobs == () and silent.token_ids == none.token_ids
     assert [one.top for one in none.logprobs] == [()] * 4
@@ -72,7 +72,7 @@ def test_other_counts_are_refused(count: object) -> None:
 
 
 def test_a_request_that_was_read_is_submitted_as_it_is() -> None:
-    llm = LLM.from_engine(FakeEngine(make_limits(batch=1)))
+    llm = LLM.from_executor(FakeExecutor(make_limits(batch=1)))
     request = llm.read([1, 2], SamplingParams(3))
     assert not llm.busy and llm.slots_used == 0
     first, second = llm.submit(request), llm.submit(request)

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, TensorSpec
@@ -25,7 +25,7 @@ from snapexport.runtime.llm import LLM
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine, require_runnable
 from snapexport.runtime.onnxruntime_gpu import CUDA, Gpu
 from snapexport.runtime.onnxruntime_session import BoundGraph, buffers_for
-from snapexport.runtime.open_engine import open_engine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.runtime import fake_onnxruntime_cuda
@@ -39,7 +39,7 @@ BUILDS: dict[str, dict[str, Any]] = {
     "valid slots": CHUNKS | {"dtype": "fp16", "decode_attention": "valid"},
     "portable": CHUNKS | {"target": "portable"},
     "single shot": {"prefill_chunk": 96, "dtype": "fp16", "baseline": True},
-    "candidates": CHUNKS | {"target": "portable", "candidates": 16},
+    "top_tokens": CHUNKS | {"target": "portable", "top_tokens": 16},
 }
 """The operator for attention of target onnxruntime has no fp32 on a GPU."""
 IDENTITY = parser.parse_model(
@@ -73,7 +73,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def on_gpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
-    engine = open_engine(built, runner="onnxruntime-cuda", baseline=baseline)
+    engine = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
     assert isinstance(engine, OnnxRuntimeEngine)
     return engine
 
@@ -87,7 +87,7 @@ def on_cpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
 
 def llms(built: Build, baseline: bool = False) -> list[LLM]:
     engines = on_gpu(built, baseline), on_cpu(built, baseline)
-    return [LLM.from_engine(engine, token_budget=40) for engine in engines]
+    return [LLM.from_executor(engine, token_budget=40) for engine in engines]
 
 
 @pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
@@ -155,17 +155,17 @@ def test_logits_alone_come_back(gpu: FakeCuda, builds: dict[str, Build]) -> None
     assert set(engine.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
 
 
-def test_candidates_come_back_in_place_of_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    """Tokens, logits and sums of 16 candidates; of the logits the rows that somebody asks for."""
-    engine = on_gpu(builds["candidates"])
+def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
+    engine = on_gpu(builds["top_tokens"])
     told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
     gpu.to_host.clear()
     said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
     second = said[1]
-    assert second.candidates and sorted(gpu.to_host) == told
+    assert second.top_tokens and sorted(gpu.to_host) == told
     logits = second.logits
     assert second.logits is logits and gpu.to_host[3:] == [row]
-    np.testing.assert_array_equal(logits[second.candidates.tokens], second.candidates.logits)
+    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
     np.testing.assert_array_equal(said.logits[1], logits)
     assert gpu.to_host[4:] == [3 * row]
 
@@ -184,7 +184,7 @@ def test_requests_take_the_logits_that_they_need(
     gpu: FakeCuda, builds: dict[str, Build], sampling: dict[str, Any], rows: int
 ) -> None:
     """Four tokens of one, beside a greedy neighbour that never needs any."""
-    ours, theirs = llms(builds["candidates"])
+    ours, theirs = llms(builds["top_tokens"])
     neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
     params = [SamplingParams(4, seed=0, ignore_eos=True, **sampling), neighbour]
     asked = [cases.prompt(length) for length in (40, 20)]
@@ -196,10 +196,10 @@ def test_requests_take_the_logits_that_they_need(
 
 
 def test_logits_of_a_closed_engine_are_gone(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["candidates"])
+    engine = on_gpu(builds["top_tokens"])
     said = engine.decode(ZEROS, ZEROS, ZEROS)
     engine.close()
-    assert said[0].candidates
+    assert said[0].top_tokens
     with pytest.raises(DeviceError, match="the engine was closed"):
         _ = said[0].logits
 
@@ -335,12 +335,12 @@ def test_what_cudas_provider_has_no_kernel_for_is_refused(builds: dict[str, Buil
         require_runnable(changed(dtype="fp32"), baseline=False, cuda=True)
     with pytest.raises(UserError, match="bf16 on the CPU") as refusal:
         require_runnable(changed(dtype="bf16"), baseline=False)
-    assert "--runner onnxruntime-cuda" in refusal.value.hint
+    assert "--backend onnxruntime-cuda" in refusal.value.hint
 
 
 def test_the_cpus_settings_are_refused(builds: dict[str, Build]) -> None:
     with pytest.raises(UserError, match="are the CPU's, and a GPU runs this build"):
-        open_engine(builds["portable"], runner="onnxruntime-cuda", threads=2)
+        open_executor(builds["portable"], backend="onnxruntime-cuda", threads=2)
 
 
 def test_decode_by_group_query_attention_is_one_launch(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import Policy
@@ -69,9 +69,9 @@ def reference(case: Case, baseline: bool) -> Case:
 @layouts
 def test_answers_as_its_graphs_do(case: Case, baseline: bool) -> None:
     """All at once, through slots that others had before."""
-    llm = LLM.from_engine(engine_of(case, baseline))
+    llm = LLM.from_executor(engine_of(case, baseline))
     prompts = [cases.prompt(length) for length in LENGTHS]
-    limit = llm.engine.limits.positions
+    limit = llm.executor.limits.positions
     room = [min(12, limit - length + 1) for length in LENGTHS]
     params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in room]
     completions = llm.generate(prompts, params)
@@ -83,8 +83,8 @@ def test_answers_as_its_graphs_do(case: Case, baseline: bool) -> None:
 def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
     """Arrivals, ends and cancels at random, sampled, against each request alone."""
     rng, count = random.Random(1), 200 if (case, baseline) == LAYOUTS["chunked"] else 24
-    llm = LLM.from_engine(engine_of(case, baseline), token_budget=20)
-    lonely = LLM.from_engine(engine_of(case, baseline))
+    llm = LLM.from_executor(engine_of(case, baseline), token_budget=20)
+    lonely = LLM.from_executor(engine_of(case, baseline))
     asked: dict[int, tuple[Any, SamplingParams]] = {}
     got: dict[int, list[int]] = {}
     cancelled = set()
@@ -102,12 +102,12 @@ def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
         (alone,) = lonely.generate([prompt], params)
         length = len(got[request_id]) if request_id in cancelled else len(alone.token_ids)
         assert tuple(got[request_id]) == alone.token_ids[:length]
-    assert slots_in_use_at_once(llm) == llm.engine.limits.batch, "a slot leaked"
+    assert slots_in_use_at_once(llm) == llm.executor.limits.batch, "a slot leaked"
 
 
 def slots_in_use_at_once(llm: LLM) -> int:
     """How many of very many requests decode in one step."""
-    for seed in range(2 * llm.engine.limits.batch):
+    for seed in range(2 * llm.executor.limits.batch):
         llm.submit(cases.prompt(1, seed), SamplingParams(max_tokens=30, ignore_eos=True))
     most = 0
     while llm.busy:
@@ -130,7 +130,7 @@ def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: P
     """One breaks in decode while a long prompt is half-way, one in prefill, in several chunks."""
     case, params = Case(policy=policy, target="portable"), SamplingParams(6, ignore_eos=True)
     late, clean = cases.prompt(60), [cases.prompt(n, seed=1) for n in (90, 5, 33, 64, 1)]
-    (free,) = LLM.from_engine(engine_of(case)).generate(late, params)
+    (free,) = LLM.from_executor(engine_of(case)).generate(late, params)
     read = {*late, *chain(*clean)}
     step, token = next((i, t) for i, t in enumerate(free.token_ids[1:], 1) if t not in read)
     broken = broken_build(case, token, tmp_path)
@@ -141,7 +141,7 @@ def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: P
     assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: step + 1], "error")
     assert others == expected
     early = (*cases.prompt(50), token, *cases.prompt(40))
-    for _ in range(llm.engine.limits.batch):
+    for _ in range(llm.executor.limits.batch):
         ended, *others = llm.generate([early, *clean], params)
         assert (ended.token_ids, ended.finish_reason) == ((), "error")
         assert others == expected
@@ -149,13 +149,13 @@ def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: P
 
 def llm_of(build: Build, token_budget: int | None = None) -> LLM:
     engine = OnnxRuntimeEngine(build, threads=1)
-    return LLM.from_engine(engine, token_budget=token_budget)
+    return LLM.from_executor(engine, token_budget=token_budget)
 
 
 def test_prepacked_weights_change_nothing() -> None:
     prompt, params = cases.prompt(50), SamplingParams(max_tokens=12, ignore_eos=True)
     prepacked = OnnxRuntimeEngine(build_of(CHUNKED), threads=1, prepack=True)
-    (completion,) = LLM.from_engine(prepacked).generate(prompt, params)
+    (completion,) = LLM.from_executor(prepacked).generate(prompt, params)
     assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
 
 
@@ -178,7 +178,7 @@ def test_a_closed_engine_says_so() -> None:
 def test_goes_on_past_L_max_but_the_full_cache_does_not() -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     compressed, full = (
-        LLM.from_engine(engine_of(CHUNKED, baseline)).generate(cases.prompt(90), params)[0]
+        LLM.from_executor(engine_of(CHUNKED, baseline)).generate(cases.prompt(90), params)[0]
         for baseline in (False, True)
     )
     assert len(compressed.token_ids) == 40
@@ -188,7 +188,7 @@ def test_goes_on_past_L_max_but_the_full_cache_does_not() -> None:
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
 def test_tells_what_the_last_prompt_kept(case: Case) -> None:
     engine, ids = engine_of(case), cases.prompt(70)
-    LLM.from_engine(engine).generate(ids, SamplingParams(max_tokens=1))
+    LLM.from_executor(engine).generate(ids, SamplingParams(max_tokens=1))
     _, request = handed_over(cases.built(replace(case, baseline=False)), ids)
     kept = engine.topk_positions()
     assert kept is not None and len(kept) == len(request.topk)

@@ -22,7 +22,7 @@ def logits_of(seed: int, vocabulary: int = VOCABULARY) -> NDArray[np.float32]:
 
 
 def said(logits: NDArray[np.float32]) -> Prediction:
-    """By an engine without candidates."""
+    """By an engine without top_tokens."""
     return Prediction(lambda: logits)
 
 

@@ -29,14 +29,14 @@ from tests.runtime.tensorrt_builds import entry_of, install, with_engines
 
 CHUNKED = Case(target="tensorrt", baseline=True, decode_batches=(1, 2))
 SINGLE_SHOT = Case(target="tensorrt", baseline=True, prefill_chunk=96)
-CANDIDATES = replace(CHUNKED, candidates=16)
+TOP_TOKENS = replace(CHUNKED, top_tokens=16)
 SLIDING = Case("gemma3", target="tensorrt", prefill_chunk=24)
 LAYOUTS: dict[str, tuple[Case, bool]] = {
     "chunked": (CHUNKED, False),
     "chunked baseline": (CHUNKED, True),
     "single shot": (SINGLE_SHOT, False),
     "single shot baseline": (SINGLE_SHOT, True),
-    "candidates": (CANDIDATES, False),
+    "top_tokens": (TOP_TOKENS, False),
     "sliding": (SLIDING, False),
 }
 layouts = pytest.mark.parametrize(("case", "baseline"), LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -57,7 +57,7 @@ def engines(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]
     """On the fakes, and on ONNX Runtime."""
     build = build_of(case, folder)
     trt, ort = TrtEngine(build, baseline), OnnxRuntimeEngine(build, baseline, threads=1)
-    return LLM.from_engine(trt, token_budget=40), LLM.from_engine(ort, token_budget=40)
+    return LLM.from_executor(trt, token_budget=40), LLM.from_executor(ort, token_budget=40)
 
 
 @layouts
@@ -105,7 +105,7 @@ def test_neighbours_change_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
 
 def test_a_common_beginning_is_not_run_again(gpu: FakeCuda, tmp_path: Path) -> None:
     """Four chunks of 24 or less; the last is off the grid and spoils the one that it overlaps."""
-    llm = LLM.from_engine(TrtEngine(build_of(SLIDING, tmp_path)))
+    llm = LLM.from_executor(TrtEngine(build_of(SLIDING, tmp_path)))
     ran = fake_tensorrt.ICudaEngine.executions
     for prompt, chunks in ((cases.prompt(90), 4), ((*cases.prompt(90)[:60], *range(9, 39)), 2)):
         ran.clear()
@@ -131,17 +131,17 @@ def test_a_step_is_one_launch_and_allocates_nothing(
     assert not {"cudaMalloc", "cudaMallocHost", "cudaFree", "cudaGraphInstantiate"} & grown.keys()
 
 
-def test_candidates_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
-    """Tokens, logits and sums of 16 candidates; of the logits the rows that somebody asks for."""
-    engine = TrtEngine(build_of(CANDIDATES, tmp_path))
+def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
+    """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
+    engine = TrtEngine(build_of(TOP_TOKENS, tmp_path))
     told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
     gpu.to_host.clear()
     said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
     second = said[1]
-    assert second.candidates and sorted(gpu.to_host) == told
+    assert second.top_tokens and sorted(gpu.to_host) == told
     logits = second.logits
     assert second.logits is logits and gpu.to_host[3:] == [row]
-    np.testing.assert_array_equal(logits[second.candidates.tokens], second.candidates.logits)
+    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
     np.testing.assert_array_equal(said.logits[1], logits)
     engine.close()
     with pytest.raises(DeviceError, match="the engine was closed"):
@@ -155,7 +155,7 @@ def test_requests_take_the_logits_that_they_need(
     gpu: FakeCuda, tmp_path: Path, sampling: dict[str, Any], rows: int
 ) -> None:
     """Four tokens of one, beside a greedy neighbour that never needs any."""
-    ours, theirs = engines(CANDIDATES, tmp_path)
+    ours, theirs = engines(TOP_TOKENS, tmp_path)
     neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
     params = SamplingParams(4, temperature=0.3, seed=0, ignore_eos=True, **sampling)
     asked = [cases.prompt(length) for length in (40, 20)]
@@ -172,8 +172,8 @@ def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> 
         engine = TrtEngine(build)
     assert not engine.captured and not gpu.launchable and gpu.capturing is None
     params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(70)
-    (expected,) = LLM.from_engine(OnnxRuntimeEngine(build, threads=1)).generate(prompt, params)
-    assert LLM.from_engine(engine).generate(prompt, params) == [expected]
+    (expected,) = LLM.from_executor(OnnxRuntimeEngine(build, threads=1)).generate(prompt, params)
+    assert LLM.from_executor(engine).generate(prompt, params) == [expected]
 
 
 def test_a_capture_ends_whatever_happens_in_it(gpu: FakeCuda) -> None:
@@ -225,7 +225,7 @@ def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
     for llm in (ours, theirs):
         for end in ends:
             start = max(0, end - chunk)
-            llm.engine.prefill(slot, prompt[start:end], start, 70)
+            llm.executor.prefill(slot, prompt[start:end], start, 70)
 
 
 def break_slot(gpu: FakeCuda, engine: TrtEngine, slot: int) -> None:
@@ -287,7 +287,7 @@ def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path
     build = build_of(CHUNKED, tmp_path, bf16=True)
     text = build.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
     text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
-    llm = LLM.from_engine(TrtEngine(replace(build, manifest=Manifest.model_validate_json(text))))
+    llm = LLM.from_executor(TrtEngine(replace(build, manifest=Manifest.model_validate_json(text))))
     (completion,) = llm.generate([cases.prompt(40)], SamplingParams(max_tokens=3, ignore_eos=True))
     assert completion.token_ids == (0, 0, 0)  # the fake leaves the logits zero
 

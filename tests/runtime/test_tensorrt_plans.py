@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from snapexport.commands.app import parser
+from snapexport.cli.app import parser
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.runtime import tensorrt_entry
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from snapexport.runtime.open_engine import open_engine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.tensorrt_engine import TrtEngine
 from snapexport.runtime.tensorrt_entry import Machine, choose
 from snapexport.runtime.tensorrt_plans import LOG, tensorrt_version
@@ -246,14 +246,14 @@ def test_a_gpu_that_fails_is_an_error_with_a_hint(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, context=False))
-    for runner in ("tensorrt", None):
+    for backend in ("tensorrt", None):
         with pytest.raises(
             UserError, match=r"TensorRT makes no context of .*: no room for"
         ) as told:
-            open_engine(build, runner=runner)
+            open_executor(build, backend=backend)
         assert told.value.message.startswith("the GPU failed while the build was loaded: ")
         assert "nvidia-smi" in told.value.hint
-        assert ("--runner onnxruntime" in told.value.hint) is (runner is None)
+        assert ("--backend onnxruntime" in told.value.hint) is (backend is None)
 
 
 def test_tensorrts_words_go_to_the_log(
@@ -299,9 +299,9 @@ def test_without_tensorrt_the_error_names_the_extra(
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(UserError, match="'tensorrt' is not installed") as refusal:
-        open_engine(build)
+        open_executor(build)
     assert "pip install 'snapexport[tensorrt]'" in refusal.value.hint
-    assert "--runner onnxruntime" in refusal.value.hint
+    assert "--backend onnxruntime" in refusal.value.hint
 
 
 def test_a_tensorrt_without_its_library_is_told(
@@ -317,22 +317,22 @@ def test_a_tensorrt_without_its_library_is_told(
 def test_who_runs_a_build(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
     """TensorRT where there are engines, ONNX Runtime where there are none or it is asked for."""
     engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
-    assert isinstance(open_engine(tiny_build), OnnxRuntimeEngine)
-    assert isinstance(open_engine(with_engines(tiny_build)), OnnxRuntimeEngine)
-    assert isinstance(open_engine(engines), TrtEngine)
-    assert isinstance(open_engine(engines, runner="onnxruntime", threads=1), OnnxRuntimeEngine)
+    assert isinstance(open_executor(tiny_build), OnnxRuntimeEngine)
+    assert isinstance(open_executor(with_engines(tiny_build)), OnnxRuntimeEngine)
+    assert isinstance(open_executor(engines), TrtEngine)
+    assert isinstance(open_executor(engines, backend="onnxruntime", threads=1), OnnxRuntimeEngine)
 
 
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
         (
-            {"runner": "cuda"},
-            "no runner 'cuda'",
+            {"backend": "cuda"},
+            "no backend 'cuda'",
             "choose from onnxruntime, onnxruntime-cuda, tensorrt",
         ),
         ({"threads": 2}, "threads and prepacked weights are the CPU's", "leave them out"),
-        ({"prepack": True}, "threads and prepacked", "--runner onnxruntime"),
+        ({"prepack": True}, "threads and prepacked", "--backend onnxruntime"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -340,7 +340,7 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match=message) as refusal:
-        open_engine(build, **options)
+        open_executor(build, **options)
     assert hint in refusal.value.hint
 
 
@@ -349,14 +349,14 @@ def test_an_engine_for_elsewhere_is_not_run_on_the_cpu_in_silence(
 ) -> None:
     other = entry_of(tiny_build, tmp_path, changed(compute_capability="8.0"))
     with pytest.raises(UserError, match="has no engine for") as refusal:
-        open_engine(with_engines(tiny_build, it=other))
+        open_executor(with_engines(tiny_build, it=other))
     assert "`snapexport engine " in refusal.value.hint
-    assert "--runner onnxruntime" in refusal.value.hint
+    assert "--backend onnxruntime" in refusal.value.hint
 
 
 def test_tensorrt_has_to_be_the_target(gpu: FakeCuda, tiny_build: Build) -> None:
     with pytest.raises(UserError, match="built for onnxruntime, not for TensorRT") as refusal:
-        open_engine(tiny_build, runner="tensorrt")
+        open_executor(tiny_build, backend="tensorrt")
     assert "--target tensorrt" in refusal.value.hint
     with pytest.raises(UserError, match="has no TensorRT engines"):
-        open_engine(with_engines(tiny_build), runner="tensorrt")
+        open_executor(with_engines(tiny_build), backend="tensorrt")

@@ -14,8 +14,8 @@ import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from snapexport.triton.interface import INPUTS, UNARY_SUFFIX
-from snapexport.triton.server import Server
+from snapexport.serving.triton.interface import INPUTS, UNARY_SUFFIX
+from snapexport.serving.triton.server import Server
 
 SECONDS = 60
 IDLE = {"requests_running": 0, "requests_waiting": 0, "slots_used": 0}

@@ -15,7 +15,7 @@ from tests.triton.needed import IS_INSTALLED
 
 if TYPE_CHECKING:
     from snapexport import LLM
-    from snapexport.triton.server import Server
+    from snapexport.serving.triton.server import Server
     from tests.triton.client import Client
 
 collect_ignore_glob = [] if IS_INSTALLED else ["test_[!i]*.py"]
@@ -41,8 +41,8 @@ def llm(build: Path) -> "LLM":
 
 @pytest.fixture(scope="session")
 def repository(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from snapexport.triton.options import RepositoryOptions
-    from snapexport.triton.repository import write_repository
+    from snapexport.serving.triton.options import RepositoryOptions
+    from snapexport.serving.triton.repository import write_repository
 
     out = tmp_path_factory.mktemp("triton") / "repository"
     options = RepositoryOptions(build, out, name=NAME, threads=1, max_pending=MAX_PENDING)
@@ -51,7 +51,7 @@ def repository(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path) -> "Iterator[Server]":
-    from snapexport.triton.server import Server
+    from snapexport.serving.triton.server import Server
 
     with Server(repository) as running:
         yield running

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from snapexport import LLM, SamplingParams
-from snapexport.triton.server import Server
+from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client, HttpError
 
 PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
@@ -18,13 +18,13 @@ PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 FAULTY_MODEL = f"""
 import numpy as np
 from snapexport.runtime.predictions import Prediction
-from snapexport.triton.backend.model import Model
+from snapexport.serving.triton.backend.model import Model
 
 
 class TritonPythonModel(Model):
     def load(self, settings):
         llm = super().load(settings)
-        engine, prefill, decode = llm.engine, llm.engine.prefill, llm.engine.decode
+        engine, prefill, decode = llm.executor, llm.executor.prefill, llm.executor.decode
 
         def faulty_prefill(slot, token_ids, past_length, prompt_length, temperature=1.0):
             if prompt_length == {PREFILL_FAILS}:

@@ -1,6 +1,6 @@
 """Says aloud when the other tests of this folder did not run."""
 
-from snapexport.triton.installation import find
+from snapexport.serving.triton.installation import find
 from tests.plugins.loud import skip_loudly
 from tests.triton.needed import IS_INSTALLED, WHY_NOT
 

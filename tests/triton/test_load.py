@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from snapexport.triton.liveness import is_alive
-from snapexport.triton.options import RepositoryOptions
-from snapexport.triton.repository import write_repository
-from snapexport.triton.server import Server
+from snapexport.serving.triton.liveness import is_alive
+from snapexport.serving.triton.options import RepositoryOptions
+from snapexport.serving.triton.repository import write_repository
+from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client, HttpError, Stream
 
 SLOTS = 8
@@ -26,19 +26,19 @@ STEPS_TO_NOTICE = 10
 SLOW_MODEL = f"""
 import time
 
-from snapexport.triton.backend.model import Model
+from snapexport.serving.triton.backend.model import Model
 
 
 class TritonPythonModel(Model):
     def load(self, settings):
         llm = super().load(settings)
-        decode = llm.engine.decode
+        decode = llm.executor.decode
 
         def slow_decode(*inputs):
             time.sleep({STEP_SECONDS})
             return decode(*inputs)
 
-        llm.engine.decode = slow_decode
+        llm.executor.decode = slow_decode
         return llm
 """
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
-from snapexport.triton.server import Server
+from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client
 
 

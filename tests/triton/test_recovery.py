@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from snapexport import LLM, SamplingParams
-from snapexport.triton.liveness import is_alive, recover
-from snapexport.triton.server import Server
+from snapexport.serving.triton.liveness import is_alive, recover
+from snapexport.serving.triton.server import Server
 from tests.triton.client import Client, HttpError
 from tests.triton.conftest import MAX_PENDING
 from tests.triton.processes import backend_of
@@ -27,7 +27,7 @@ def explicit(repository: Path) -> Iterator[Client]:
 
 
 def command(client: Client, *flags: str) -> "subprocess.CompletedProcess[str]":
-    module = [sys.executable, "-m", "snapexport.triton.liveness"]
+    module = [sys.executable, "-m", "snapexport.serving.triton.liveness"]
     call = [*module, client.server.http, client.name, "--seconds=3", *flags]
     return subprocess.run(call, capture_output=True, text=True, timeout=60)
 

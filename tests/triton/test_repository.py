@@ -12,14 +12,14 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as schema
 
-from snapexport.commands import app, triton
+from snapexport.cli import app, triton
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.triton import checks
-from snapexport.triton.options import RepositoryOptions
-from snapexport.triton.repository import write_repository
-from snapexport.triton.server import Server
+from snapexport.serving.triton import checks
+from snapexport.serving.triton.options import RepositoryOptions
+from snapexport.serving.triton.repository import write_repository
+from snapexport.serving.triton.server import Server
 from tests.triton.client import Client
 
 Plant = Callable[[Path], None]
@@ -194,7 +194,7 @@ def test_a_repository_is_not_written_into_its_build(build: Path, tmp_path: Path)
 def test_a_fault_in_what_is_written_leaves_nothing(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapexport.triton import model_config
+    from snapexport.serving.triton import model_config
 
     files = {"max_tokens": model_config.WARMUP_FILES["max_tokens"]}
     monkeypatch.setattr(model_config, "WARMUP_FILES", files)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.triton import installation
-from snapexport.triton.server import EXIT_SECONDS, HOST, Ports, Server
+from snapexport.serving.triton import installation
+from snapexport.serving.triton.server import EXIT_SECONDS, HOST, Ports, Server
 from tests.triton.client import Client
 
 PREFIX = f"test-{os.getpid()}"

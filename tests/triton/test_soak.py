@@ -17,7 +17,7 @@ import numpy as np
 import tritonclient.grpc.aio as grpc
 
 from snapexport import LLM
-from snapexport.triton.server import Server
+from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client, tensors
 from tests.triton.processes import backend_of, resident_bytes
 from tests.triton.questions import Asked, make

@@ -7,7 +7,7 @@
 PyramidKVCluster |
 | sum of squares | IsaacRe/vllm-kvcompress, flash_attn.py, _naive_kvc_masked_attention, and \
 kvcompress/metrics.py, aggregate_prefill |
-| softmax over the candidates | SnapStream, Eq. 3 (no code published) |
+| softmax over the eligible positions | SnapStream, Eq. 3 (no code published) |
 
 `originals` holds all but the last against that code, running. Knows nothing of snapexport.
 """
@@ -50,13 +50,13 @@ class Vote:
         return "_".join(str(value) for value in asdict(self).values())
 
     @property
-    def candidates(self) -> int:
+    def eligible(self) -> int:
         """Positions that are voted on: all before the window."""
         return self.length - self.window
 
 
 def scores(vote: Vote, query: Tensor, key: Tensor) -> Tensor:
-    """Float64 [heads, candidates]: KV heads, or query heads where there is no group.
+    """Float64 [heads, eligible]: KV heads, or query heads where there is no group.
 
     query [H, L, D] and key [Hkv, L, D] after RoPE.
     """
@@ -67,7 +67,7 @@ def scores(vote: Vote, query: Tensor, key: Tensor) -> Tensor:
         result = _grouped(vote, _pooled(vote, per_head), len(key))
     else:
         result = _pooled(vote, _grouped(vote, per_head, len(key)))
-    return result[:, : vote.candidates]
+    return result[:, : vote.eligible]
 
 
 def voters(vote: Vote, query: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def repeated(key: Tensor, heads: int) -> Tensor:
 
 def keep(vote: Vote, ranked: Tensor) -> Tensor:
     """Positions [heads, K], best first. A prompt that the capacity holds is kept whole."""
-    return ranked.topk(min(vote.K, vote.candidates), dim=-1).indices
+    return ranked.topk(min(vote.K, vote.eligible), dim=-1).indices
 
 
 def gap(ranked: Tensor, K: int) -> float:
@@ -94,7 +94,7 @@ def gap(ranked: Tensor, K: int) -> float:
 
 
 def pyramid(layers: int, K: int, window: int, length: int) -> list[int]:
-    """Candidates that each layer keeps, of a prompt that K + window tokens do not hold."""
+    """Eligible positions that each layer keeps, of a prompt that K + window tokens do not hold."""
     if length < 2 * K:
         return [K] * layers
     least = K // BETA
@@ -107,14 +107,14 @@ def pyramid(layers: int, K: int, window: int, length: int) -> list[int]:
 
 
 def _attention(vote: Vote, window: Tensor, key: Tensor) -> Tensor:
-    """[H, W, columns]: what each query of the window gives to each candidate (and window key)."""
+    """[H, W, columns]: what each query gives to each eligible position (and window key)."""
     products = window @ key.mT / math.sqrt(key.shape[-1])
     if vote.softmax == "candidates":
-        return products[..., : vote.candidates].softmax(-1)
-    rows = torch.arange(vote.candidates, vote.length)[:, None]
+        return products[..., : vote.eligible].softmax(-1)
+    rows = torch.arange(vote.eligible, vote.length)[:, None]
     future = torch.arange(vote.length) > rows
     shares = products.masked_fill(future, -torch.inf).softmax(-1)
-    return shares if vote.window_pools else shares[..., : vote.candidates]
+    return shares if vote.window_pools else shares[..., : vote.eligible]
 
 
 def _votes(vote: Vote, shares: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def tie(query: Tensor, key: Tensor) -> Vote:
 
 
 def rank(vote: Vote, query: Tensor, key: Tensor) -> NDArray[np.int8]:
-    """Of each candidate [heads, candidates]: 1 above the last kept score, 0 equal to it, -1."""
+    """Of eligible positions [heads, eligible]: 1 above the last kept score, 0 equal to it, -1."""
     ranked = scores(vote, query, key)
     last = ranked.sort(-1, descending=True).values[:, vote.K - 1, None]
     return (ranked - last).sign().numpy().astype(np.int8)

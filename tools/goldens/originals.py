@@ -58,7 +58,7 @@ class Originals:
         return _kept(cluster, vote, query, key)
 
     def pyramid(self, layers: int, K: int, window: int, length: int) -> list[int]:
-        """Candidates that each layer keeps of a prompt, counted in what comes out."""
+        """Eligible positions that each layer keeps of a prompt, counted in what comes out."""
         query = torch.zeros(1, 1, length, 1)
         sizes = {"window_size": window, "max_capacity_prompt": K + window}
         clusters = [
@@ -69,14 +69,14 @@ class Originals:
         return [output.shape[2] - window for output in outputs]
 
     def kv_compress(self, vote: Vote, query: Tensor, key: Tensor) -> Tensor:
-        """KV-Compress' metrics summed over the group [Hkv, candidates], its pool being max 7."""
+        """KV-Compress' metrics summed over the group [Hkv, eligible], its pool being max 7."""
         window = voters(vote, query)[:, -vote.window :].transpose(0, 1)
         keys = repeated(key[:, : vote.length], vote.heads).transpose(0, 1)
         measure: Callable[..., tuple[None, Tensor]] = self._compress["_naive_kvc_masked_attention"]
         _, metrics = measure(
-            window, keys, keys, keys.shape[-1] ** -0.5, 0, True, False, True, vote.candidates
+            window, keys, keys, keys.shape[-1] ** -0.5, 0, True, False, True, vote.eligible
         )
-        return metrics.reshape(len(key), -1, vote.length).sum(1)[:, : vote.candidates]
+        return metrics.reshape(len(key), -1, vote.length).sum(1)[:, : vote.eligible]
 
 
 def _sizes(vote: Vote) -> Names:

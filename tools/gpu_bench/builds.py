@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from snapexport.building import build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import MANIFEST, Manifest
 
@@ -17,7 +17,7 @@ from .setting import Setting
 
 MAIN, SNAPSTREAM = "main", "snapstream"
 
-CANDIDATES = 64
+TOP_TOKENS = 64
 """So that no step waits for the logits of a whole vocabulary to be copied."""
 
 
@@ -31,7 +31,7 @@ def wanted(setting: Setting) -> dict[str, dict[str, Any]]:
     shared = {
         "dtype": setting.dtype,
         "prefill_chunk": setting.prefill_chunk,
-        "candidates": CANDIDATES,
+        "top_tokens": TOP_TOKENS,
     }
     ours = shared | {
         "L_max": setting.L_max,

@@ -1,6 +1,6 @@
 """The measurements: decode by context, throughput at equal memory, and what compression adds.
 
-Times are of `engine.decode` and `engine.prefill`: inputs up, the graph, candidates back to the
+Times are of `engine.decode` and `engine.prefill`: inputs up, the graph, top_tokens back to the
 host, and no sampling. Decode's floor is the bytes that a step can't avoid by the bandwidth of a
 copy within the device, read and written bytes counted, as probed in the same command.
 """

@@ -10,7 +10,7 @@
     context.py, equal_memory.py, overhead.py, naive.py, peers.py, peers1b.py, scale1b.py,
     host.py                 the experiments
     tables.py, plots.py     what is shown of their JSON
-    candidates.py    a program of its own: steps with --candidates and without
+    top_tokens.py    a program of its own: steps with --top-tokens and without
     workers/         peers, each run by an interpreter of its own
 
 It measures with snapexport.bench: probes, floors, spreads, memory.

@@ -16,7 +16,7 @@ from typing import Any
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from snapexport.bench.options import require_at_least
-from snapexport.commands.console import ERR
+from snapexport.cli.console import ERR
 from snapexport.contract.errors import UserError
 
 from . import context, equal_memory, host, naive, overhead, peers, peers1b, plots, scale1b, tables

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import snapexport
-from snapexport.building import BuildOptions
-from snapexport.building import run as run_build
-from snapexport.building.derive import derive
-from snapexport.building.staging import scratch
+from snapexport.builder import BuildOptions
+from snapexport.builder import run as run_build
+from snapexport.builder.derive import derive
+from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
 from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.manifest import Quantization, Target

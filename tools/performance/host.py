@@ -91,7 +91,7 @@ class Running:
     def start(self, sampling: str) -> None:
         """Other requests in the place of the former ones, prefilled."""
         engine: Any = self.engine
-        self._llm = LLM.from_engine(engine)
+        self._llm = LLM.from_executor(engine)
         params = SamplingParams(max_tokens=1 << 20, ignore_eos=True, seed=0, **SAMPLINGS[sampling])
         shape = self.options.batch, self.options.prompt
         for prompt in np.random.default_rng(0).integers(0, self.vocab_size, shape).tolist():

@@ -11,7 +11,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
 from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.engine import Integers
+from snapexport.runtime.executor import Integers
 from snapexport.runtime.onnxruntime_session import session_options
 from snapexport.runtime.predictions import Logits
 

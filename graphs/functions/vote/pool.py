@@ -1,6 +1,6 @@
 """--pool: how a vote spreads over its neighbours. votes [1,H,1,T] -> pooled [1,H,1,T].
 
-Votes are zero outside the candidates: pooling over all positions is pooling over the candidates
+Votes are zero outside the eligible positions: pooling over all positions is pooling over those
 with zero padding. ONNX leaves padding out of a mean unless told; the original counts it.
 """
 

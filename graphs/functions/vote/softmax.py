@@ -7,9 +7,9 @@ long where it broadcasts. Scores have to be finite for that, those of sinks and 
 """
 
 OPTIONS = {
-    # SnapStream, Eq. 3: the candidates alone, so that every query casts one whole vote.
+    # SnapStream, Eq. 3: the eligible positions alone, so that every query casts one whole vote.
     "candidates": """
-  bias = Where (candidate, no_vote, lowest)
+  bias = Where (is_eligible, no_vote, lowest)
   masked = Add (scores, bias)
   attention = Softmax <axis = -1> (masked)
 """,

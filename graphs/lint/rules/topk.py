@@ -20,7 +20,7 @@ def size(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
         yield Problem(
             "topk-size",
             f"K is {'not a constant' if k is None else k}, and TensorRT gives at most {MOST}",
-            "build with --target tensorrt (rounds of smaller ones), lower --K or --candidates, or "
+            "build with --target tensorrt (rounds of smaller ones), lower --K or --eligible, or "
             "use the plugin",
             "NvInfer.h of TensorRT 11.1, ITopKLayer::setK",
         )

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from snapexport.bench.costs import Costs
-from snapexport.runtime.engine import Engine
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.requests import SamplingParams
 from snapexport.runtime.sampling import generator, sample
 from snapexport.runtime.scheduler import Chunk, Scheduler
@@ -56,7 +56,7 @@ class EngineContender:
     strings is not in here: `load/` measures whole requests.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Executor) -> None:
         self._engine = engine
         self._inputs = np.zeros((3, engine.limits.batch), np.int64)
         self._rng = generator(_GREEDY)

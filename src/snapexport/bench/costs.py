@@ -85,14 +85,14 @@ class Costs:
         )
 
     def hand_over(self, length: int) -> Work:
-        """The candidates' keys read for the vote; what stays read once and written once."""
+        """The eligible positions' keys read for the vote; what stays read once and written once."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
             (layer.position + layer.slot) * layer.geometry.valid(length - 1, length) + layer.fixed
             for layer in self.layers
         )
-        votes = sum(layer.key * layer.geometry.candidates(length) for layer in voting)
-        products = sum(layer.pair // 2 * layer.geometry.candidates(length) for layer in voting)
+        votes = sum(layer.key * layer.geometry.eligible(length) for layer in voting)
+        products = sum(layer.pair // 2 * layer.geometry.eligible(length) for layer in voting)
         return Work(votes + kept, self.L_obs * products)
 
 

@@ -8,7 +8,7 @@ from snapexport.bench.costs import Costs
 from snapexport.bench.options import BenchOptions
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.runtime.engine import Limits
+from snapexport.runtime.executor import Limits
 from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.onnxruntime_engine import require_runnable
 
@@ -43,4 +43,4 @@ def load(build: Path, baseline: bool, threads: int | None, prepack: bool) -> Eng
     from snapexport.runtime.llm import LLM
 
     llm = LLM(build, baseline=baseline, threads=threads, prepack=prepack)
-    return EngineContender(llm.engine)
+    return EngineContender(llm.executor)

@@ -7,7 +7,10 @@ BUDGETS = ("uniform", "pyramid")
 
 
 def topk_per_layer(budget: str, K: int, layers: int, room: int) -> tuple[int, ...]:
-    """K of each voting layer; their mean is K. room: the most candidates that a prompt can have."""
+    """K of each voting layer; their mean is K.
+
+    room: the most eligible positions that a prompt can have.
+    """
     return pyramid(K, layers, room) if budget == "pyramid" else (K,) * layers
 
 

@@ -41,13 +41,13 @@ class LayerGeometry:
         """S, the slots per KV head."""
         return self.L_sink + self.L_recent + self.K
 
-    def candidates(self, prompt_length: int) -> int:
+    def eligible(self, prompt_length: int) -> int:
         """Prompt positions that neither the sinks nor the ring hold after prefill."""
         return max(0, prompt_length - self.L_sink - self.L_recent)
 
     def kept(self, prompt_length: int) -> int:
-        """How many candidates the vote keeps."""
-        return min(self.candidates(prompt_length), self.K)
+        """How many eligible positions the vote keeps."""
+        return min(self.eligible(prompt_length), self.K)
 
     def slot(self, position: int) -> int:
         """Where the key and value of `position` are written during decode."""

@@ -88,7 +88,7 @@ class Manifest(Strict):
     cache_dtype: of compressed caches; full ones, prefill's among them, have the build's dtype.
     decode_attention: over compressed caches: `valid` reads none but valid slots, and decode has
     the outputs attended.{l}.key|value, which are to be bound to the buffers of the cache inputs.
-    candidates: how many of the likeliest tokens the graphs with logits tell beside them; 0: none.
+    top_tokens: how many of the likeliest tokens the graphs with logits tell beside them; 0: none.
     traces: what the graphs were made from, where the build has its baseline. They hold markers in
     place of attention and cannot run; surgery makes the graphs of another cache from them.
     engines: what `snapexport engine` added, by the name of their folder below `engines/`.
@@ -103,7 +103,7 @@ class Manifest(Strict):
     quantization: Quantization | None
     cache_dtype: CacheDType
     decode_attention: DecodeAttention
-    candidates: int
+    top_tokens: int
     target: Target
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]

@@ -14,14 +14,14 @@ LOGITS = "logits"
 
 TEMPERATURE = "temperature"
 """Float32 [B], above 0: what `LOG_NORMALIZER` divides the logits by."""
-CANDIDATE_TOKENS = "candidate_tokens"
+TOP_TOKENS = "top_tokens"
 """Int64 [B,N], the likeliest tokens, by descending logit."""
-CANDIDATE_LOGITS = "candidate_logits"
+TOP_LOGITS = "top_logits"
 """Float32 [B,N], their logits."""
 LOG_NORMALIZER = "log_normalizer"
 """Float32 [B], logsumexp(logits / temperature) over the whole vocabulary."""
 
-_ASKED = frozenset({LOGITS, CANDIDATE_TOKENS, CANDIDATE_LOGITS, LOG_NORMALIZER})
+_ASKED = frozenset({LOGITS, TOP_TOKENS, TOP_LOGITS, LOG_NORMALIZER})
 
 OF_HOST = _ASKED | {
     INPUT_IDS,
@@ -37,10 +37,10 @@ OF_HOST = _ASKED | {
 def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
     """Those of a graph's outputs that the host reads after every run.
 
-    Logits wait until somebody asks, in a graph that gives their candidates.
+    Logits wait until somebody asks, in a graph that gives their top_tokens.
     """
     asked = _ASKED.intersection(outputs)
-    return asked - {LOGITS} if CANDIDATE_TOKENS in asked else asked
+    return asked - {LOGITS} if TOP_TOKENS in asked else asked
 
 
 _PAST = "past_key_values."

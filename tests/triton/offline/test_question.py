@@ -7,8 +7,8 @@ import pytest
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.requests import SamplingParams
-from snapexport.triton.backend.question import Question, read, with_named
-from snapexport.triton.interface import CODE_IN_MESSAGE, OUTPUTS, TIMEOUT, code_and_message
+from snapexport.serving.triton.backend.question import Question, read, with_named
+from snapexport.serving.triton.interface import CODE_IN_MESSAGE, OUTPUTS, TIMEOUT, code_and_message
 
 
 def values(**given: Any) -> dict[str, Any]:

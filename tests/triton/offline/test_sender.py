@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from snapexport.runtime.requests import Request, SamplingParams
-from snapexport.triton.backend.job import Answer, Failure, Job
-from snapexport.triton.backend.question import Question
-from snapexport.triton.backend.sender import MOST_STEPS, Sender, merged
+from snapexport.serving.triton.backend.job import Answer, Failure, Job
+from snapexport.serving.triton.backend.question import Question
+from snapexport.serving.triton.backend.sender import MOST_STEPS, Sender, merged
 
 WANTED = frozenset({"text_output", "finish_reason", "output_ids"})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.triton.backend.settings import Settings
+from snapexport.serving.triton.backend.settings import Settings
 
 
 def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
@@ -19,10 +19,10 @@ def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("kind", "runner"), [("CPU", "onnxruntime"), ("GPU", "tensorrt")])
-def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, runner: str) -> None:
+@pytest.mark.parametrize(("kind", "backend"), [("CPU", "onnxruntime"), ("GPU", "tensorrt")])
+def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, backend: str) -> None:
     settings = Settings.read(args(kind, max_pending="0", FORCE_CPU_ONLY_INPUT_TENSORS="yes"))
-    assert settings == Settings(Path("/models/m/1/build"), 0, None, None, runner)
+    assert settings == Settings(Path("/models/m/1/build"), 0, None, None, backend)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, runner: str)
     [
         (args(), "'max_pending' is missing"),
         (args(max_pending="some"), "max_pending 'some' is no whole number"),
-        (args(max_pending="1", runner="tensorrt"), "unknown parameter 'runner'"),
+        (args(max_pending="1", backend="tensorrt"), "unknown parameter 'backend'"),
         (args("MODEL", max_pending="1"), "no instance of kind MODEL"),
     ],
 )

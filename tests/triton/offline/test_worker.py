@@ -9,11 +9,11 @@ import pytest
 
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
-from snapexport.triton.backend.job import Answer, Failure, Job
-from snapexport.triton.backend.question import Question
-from snapexport.triton.backend.tally import Tally
-from snapexport.triton.backend.worker import CANCELLED, DEADLINE, STOPPING, Said, Worker
-from tests.runtime.fake_engine import FakeEngine, make_limits
+from snapexport.serving.triton.backend.job import Answer, Failure, Job
+from snapexport.serving.triton.backend.question import Question
+from snapexport.serving.triton.backend.tally import Tally
+from snapexport.serving.triton.backend.worker import CANCELLED, DEADLINE, STOPPING, Said, Worker
+from tests.runtime.fake_executor import FakeExecutor, make_limits
 
 SLOTS, PENDING = 3, 2
 
@@ -22,8 +22,8 @@ class Bench:
     """A worker and its queue; `start` it when the jobs are there."""
 
     def __init__(self) -> None:
-        self.engine = FakeEngine(make_limits(batch=SLOTS))
-        self.llm = LLM.from_engine(self.engine)
+        self.engine = FakeExecutor(make_limits(batch=SLOTS))
+        self.llm = LLM.from_executor(self.engine)
         self.tally = Tally()
         self.logged: list[str] = []
         self.said: queue.Queue[Said | None] = queue.Queue(32)
@@ -66,7 +66,7 @@ def ids(told: list[Answer | Failure]) -> tuple[int, ...]:
 
 
 def alone(length: int, max_tokens: int) -> tuple[int, ...]:
-    llm = LLM.from_engine(FakeEngine(make_limits(batch=SLOTS)))
+    llm = LLM.from_executor(FakeExecutor(make_limits(batch=SLOTS)))
     (completion,) = llm.generate([length] * length, SamplingParams(max_tokens=max_tokens))
     return completion.token_ids
 
@@ -133,14 +133,14 @@ def test_a_deadline_that_passes_ends_a_job(bench: Bench) -> None:
 def test_an_exception_of_the_engine_is_told_to_whom_it_hit(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = FakeEngine.prefill
+    real = FakeExecutor.prefill
 
-    def faulty(self: FakeEngine, slot: int, ids: Any, past: int, length: int, heat: float) -> Any:
+    def faulty(self: FakeExecutor, slot: int, ids: Any, past: int, length: int, heat: float) -> Any:
         if length == 13:
             raise RuntimeError("planted")
         return real(self, slot, ids, past, length, heat)
 
-    monkeypatch.setattr(FakeEngine, "prefill", faulty)
+    monkeypatch.setattr(FakeExecutor, "prefill", faulty)
     hit, spared = bench.job(13), bench.job(6, 30)
     bench.worker.accept(spared)
     bench.worker.accept(hit)

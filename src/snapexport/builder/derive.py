@@ -1,0 +1,74 @@
+"""Another cache for the same weights: surgery on a build's own traces, without its checkpoint."""
+
+import shutil
+from pathlib import Path
+
+from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
+from snapexport.contract.build_directory import Build
+from snapexport.contract.cache_form import PLAIN, CacheForm
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.exporter.weights import WEIGHTS, link_again
+from snapexport.graphs.markers import TRACE_DOMAIN
+
+TOKENIZER = "tokenizer.json"
+
+
+def derive(
+    build: Build,
+    geometry: CacheGeometry,
+    out: Path,
+    form: CacheForm | None = None,
+    *,
+    with_queries: bool = False,
+) -> Build:
+    """A build in the new directory `out` that differs from `build` in its cache alone.
+
+    form: `build`'s own unless another is given; a full cache has one form alone. It has one decode
+    graph, for all the slots, and no engines. Its weights are hard links where `out` is on the same
+    file system. Raises UserError where `build` has no traces (`--baseline`), or its prefill chunk
+    doesn't go with the geometry.
+    """
+    manifest = build.manifest
+    traces = Traces.of(build)
+    require_chunk(manifest.prefill_chunk, geometry)
+    out.mkdir()
+    link_again(build.directory / WEIGHTS, out / WEIGHTS)
+    if (build.directory / TOKENIZER).is_file():
+        shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
+    form = (form or manifest.cache_form) if geometry.compresses else PLAIN
+    graphs = finished_graphs(
+        traces,
+        geometry,
+        manifest.target,
+        form,
+        top_tokens=manifest.top_tokens,
+        with_queries=with_queries,
+    )
+    entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
+    changed = {
+        "geometry": geometry,
+        "cache_dtype": form.dtype or manifest.dtype,
+        "decode_attention": form.attention,
+        "graphs": entries,
+        "traces": {},
+        "engines": {},
+    }
+    manifest.model_copy(update=changed).write(out)
+    return Build.open(out)
+
+
+def is_soft_capped(build: Build) -> bool:
+    """Whether scores are capped before the softmax (Gemma 2): `with_queries` is refused then."""
+    nodes = [node for node in Traces.of(build).decode.graph.node if node.domain == TRACE_DOMAIN]
+    return any(one.name == "softcap" and one.f > 0 for node in nodes for one in node.attribute)
+
+
+def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
+    """Raise a UserError where the window's queries would not lie in the last chunk."""
+    if geometry.compresses and geometry.L_obs > prefill_chunk:
+        raise UserError(
+            f"a window of {geometry.L_obs} (L_obs) does not fit into the build's prefill chunk of "
+            f"{prefill_chunk}",
+            f"use {prefill_chunk} or less, or build it again with a larger --prefill-chunk",
+        )

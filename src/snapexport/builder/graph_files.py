@@ -1,0 +1,105 @@
+"""Surgery for every graph of a build, and what the manifest says of the files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.cache_form import PLAIN, CacheForm
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import GraphEntry, GraphName, Target, TensorSpec, TraceName
+from snapexport.graphs import surgery
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The graphs with their markers: what all policies and targets start from.
+
+    smaller_decodes: the decode step for fewer slots, by their number.
+    """
+
+    prefill: onnx.ModelProto
+    decode: onnx.ModelProto
+    prefill_chunk: int
+    smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
+        """Beside the baseline's graphs, and with their weights. Not those of fewer slots."""
+        return {
+            "prefill": write_graph(f"{BASELINE}/prefill.trace", self.prefill, directory),
+            "decode": write_graph(f"{BASELINE}/decode.trace", self.decode, directory),
+        }
+
+    @classmethod
+    def of(cls, build: Build) -> "Traces":
+        """Those of a finished build. Raises UserError where it has none."""
+        if not build.manifest.traces:
+            raise UserError(
+                f"{build.directory} has no baseline graphs", "build it again with --baseline"
+            )
+        prefill, decode = (
+            onnx.load(build.trace(name), load_external_data=False) for name in ("prefill", "decode")
+        )
+        return cls(prefill, decode, build.manifest.prefill_chunk)
+
+
+def finished_graphs(
+    traces: Traces,
+    geometry: CacheGeometry,
+    target: Target,
+    form: CacheForm = PLAIN,
+    *,
+    top_tokens: int = 0,
+    baseline: bool = False,
+    with_queries: bool = False,
+) -> dict[GraphName, onnx.ModelProto]:
+    """Every graph of the build, ready to be written. with_queries: decode shows its queries.
+
+    top_tokens: how many of the likeliest tokens each graph with logits tells beside them.
+    The baseline's caches are what others are compared with: the form is not theirs.
+    """
+    graphs: dict[GraphName, onnx.ModelProto] = {
+        "prefill": surgery.prefill(traces.prefill, geometry, target, form, top_tokens=top_tokens),
+        "decode": surgery.decode(
+            traces.decode,
+            geometry,
+            target,
+            form,
+            top_tokens=top_tokens,
+            with_queries=with_queries,
+        ),
+    }
+    for slots, traced in traces.smaller_decodes.items():
+        graphs[f"decode.{slots}"] = surgery.decode(
+            traced, geometry, target, form, top_tokens=top_tokens
+        )
+    if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
+        graphs["compress"] = surgery.compress(traces.prefill, geometry, target, form)
+    if baseline:
+        without = finished_graphs(traces, geometry.as_full(), target, top_tokens=top_tokens)
+        graphs |= {f"{BASELINE}/{name}": model for name, model in without.items()}
+    return graphs
+
+
+def write_graph(name: str, model: onnx.ModelProto, directory: Path) -> GraphEntry:
+    """Write one graph below the build `directory`; its entry in the manifest."""
+    path = directory / f"{name}.onnx"
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return GraphEntry(
+        file=path.relative_to(directory).as_posix(),
+        sha256=sha256_of(path),
+        inputs=[_tensor_spec(value) for value in model.graph.input],
+        outputs=[_tensor_spec(value) for value in model.graph.output],
+    )
+
+
+def _tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    shape = [dim.dim_value for dim in tensor.shape.dim]
+    return TensorSpec(name=value.name, dtype=dtype, shape=shape)

@@ -1,0 +1,273 @@
+"""What a build is asked for, and the cache geometry that follows from it.
+
+Resolves budgets, presets and defaults; what makes a geometry valid is `CacheGeometry`'s. The flags
+of the command line and their defaults are made from this class.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapexport.builder.forms import form_of, require_one_of
+from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
+from snapexport.builder.top_tokens import require_top_tokens
+from snapexport.contract.budget import BUDGETS, topk_per_layer
+from snapexport.contract.cache_form import CacheDType, CacheForm, DecodeAttention
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import (
+    DEFAULT_L_OBS,
+    DEFAULT_POOL_KERNEL,
+    POLICIES,
+    CacheGeometry,
+    Policy,
+)
+from snapexport.contract.manifest import (
+    DTYPES,
+    QUANTIZATIONS,
+    TARGETS,
+    DType,
+    ModelFacts,
+    Quantization,
+    Target,
+)
+from snapexport.graphs.functions.vote import DEFAULTS, STAGES
+
+DEFAULT_COMPRESSION = 4
+"""Without --kv-budget, --L-recent or --K the cache gets L_max / 4 slots: SnapStream's own ratio."""
+
+DEFAULT_L_SINK = 4
+DEFAULT_CHUNK = 512
+"""Long enough that a chunk is bound by arithmetic, short enough not to stall running streams."""
+
+_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {"budget": BUDGETS}
+
+
+def _choice(name: str) -> Any:
+    return field(default=None, metadata={"choices": _CHOICES[name]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Every choice of `snapexport build`. None: chosen from the others. Tokens unless said."""
+
+    model: str
+    out: Path
+    L_max: int
+    policy: Policy = "snapstream"
+    kv_budget: int | None = None
+    L_sink: int | None = None
+    L_recent: int | None = None
+    K: int | None = None
+    L_obs: int | None = None
+    pool_kernel: int | None = None
+    vote: str | None = _choice("vote")
+    pool: str | None = _choice("pool")
+    softmax: str | None = _choice("softmax")
+    group: str | None = _choice("group")
+    budget: str | None = _choice("budget")
+    batch: int = 4
+    decode_batches: tuple[int, ...] | None = None
+    prefill_chunk: int | None = None
+    dtype: DType = "fp32"
+    weights: Quantization | None = None
+    cache_dtype: CacheDType | None = None
+    decode_attention: DecodeAttention | None = None
+    top_tokens: int = 0
+    target: Target = "onnxruntime"
+    baseline: bool = False
+    trt_decomposable: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        require_one_of("--policy", self.policy, POLICIES)
+        require_one_of("--dtype", self.dtype, DTYPES)
+        require_one_of("--target", self.target, TARGETS)
+        for name, choices in _CHOICES.items():
+            require_one_of(flag_of(name), getattr(self, name), choices)
+        if self.weights is not None:
+            self._require_int4_target()
+        form_of(self)
+        require_top_tokens(self.top_tokens, self.target)
+        if self.batch < 1:
+            raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        for slots in self.decode_batches or ():
+            if not 1 <= slots <= self.batch:
+                raise UserError(
+                    f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
+                    "a decode graph runs some of the slots, or all",
+                )
+        if self.trt_decomposable and self.target != "tensorrt":
+            raise UserError(
+                f"--trt-decomposable is for TensorRT, the target is {self.target}",
+                "add --target tensorrt, or leave it out",
+            )
+        require_preset(self.policy, vars(self))
+        if self.policy == "full":
+            self._require_nothing_to_compress()
+        else:
+            self._require_one_budget()
+
+    def _require_int4_target(self) -> None:
+        require_one_of("--weights", str(self.weights), QUANTIZATIONS)
+        if self.target != "onnxruntime" or self.dtype == "bf16":
+            raise UserError(
+                f"--weights {self.weights} is not to be had for --target {self.target} "
+                f"--dtype {self.dtype}",
+                "4-bit weights run in ONNX Runtime, with --dtype fp32 or fp16",
+            )
+
+    def _require_nothing_to_compress(self) -> None:
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"--policy full keeps everything, but {given[0]} is given", f"drop {given[0]}"
+            )
+        if self.baseline:
+            raise UserError(
+                "--baseline adds the full cache's graphs, which --policy full builds already",
+                "leave one of them out",
+            )
+
+    def _given_cache_flags(self) -> list[str]:
+        return [flag_of(name) for name in CACHE_FIELDS if getattr(self, name) is not None]
+
+    def _require_one_budget(self) -> None:
+        if self.kv_budget is None:
+            return
+        if self.L_recent is not None and (K := self._value("K", None)) is not None:
+            raise UserError(
+                "--kv-budget is given together with both --L-recent and --K"
+                if K
+                else "--kv-budget and --L-recent are given together, and there is no top-k",
+                "the budget is the sum of all parts: leave one of them out",
+            )
+        if self.kv_budget > self.L_max:
+            raise UserError(
+                f"--kv-budget {self.kv_budget} is more than --L-max {self.L_max}: "
+                "nothing would be compressed",
+                f"use a budget below {self.L_max}, or --policy full",
+            )
+
+    def _value(self, name: str, default: Any) -> Any:
+        """As given, as the policy's preset has it, or the default."""
+        if (given := getattr(self, name)) is not None:
+            return given
+        fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
+        return fixed.get(name, default)
+
+    def geometry(self, model: ModelFacts) -> CacheGeometry:
+        """The cache of `model` under these options. Raises UserError."""
+        if self.L_max > model.max_position_embeddings:
+            limit = model.max_position_embeddings
+            raise UserError(
+                f"--L-max {self.L_max} is above the model's position limit {limit}",
+                f"use --L-max {limit} or less: the model has not learned longer positions",
+            )
+        if self.policy == "full":
+            return CacheGeometry.full(self.L_max, model.num_hidden_layers)
+        if all(model.sliding_window):
+            return self._rings_alone(model)
+        return self._compressed(model)
+
+    def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
+        """Every layer slides: the exact cache is small already, and nothing is left to vote on."""
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"every layer of the model slides over its last {max(model.sliding_window)} "
+                f"positions: {given[0]} has nothing to divide",
+                f"drop {given[0]}: a ring of that size is exact",
+            )
+        layers, rings = model.num_hidden_layers, _column(model.sliding_window)
+        L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
+        return CacheGeometry(self.policy, self.L_max, layers, 0, rings, 0, L_obs)
+
+    def _compressed(self, model: ModelFacts) -> CacheGeometry:
+        L_sink = self._value("L_sink", DEFAULT_L_SINK)
+        L_recent, K = self._ring_and_topk(L_sink)
+        windows = model.sliding_window
+        budget = self._value("budget", "uniform")
+        room = self.L_max - L_sink - L_recent
+        voted = iter(topk_per_layer(budget, K, windows.count(0), room))
+        return CacheGeometry(
+            self.policy,
+            self.L_max,
+            model.num_hidden_layers,
+            # A layer that slides over w positions has its exact cache in a ring of w slots.
+            L_sink=_column([0 if window else L_sink for window in windows]),
+            L_recent=_column([window or L_recent for window in windows]),
+            K=_column([0 if window else next(voted) for window in windows]),
+            L_obs=self._value("L_obs", max(1, min(DEFAULT_L_OBS, L_recent, self.L_max))),
+            pool_kernel=self._value("pool_kernel", DEFAULT_POOL_KERNEL),
+            budget=budget,
+            **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
+        )
+
+    def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
+        """L_recent and K: as given, or sharing what the sinks leave of the budget."""
+        K = self._value("K", None)
+        if self.L_recent is not None and K is not None:
+            return self.L_recent, K
+        budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
+        free = budget - L_sink
+        if self.L_recent is not None:
+            recent, topk = self.L_recent, free - self.L_recent
+        else:
+            topk = _or(K, free // 2)
+            recent = free - topk
+        if recent < 1 or topk < 0:
+            by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
+            raise UserError(
+                f"--kv-budget {budget}{by_default} leaves {recent} slots for the ring and {topk} "
+                f"for top-k beside {L_sink} sinks",
+                "raise --kv-budget, or lower --L-sink, --L-recent or --K",
+            )
+        return recent, topk
+
+    @property
+    def cache_form(self) -> CacheForm:
+        """How compressed caches are held and read."""
+        return form_of(self)
+
+    @property
+    def held_dtype(self) -> CacheDType:
+        """Of compressed caches."""
+        return self.cache_form.dtype or self.dtype
+
+    @property
+    def smaller_batches(self) -> list[int]:
+        """Slots of the decode graphs beside the one for all of them."""
+        if self.decode_batches is not None:
+            return sorted(set(self.decode_batches) - {self.batch})
+        # TensorRT's plans hold a copy of the weights each, and so do ONNX Runtime's graphs of those
+        # of 16 bits, which it converts. Of fp32 all of them read one copy in place. Of 4-bit ones,
+        # which it rearranges, one copy more is worth its room.
+        if self.target == "tensorrt" or self.dtype != "fp32":
+            return []
+        return _powers_of_4(self.batch)[: 1 if self.weights else None]
+
+    def chunk(self, geometry: CacheGeometry) -> int:
+        """C, the tokens of a prefill step. L_max means the single-shot layout."""
+        least = geometry.L_obs if geometry.compresses else 1
+        chunk = _or(self.prefill_chunk, max(least, min(DEFAULT_CHUNK, self.L_max // 2), 1))
+        if not least <= chunk <= self.L_max:
+            raise UserError(
+                f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
+                f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
+            )
+        return chunk
+
+
+CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel", *_CHOICES)
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _powers_of_4(limit: int) -> list[int]:
+    """1, 4, 16 ... below the limit: nobody pays for more than 4 times the slots in use."""
+    return [4**n for n in range(limit.bit_length()) if 4**n < limit]
+
+
+def _column(values: list[int]) -> int | tuple[int, ...]:
+    """One value where all the layers agree."""
+    return values[0] if len(set(values)) == 1 else tuple(values)

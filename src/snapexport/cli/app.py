@@ -1,0 +1,101 @@
+"""`snapexport`: finds the command, and tells every error in one way.
+
+error: what is wrong
+<blank line>
+hint: the way out                                                       (exit status 2)
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+import snapexport
+from snapexport.cli import (
+    bench,
+    build,
+    demo,
+    diff,
+    engine,
+    evaluate,
+    generate,
+    inspect,
+    lint,
+    plan,
+    serve,
+    triton,
+)
+from snapexport.contract.errors import UserError
+from snapexport.start import end_on_signals
+
+COMMANDS = {
+    "plan": plan,
+    "build": build,
+    "generate": generate,
+    "inspect": inspect,
+    "diff": diff,
+    "lint": lint,
+    "engine": engine,
+    "triton": triton,
+    "serve": serve,
+    "eval": evaluate,
+    "bench": bench,
+    "demo": demo,
+}
+BAD_INPUT = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a wrong argument like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, f"see `{self.prog} --help`")
+
+
+def parser() -> Parser:
+    """All the commands and their flags."""
+    root = Parser(
+        prog="snapexport",
+        description=snapexport.__doc__,
+        formatter_class=RawDescriptionRichHelpFormatter,
+        allow_abbrev=False,
+    )
+    root.add_argument("--version", action="version", version=f"snapexport {snapexport.__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.__doc__,
+            formatter_class=RawDescriptionRichHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_arguments(one)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    end_on_signals()
+    try:
+        arguments = parser().parse_args(argv)
+        status: int = COMMANDS[arguments.command].run(arguments)
+        return status
+    except UserError as error:
+        return _tell(error.message, error.hint)
+    except BrokenPipeError:
+        # The reader has gone; what is left in the buffer must not raise once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        place = error.filename2 or error.filename  # of a copy, the second is the target
+        where = f": {place}" if place else ""
+        return _tell(f"{error.strerror or error}{where}", "check the disk, the path and its rights")
+
+
+def _tell(message: str, hint: str) -> int:
+    print(f"error: {message}\n\nhint: {hint}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,75 @@
+"""Command-line flags from the fields of an options class: its types, defaults and names."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snapexport.runtime.open_executor import BACKENDS
+
+
+def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
+    """Add a flag for every field named in `helps`: L_max becomes --L-max."""
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        if field.name in helps:
+            _add_flag(parser, field, hints[field.name], helps[field.name])
+
+
+def add_backend(parser: argparse._ActionsContainer) -> None:
+    """Add --backend, which LLM takes."""
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        help="what runs the build: ONNX Runtime on the CPU or on a GPU, or TensorRT (default: "
+        "tensorrt where `snapexport engine` has made engines of it, else onnxruntime)",
+    )
+
+
+def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
+    """What the flags of `add_fields` were given, by field."""
+    return {name: _field_value(getattr(arguments, name)) for name in helps}
+
+
+def _add_flag(
+    parser: argparse._ActionsContainer, field: "dataclasses.Field[Any]", hint: Any, text: str
+) -> None:
+    name = "--" + field.name.replace("_", "-")
+    required = field.default is dataclasses.MISSING
+    if not required and field.default is not None and hint is not bool and "(default" not in text:
+        text += f" (default: {_spelled(field.default)})"
+    settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
+    settings["default"] = None if required else field.default
+    hint = _without_none(hint)
+    is_literal = typing.get_origin(hint) is typing.Literal
+    if hint is bool:
+        parser.add_argument(name, action="store_true", **settings)
+    elif choices := field.metadata.get("choices", typing.get_args(hint) if is_literal else ()):
+        parser.add_argument(name, choices=choices, **settings)
+    elif typing.get_origin(hint) is tuple:
+        kind = typing.get_args(hint)[0]
+        parser.add_argument(name, type=kind, nargs="+", metavar=_METAVARS[kind], **settings)
+    else:
+        parser.add_argument(name, type=hint, metavar=_METAVARS[hint], **settings)
+
+
+_METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}
+
+
+def _without_none(hint: Any) -> Any:
+    """`int | None` is int."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
+    return hint
+
+
+def _spelled(default: object) -> str:
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _field_value(given: Any) -> Any:
+    """A flag with several values gives a list; options are immutable."""
+    return tuple(given) if isinstance(given, list) else given

@@ -1,0 +1,157 @@
+"""Show a build: geometry, memory, operators, and what it keeps of a prompt.
+
+examples:
+  snapexport inspect llama.build
+  snapexport inspect llama.build --prompt-file report.txt
+  snapexport inspect llama.build --prompt-file report.txt --html kept.html
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.cli import flags, page, prompt
+from snapexport.cli.console import OUT
+from snapexport.cli.picture import kept_picture
+from snapexport.cli.summary import build_summary, print_summary, size
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime import tensorrt_entry
+from snapexport.runtime.open_executor import BackendName
+
+HELP = "geometry, memory, operators, what a prompt kept"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The build and, if wanted, a prompt."""
+    parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
+    prompt.add_arguments(parser, required=False)
+    flags.add_backend(parser)
+    parser.add_argument(
+        "--verify", action="store_true", help="read all weights and engines, and check them"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write what the prompt kept as a page to look at"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the summary, the operators of each graph, and the prompt's kept positions."""
+    build = Build.open(arguments.build)
+    text = _prompt(arguments)
+    report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
+    if arguments.verify:
+        report["unverified_weights"] = build.verify_weights()
+        tensorrt_entry.verify(build)
+    kept = _kept(build, text, arguments.html, arguments.backend)
+    if arguments.html:
+        report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
+    if arguments.json:
+        print(json.dumps(report | ({"prompt": kept} if kept else {})))
+        return 0
+    print_summary(build)
+    _print_operators(report["operators"])
+    if arguments.verify:
+        _print_verified(report["unverified_weights"])
+    if kept:
+        _print_kept(build, kept)
+    if arguments.html:
+        OUT.print(f"{report['html']['file']}: {size(report['html']['bytes'])}", markup=False)
+    return 0
+
+
+def _prompt(arguments: argparse.Namespace) -> str | None:
+    text = prompt.read(arguments)
+    if arguments.html and text is None:
+        raise UserError("--html shows a prompt, and there is none", "give --prompt-file FILE too")
+    return text
+
+
+def _kept(
+    build: Build, text: str | None, html: Path | None, backend: BackendName | None
+) -> dict[str, Any] | None:
+    """What a prompt kept, if there is one; and the page of it, if it is wanted."""
+    if text is None:
+        return None
+    with page.whole_file(html) if html else nullcontext() as write:
+        kept = kept_positions(build, text, backend)
+        if write:
+            write(_page(build, text, kept))
+    return kept
+
+
+def _page(build: Build, text: str, kept: dict[str, Any]) -> str:
+    from snapexport.runtime.prompts import load_tokenizer
+
+    tokenizer = load_tokenizer(build.directory)
+    assert tokenizer is not None, "the prompt was read with one"
+    tokenized = page.TokenizedPrompt.of(text, tokenizer.encode(text))
+    assert len(tokenized.offsets) == kept["prompt_tokens"]
+    return page.render(build.directory.name, tokenized, build.manifest.geometry, _arrays(kept))
+
+
+def _arrays(kept: dict[str, Any]) -> list[NDArray[np.int64]]:
+    """For each layer the voted positions [Hkv, K]."""
+    return [np.array(layer, np.int64) for layer in kept["topk_positions"]]
+
+
+def operators(build: Build) -> dict[str, dict[str, int]] | None:
+    """How often each operator stands in each graph; None where the onnx package is missing."""
+    try:
+        import onnx
+    except ModuleNotFoundError:
+        return None
+    return {
+        name: dict(Counter(_operators(onnx.load(build.graph(name), load_external_data=False))))
+        for name in sorted(build.manifest.graphs)
+    }
+
+
+def _operators(model: Any) -> Iterator[str]:
+    for node in model.graph.node:
+        yield f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def kept_positions(build: Build, text: str, backend: BackendName | None) -> dict[str, Any]:
+    """Prefill the prompt, and say which of its positions each layer and KV head kept."""
+    from snapexport.runtime.llm import LLM
+    from snapexport.runtime.requests import SamplingParams
+
+    llm = LLM(build.directory, backend=backend)
+    (completion,) = llm.generate(text, SamplingParams(max_tokens=1))
+    length = len(completion.prompt_token_ids)
+    kept = llm.executor.topk_positions() or []
+    return {"prompt_tokens": length, "topk_positions": [layer.tolist() for layer in kept]}
+
+
+def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
+    if counts is None:
+        OUT.print("[dim]operators: not shown, they need snapexport\\[build][/]")
+        return
+    for graph, operators in counts.items():
+        often = sorted(operators.items(), key=lambda item: -item[1])
+        OUT.print(f"[bold]{graph}[/] " + ", ".join(f"{count} {name}" for name, count in often))
+
+
+def _print_verified(unverified: list[str]) -> None:
+    if unverified:
+        OUT.print(f"weights: no hash was recorded for {', '.join(unverified)}")
+    else:
+        OUT.print("weights: every byte is as it was built")
+
+
+def _print_kept(build: Build, kept: dict[str, Any]) -> None:
+    length = kept["prompt_tokens"]
+    if not kept["topk_positions"]:
+        OUT.print(f"all {length} positions are kept: the cache is the full one")
+        return
+    for line in kept_picture(build.manifest.geometry, _arrays(kept), length):
+        OUT.print(line)

@@ -1,0 +1,97 @@
+"""Hold a build's graphs against what an engine supports, without that engine.
+
+Every node is checked, those in the bodies of our functions too: types and restrictions of the
+operators, and the conditions that show only when an engine is built. The exit status is 1 if
+anything is found. What this cannot show: docs/lint.md.
+
+examples:
+  snapexport lint llama.build --for tensorrt
+  snapexport lint llama.build --for tensorrt=10.15 --json
+"""
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapexport.cli.console import OUT
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError, needs_extra
+
+if TYPE_CHECKING:
+    from snapexport.builder.lint import Finding, OperatorTable
+
+HELP = "what TensorRT would refuse of a build"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The build, and the engine."""
+    parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
+    parser.add_argument(
+        "--for",
+        dest="engine",
+        required=True,
+        metavar="ENGINE",
+        help="tensorrt, or tensorrt=VERSION (default: the newest version known)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; 1 if there are any."""
+    version = _version(arguments.engine)
+    build = Build.open(arguments.build)
+    with needs_extra("build"):
+        from snapexport.builder.lint import lint_build, table_for
+    table = table_for(version)
+    findings = lint_build(build, table)
+    if arguments.json:
+        print(json.dumps(_report(build, table, findings)))
+    else:
+        _print(build, table, findings)
+    return int(bool(findings))
+
+
+def _version(engine: str) -> str | None:
+    name, equals, version = engine.partition("=")
+    if name != "tensorrt":
+        raise UserError(
+            f"--for '{engine}' is not known", "use --for tensorrt or --for tensorrt=VERSION"
+        )
+    if equals and not version:
+        raise UserError(f"--for '{engine}' names no version", "write it like tensorrt=11.0")
+    return version or None
+
+
+def _report(build: Build, table: "OperatorTable", findings: "list[Finding]") -> dict[str, object]:
+    return {
+        "build": str(build.directory),
+        "for": f"tensorrt {table.version}",
+        "source": table.source,
+        "graphs": sorted(build.manifest.graphs),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _print(build: Build, table: "OperatorTable", findings: "list[Finding]") -> None:
+    """Findings that differ in their node alone are one, with a count."""
+    alike: dict[Finding, list[str]] = {}
+    for finding in findings:
+        alike.setdefault(replace(finding, node=""), []).append(finding.node)
+    for one, nodes in alike.items():
+        more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        where = " ".join(filter(None, (one.operator, nodes[0]))) + more
+        OUT.print(f"[bold]{one.graph}[/]: {_plain(where)}: {_plain(one.message)}")
+        OUT.print(f"  rule: {one.rule} ({_plain(one.source)})")
+        OUT.print(f"  way out: {_plain(one.way_out)}")
+    graphs = Counter(finding.graph for finding in findings)
+    found = ", ".join(f"{count} in {graph}" for graph, count in graphs.items()) or "nothing"
+    checked = ", ".join(sorted(build.manifest.graphs))
+    OUT.print(f"found for TensorRT {table.version}: {found} (checked: {checked})")
+
+
+def _plain(text: str) -> str:
+    """Without what rich would take for markup."""
+    return text.replace("[", "\\[")

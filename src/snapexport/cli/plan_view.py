@@ -1,0 +1,100 @@
+"""A plan on the screen: two tables through the recommendation, its parts, its reasons."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from snapexport.builder.plan import Plan
+from snapexport.builder.plan.candidates import Candidate
+from snapexport.builder.plan.memory_size import spelled
+from snapexport.builder.plan.reasons import reasons
+from snapexport.builder.plan.report import parts
+from snapexport.builder.plan.words import command
+from snapexport.cli.console import OUT
+
+_COLUMNS = (
+    "most slots",
+    "slots",
+    "decode cache",
+    "prompt cache",
+    "peak",
+    "decoding",
+    "a step reads",
+)
+_NAMES = {
+    "process": "process",
+    "weights": "weights",
+    "decode_cache": "decode's cache",
+    "prefill_cache": "the prompt's cache",
+    "prefill_work": "prefill's activations",
+    "compress_work": "the vote's scores",
+    "decode_work": "decode's activations",
+}
+
+
+def print_plan(plan: Plan) -> None:
+    """Caches at the recommended chunk, chunks at the recommended cache, the recommendation."""
+    chosen = plan.recommendation.candidate
+    OUT.print(_model_line(plan), markup=False)
+    same_chunk = [one for one in plan.candidates if one.chunk == chosen.chunk]
+    same_cache = [one for one in plan.candidates if one.geometry == chosen.geometry]
+    batch = plan.recommendation.batch
+    OUT.print(_table(plan, "cache", [(_cache(o), o, _batch(plan, o)) for o in same_chunk]))
+    if len(same_cache) > 1:
+        OUT.print(_table(plan, "prefill", [(_chunk(o), o, batch) for o in same_cache]))
+    _print_recommendation(plan)
+
+
+def _model_line(plan: Plan) -> str:
+    facts, options = plan.model.facts, plan.recommendation.options
+    return (
+        f"{facts.architecture}, {facts.num_hidden_layers} layers, prompts up to {options.L_max} "
+        f"tokens, {options.target}, {options.dtype}, into {spelled(plan.request.memory)}"
+    )
+
+
+def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Candidate, int]]) -> Table:
+    """A row of sizes for each candidate and its number of slots; * marks the recommended one."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(title)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for name, one, batch in rows:
+        mark = " *" if one is plan.recommendation.candidate else ""
+        table.add_row(name + mark, *_cells(one, batch))
+    return table
+
+
+def _batch(plan: Plan, one: Candidate) -> int:
+    """The recommended number of slots in its row; as given, or the most that fit, in others."""
+    if one is plan.recommendation.candidate:
+        return plan.recommendation.batch
+    return int(plan.request["batch"] or max(1, one.slots))
+
+
+def _cells(one: Candidate, batch: int) -> list[str]:
+    taken = one.at(batch)
+    sizes = (taken.decode_cache, taken.prefill_cache, taken.prefill_peak, taken.decode_resident)
+    return [str(one.slots or "no"), str(batch), *map(spelled, (*sizes, one.step_bytes(batch)))]
+
+
+def _cache(one: Candidate) -> str:
+    slots = sorted({layer.slots for layer in one.geometry.layers})
+    per_head = str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
+    policy = "" if one.geometry.policy == "snapstream" else f" {one.geometry.policy}"
+    return f"{one.compression:.3g} : 1, {per_head} slots a head{policy}"
+
+
+def _chunk(one: Candidate) -> str:
+    return "single shot" if one.single_shot else f"{one.chunk} tokens a step"
+
+
+def _print_recommendation(plan: Plan) -> None:
+    chosen = plan.recommendation
+    taken = parts(chosen.candidate.at(chosen.batch))
+    counted = ", ".join(f"{name} {spelled(taken[key])}" for key, name in _NAMES.items())
+    OUT.print("\n[bold]recommended[/]")
+    for line in reasons(plan.request, chosen):
+        OUT.print(f"  {line}", markup=False)
+    OUT.print(f"  peak: {spelled(taken['prefill_peak'])} = {counted}", markup=False)
+    OUT.print(f"\n{command(chosen.options)}", markup=False)

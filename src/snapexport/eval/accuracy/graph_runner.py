@@ -1,0 +1,151 @@
+"""A build's graphs over a whole sequence, each run by one of Polygraphy's runners, by the contract.
+
+Slow on purpose: every cache travels through the feeds, so that nothing of the runtime is trusted.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import ml_dtypes  # noqa: F401 (teaches NumPy the name "bfloat16")
+import numpy as np
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.eval.accuracy.backends import Backend, on_onnxruntime
+from snapexport.eval.accuracy.sequence import Array, Feed, SequenceRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of one graph: what went in, and the logits that came out."""
+
+    graph: GraphName
+    feed: Feed
+    logits: Array
+
+
+class GraphRunner(SequenceRunner):
+    """prefill, compress and decode of a build; `baseline` takes the full-cache graphs.
+
+    last_prefill, first_decode: of the latest sequence. They hold caches, so no others are kept.
+    """
+
+    last_prefill: Call
+    first_decode: Call
+
+    def __init__(
+        self,
+        build: Build,
+        baseline: bool = False,
+        backend: Backend | None = None,
+        remark: str = "",
+    ) -> None:
+        """backend: ONNX Runtime unless another is given. remark: what the name says of it."""
+        policy = build.manifest.geometry.policy
+        super().__init__(name=("full cache" if baseline else policy) + remark)
+        self.build = build
+        self._backend = backend or on_onnxruntime(build)
+        self.lossless = baseline or policy == "full"
+        self.rounds_cache = not baseline and build.manifest.cache_form.dtype is not None
+        self._prefill: GraphName = "baseline/prefill" if baseline else "prefill"
+        self._decode: GraphName = "baseline/decode" if baseline else "decode"
+        self._compresses = "compress" in build.manifest.graphs and not baseline
+        self._sessions = ExitStack()
+
+    def activate_impl(self) -> None:
+        """Load the graphs."""
+        wanted = [self._prefill, self._decode]
+        if self._compresses:
+            wanted.append("compress")
+        self._infer = {name: self._sessions.enter_context(self._backend(name)) for name in wanted}
+
+    def deactivate_impl(self) -> None:
+        """Drop the sessions."""
+        self._sessions.close()
+
+    def logits(self, token_ids: Array, prompt_length: int) -> Array:
+        """The graphs' logits [1 + N, V], with the continuation forced."""
+        decoded: list[Array] = []
+        for call in self._calls(token_ids, prompt_length):
+            if call.graph == self._prefill:
+                self.last_prefill = call
+                continue
+            if not decoded:
+                self.first_decode = call
+            decoded.append(call.logits[0])
+        return np.stack([self.last_prefill.logits[0], *decoded]).astype(np.float32)
+
+    def _calls(self, token_ids: Array, prompt_length: int) -> Iterator[Call]:
+        """Every run of prefill and decode that the sequence [L + N] takes, in order."""
+        out: Feed = {}
+        for scalars in self._prefill_scalars(token_ids[:prompt_length]):
+            feed = scalars | self._past(self._prefill, out)
+            out = self._infer[self._prefill](feed)
+            yield Call(self._prefill, feed, out[names.LOGITS])
+        if self._compresses:
+            out = self._compressed(out, prompt_length)
+        for position in range(prompt_length, len(token_ids)):
+            scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
+            feed = scalars | self._past(self._decode, out)
+            out = self._infer[self._decode](feed)
+            yield Call(self._decode, feed, out[names.LOGITS])
+
+    def _compressed(self, out: Feed, prompt_length: int) -> Feed:
+        """What compress makes of the caches and query windows of the last chunk."""
+        inputs = {spec.name for spec in self._entry("compress").inputs}
+        windows = {name: value for name, value in out.items() if name in inputs}
+        length = {names.PROMPT_LENGTH: np.array([prompt_length])}
+        return self._infer["compress"](length | windows | self._past("compress", out))
+
+    def _prefill_scalars(self, prompt: Array) -> list[Feed]:
+        """Inputs of each chunk apart from the caches: the last one is right-aligned."""
+        chunk = self.build.manifest.prefill_chunk
+        length = len(prompt)
+        last = max(0, length - chunk)
+        starts = [*range(0, last, chunk), last]
+        padded = np.zeros((1, max(length, chunk)), np.int64)
+        padded[0, :length] = prompt
+        others = self._temperature(1)
+        if self.build.manifest.single_shot:
+            return [{names.INPUT_IDS: padded, names.PROMPT_LENGTH: np.array([length])} | others]
+        return [
+            others
+            | {
+                names.INPUT_IDS: padded[:, start : start + chunk],
+                names.PAST_LENGTH: np.array([start]),
+                names.CHUNK_LENGTH: np.array([min(chunk, length)]),
+            }
+            for start in starts
+        ]
+
+    def _decode_scalars(self, token: int, position: int, prompt_length: int) -> Feed:
+        """The sequence is in slot 0; what the other slots compute is of no interest."""
+        batch = self.build.manifest.batch
+        feed = {
+            names.INPUT_IDS: np.full((batch, 1), token),
+            names.POSITION_IDS: np.full((batch, 1), position),
+            names.PROMPT_LENGTH: np.full(batch, prompt_length),
+            **self._temperature(batch),
+        }
+        inputs = {spec.name for spec in self._entry(self._decode).inputs}
+        return {name: value for name, value in feed.items() if name in inputs}
+
+    def _temperature(self, rows: int) -> Feed:
+        """For the top_tokens, which nobody compares."""
+        if not self.build.manifest.top_tokens:
+            return {}
+        return {names.TEMPERATURE: np.ones(rows, np.float32)}
+
+    def _past(self, graph: GraphName, out: Feed) -> Feed:
+        """Cache inputs of a graph: what the last one gave, repeated for every slot, or zeros."""
+        past = {}
+        for spec in self._entry(graph).inputs:
+            if names.is_past(spec.name):
+                present = out.get(names.present_of(spec.name), np.zeros((1, 1, 1, 1), spec.dtype))
+                past[spec.name] = np.broadcast_to(present[:1], spec.shape).copy()
+        return past
+
+    def _entry(self, graph: GraphName) -> GraphEntry:
+        return self.build.manifest.graphs[graph]

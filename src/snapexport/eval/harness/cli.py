@@ -1,0 +1,24 @@
+"""lm_eval's own command line, which also knows `--model snapexport`.
+
+Adds no flag and takes none away. What the user can mend is told without a traceback.
+"""
+
+import sys
+
+from snapexport.contract.errors import UserError
+from snapexport.eval.harness import register
+
+BAD_INPUT = 2
+
+
+def main() -> int:
+    """Run the harness on the arguments of this process; the exit status."""
+    try:
+        register()
+        from lm_eval.__main__ import cli_evaluate
+
+        cli_evaluate()
+    except UserError as error:
+        print(f"error: {error.message}\n\nhint: {error.hint}", file=sys.stderr)
+        return BAD_INPUT
+    return 0

@@ -1,0 +1,73 @@
+"""What an evaluation is asked for. The command line's flags and defaults are made from it."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from snapexport.contract.errors import UserError
+from snapexport.eval.tasks import TASKS
+
+Mode = Literal["aware", "agnostic", "late"]
+"""aware: the question ends the prompt, and its tokens vote. agnostic: the question comes after the
+prompt was compressed. late: aware, and asked once more after so much other text that no ring holds
+anything of the prompt."""
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+RULER_LIKE = tuple(name for name in TASKS if name not in ("vault", "long_answer"))
+POLICIES = ("full", "snapstream", "streaming", "sage", "snapkv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Every choice of `snapexport eval`. None: chosen from the build. Lengths in tokens.
+
+    samples: for each task, length and depth. hit_samples: for each task, at the longest length.
+    """
+
+    tasks: tuple[str, ...] = RULER_LIKE
+    lengths: tuple[int, ...] | None = None
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    samples: int = 4
+    policies: tuple[str, ...] = POLICIES
+    budgets: tuple[int, ...] | None = None
+    modes: tuple[str, ...] = ("aware", "agnostic")
+    hit_samples: int = 1
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "lengths", "depths", "policies", "budgets", "modes"):
+            _require_some_and_no_twins(name, getattr(self, name))
+        _require_known("task", self.tasks, tuple(TASKS))
+        _require_known("mode", self.modes, MODES)
+        for name, least in (("samples", 1), ("hit_samples", 0), ("seed", 0)):
+            _require_at_least(name, getattr(self, name), least)
+        for name in ("lengths", "budgets"):
+            for number in getattr(self, name) or ():
+                _require_at_least(name, number, 1)
+        if self.threads is not None:
+            _require_at_least("threads", self.threads, 1)
+        if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
+            raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
+
+
+def _require_some_and_no_twins(name: str, given: tuple[object, ...] | None) -> None:
+    if given is None:
+        return
+    if not given:
+        raise UserError(f"{_flag(name)} is empty", "give one or more, or leave it out")
+    if twins := [one for one in given if given.count(one) > 1]:
+        raise UserError(f"{_flag(name)} has {twins[0]} twice", "give it once")
+
+
+def _require_known(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if unknown := [name for name in given if name not in known]:
+        raise UserError(f"no {kind} '{unknown[0]}'", f"choose from {', '.join(known)}")
+
+
+def _require_at_least(name: str, number: int, least: int) -> None:
+    if number < least:
+        raise UserError(f"{_flag(name)} {number} is below {least}", f"use {least} or more")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,8 +1,0 @@
-"""`python -m snapexport.harness`: lm_eval's command line, with our model in it."""
-
-import sys
-
-from snapexport.harness.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

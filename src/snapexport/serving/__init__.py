@@ -1,0 +1,1 @@
+"""Serves a build: an OpenAI-compatible API, and Triton Inference Server."""

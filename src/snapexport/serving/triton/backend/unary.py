@@ -1,0 +1,108 @@
+"""The model that answers once: for clients without streams, which a decoupled model refuses.
+
+Holds no weights. It asks the streaming model, through the server, and passes its answer on.
+"""
+
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import triton_python_backend_utils as triton
+
+from snapexport.serving.triton.backend.settings import parameters, whole
+from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
+from snapexport.serving.triton.interface import (
+    CODE_IN_MESSAGE,
+    TRITONS_PARAMETERS,
+    UNARY_PARAMETERS,
+    Code,
+    code_and_message,
+)
+
+Refusal = tuple[Code, str]
+
+
+class UnaryModel:
+    """What the second model.py shows to Triton as TritonPythonModel."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Take note of whom to ask. It may not be loaded yet."""
+        given = parameters(args)
+        if set(given) - TRITONS_PARAMETERS != UNARY_PARAMETERS:
+            raise triton.TritonModelException("config.pbtxt: model and max_requests are needed")
+        self._model = given["model"]
+        self._room = whole(given, "max_requests") or 1
+        self._threads = ThreadPoolExecutor(self._room)
+        self._running = 0
+        self._lock = threading.Lock()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Ask for each in a thread of its own: asking blocks until the answer is there."""
+        for request in requests:
+            port = TritonPort(request)
+            if refusal := self._take(request, port):
+                code, message = refusal
+                port.fail(message, code)
+
+    def finalize(self) -> None:
+        """Nothing of its own is left running: Triton waits for answers before it unloads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, request: Any, port: TritonPort) -> Refusal | None:
+        """Begin to answer, or say why not. A place is taken last: nothing after it may fail."""
+        if _streams(request):
+            return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
+        try:
+            question = self._question(request)
+        except Exception as error:  # such as a parameter of a kind that cannot be passed on
+            return "INVALID_ARG", f"the request cannot be passed on: {error}"
+        if not self._enter():
+            return "UNAVAILABLE", f"{self._room} requests run and wait already: try again later"
+        self._threads.submit(self._answer, question, port)
+        return None
+
+    def _question(self, request: Any) -> Any:
+        return triton.InferenceRequest(
+            model_name=self._model,
+            requested_output_names=list(request.requested_output_names()),
+            inputs=request.inputs(),
+            timeout=request.timeout(),
+            parameters=parameters_of(request) | {CODE_IN_MESSAGE: True},
+        )
+
+    def _answer(self, question: Any, port: TritonPort) -> None:
+        try:
+            _pass_on(question, port)
+        except Exception as error:
+            triton.Logger.log_error(traceback.format_exc())
+            port.fail(str(error), "INTERNAL")
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _enter(self) -> bool:
+        with self._lock:
+            has_room = self._running < self._room
+            self._running += has_room
+            return has_room
+
+
+def _streams(request: Any) -> bool:
+    """Whether it asks for more than one answer."""
+    stream = triton.get_input_tensor_by_name(request, "stream")
+    return stream is not None and bool(stream.as_numpy().any())
+
+
+def _pass_on(question: Any, port: TritonPort) -> None:
+    """The first answer, which is the only one; an empty response only says that no more come."""
+    for response in question.exec(decoupled=True):
+        if response.has_error():
+            code, message = code_and_message(response.error().message())
+            port.fail(message, code)
+            return
+        if response.output_tensors():
+            port.pass_on(response.output_tensors(), is_last=True)
+            return
+    port.fail("the model's answer broke off", "INTERNAL")

@@ -1,0 +1,107 @@
+"""Does a model answer? Asked with a real prompt, because Triton's health does not know.
+
+When the process of a Python model is killed, /v2/health/ready and the model's own readiness go on
+saying 200 (server #7230). Unloading and loading the model brings it back, where the server was
+started with --model-control-mode=explicit; otherwise the server has to be restarted.
+
+    python -m snapexport.serving.triton.liveness http://localhost:8000 NAME [--recover]
+
+exits with 0 if the model answers, and with 1 if it does not. The model beside it that answers once
+is asked too: it waits for ever for what a killed process owed to it.
+"""
+
+import argparse
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+
+from snapexport.serving.triton.interface import CODE_IN_MESSAGE, UNARY_SUFFIX
+
+PROMPT = {"input_ids": [0], "max_tokens": 1, CODE_IN_MESSAGE: True}
+"""The cheapest real question: prefill, and one token."""
+INDEX_SECONDS = 2
+UNLOAD_SECONDS = 2
+"""How long an unloading is waited for: with requests of the dead process it never ends."""
+
+
+def is_alive(http: str, model: str, seconds: float = 10) -> bool:
+    """Whether the model answers within so many seconds.
+
+    A full queue counts as an answer: whoever refuses is alive.
+    """
+    try:
+        _post(f"{http}/v2/models/{model}/generate", PROMPT, seconds)
+    except urllib.error.HTTPError as error:
+        return "UNAVAILABLE: " in error.read().decode(errors="replace")
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def recover(http: str, model: str, seconds: float = 120) -> bool:
+    """Unload and load the model; whether it answers then. Explicit model control is needed."""
+    control = f"{http}/v2/repository/models/{model}"
+    end = time.monotonic() + seconds
+    try:
+        _post(f"{control}/unload", {}, seconds)
+        _wait_until_unloaded(http, model)
+        _post(f"{control}/load", {}, end - time.monotonic())
+        while not is_alive(http, model) and time.monotonic() < end:
+            time.sleep(0.5)
+            _post(f"{control}/load", {}, end - time.monotonic())
+    except (OSError, ValueError):
+        return False
+    return is_alive(http, model)
+
+
+def models_beside(http: str, model: str) -> list[str]:
+    """The model, and after it the one of the repository that asks it, if there is one."""
+    try:
+        index = json.loads(_post(f"{http}/v2/repository/index", {}, INDEX_SECONDS))
+    except (OSError, ValueError):
+        return [model]
+    return [model, *{one["name"] for one in index if one["name"] == model + UNARY_SUFFIX}]
+
+
+def main() -> int:
+    """As a command: 0 or 1, for a health check of a container."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("url", help="the server's HTTP address")
+    parser.add_argument("model", help="the streaming model's name")
+    parser.add_argument("--seconds", type=float, default=10, help="how long to wait for a token")
+    parser.add_argument("--recover", action="store_true", help="unload and load it if it is dead")
+    arguments = parser.parse_args()
+    recovered = False
+    for model in models_beside(arguments.url, arguments.model):
+        # Places that wait for the dead process are lost, also of a model that still answers.
+        alive = not recovered and is_alive(arguments.url, model, arguments.seconds)
+        if not alive and arguments.recover:
+            alive = recovered = recover(arguments.url, model)
+        if not alive:
+            print(f"{model}: does not answer")
+            return 1
+    print(f"{arguments.model}: answers")
+    return 0
+
+
+def _wait_until_unloaded(http: str, model: str) -> None:
+    end = time.monotonic() + UNLOAD_SECONDS
+    while time.monotonic() < end:
+        models = json.loads(_post(f"{http}/v2/repository/index", {}, UNLOAD_SECONDS))
+        states = {one.get("state") for one in models if one["name"] == model}
+        if not states & {"READY", "UNLOADING"}:
+            return
+        time.sleep(0.1)
+
+
+def _post(url: str, body: object, seconds: float) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=max(seconds, 0.1)) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Writes a model repository: a build, two models around it, and what a person has to know.
+
+NAME/config.pbtxt          NAME_unary/config.pbtxt
+NAME/1/model.py            NAME_unary/1/model.py
+NAME/1/build -> the build directory, or a copy of it
+NAME/warmup/               README.md  Dockerfile  repository.json
+"""
+
+import importlib.resources
+import json
+import os
+import shutil
+from pathlib import Path
+from string import Template
+
+import snapexport
+from snapexport.builder.staging import staged
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.scheduler import Scheduler
+from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION
+from snapexport.serving.triton.options import Device, RepositoryOptions
+from snapexport.serving.triton.readme import dockerfile_values, readme_values
+
+RECORD = "repository.json"
+"""What was written, and from what. By it a later --overwrite knows a repository."""
+
+FILES = importlib.resources.files("snapexport.serving.triton") / "files"
+
+
+def write_repository(options: RepositoryOptions) -> Path:
+    """Write `options.out`, whole or not at all. Raises UserError."""
+    with needs_extra("triton"):
+        from snapexport.serving.triton import checks, model_config
+    build = Build.open(options.build)
+    device = _device(options, build.manifest)
+    _require_runnable(options, build.manifest, device)
+    _require_outside(options)
+    with staged(options.out, options.overwrite, RECORD, "a model repository") as out:
+        streaming = out / options.model_name
+        warmup_tokens = min(build.manifest.prefill_chunk + 1, build.manifest.geometry.L_max)
+        config = model_config.streaming(
+            options.model_name, device, _parameters(options), warmup_tokens
+        )
+        _write_model(streaming, model_config.to_text(config), "model.py")
+        _place_build(build.directory, streaming / VERSION / BUILD, options.copy)
+        _write_warmup(streaming / model_config.WARMUP, model_config.WARMUP_FILES)
+        config = model_config.unary(options.unary_name, _facade(options, build.manifest))
+        _write_model(out / options.unary_name, model_config.to_text(config), "unary_model.py")
+        _write_template(out, "README.md", readme_values(options, build.manifest, device))
+        _write_template(out, "Dockerfile", dockerfile_values(build.manifest))
+        _write_record(out, options)
+        checks.require_sound(out)
+    return options.out
+
+
+def _device(options: RepositoryOptions, manifest: Manifest) -> Device:
+    if options.device:
+        return options.device
+    return "gpu" if manifest.target == "tensorrt" and manifest.engines else "cpu"
+
+
+def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: Device) -> None:
+    """What would fail when the server loads the model, or its first request."""
+    if device == "gpu" and not manifest.engines:
+        raise UserError(
+            f"{options.build} has no TensorRT engines for --device gpu",
+            f"make them with `snapexport engine {options.build}`, or use --device cpu",
+        )
+    if device == "cpu" and manifest.dtype == "bf16":
+        raise UserError(
+            f"{options.build} is a bf16 build, which no CPU runs",
+            "build it again with --dtype fp32, or make TensorRT engines of it",
+        )
+    if device == "gpu" and options.threads is not None:
+        raise UserError(
+            f"--threads {options.threads} is of the CPU's, and TensorRT runs this build",
+            "leave it out, or use --device cpu",
+        )
+    Scheduler(manifest.batch, manifest.prefill_chunk, options.token_budget)  # refuses a small one
+
+
+def _require_outside(options: RepositoryOptions) -> None:
+    """A copy of a build that lies in the build would be a part of what is copied."""
+    if options.out.resolve().is_relative_to(options.build.resolve()):
+        raise UserError(
+            f"--out {options.out} is inside the build {options.build}",
+            "choose a directory outside of it",
+        )
+
+
+def _parameters(options: RepositoryOptions) -> dict[str, str]:
+    given = {
+        "build": BUILD,
+        "max_pending": options.max_pending,
+        "threads": options.threads,
+        "token_budget": options.token_budget,
+    }
+    return {key: str(value) for key, value in given.items() if value is not None}
+
+
+def _facade(options: RepositoryOptions, manifest: Manifest) -> dict[str, str]:
+    """It may ask as many questions as the other one takes."""
+    room = manifest.batch + options.max_pending
+    return {"model": options.model_name, "max_requests": str(room)}
+
+
+def _write_model(directory: Path, config: str, file: str) -> None:
+    (directory / VERSION).mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(config)
+    (directory / VERSION / MODEL_FILE).write_text((FILES / file).read_text())
+
+
+def _write_warmup(directory: Path, files: dict[str, bytes]) -> None:
+    directory.mkdir()
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def _write_template(out: Path, name: str, values: dict[str, str]) -> None:
+    text = Template((FILES / name).read_text()).substitute(values)
+    (out / name).write_text(text)
+
+
+def _write_record(out: Path, options: RepositoryOptions) -> None:
+    record = {
+        "written_by": f"snapexport {snapexport.__version__}",
+        "models": [options.model_name, options.unary_name],
+        "build": str(options.build.resolve()),
+        "is_copy": options.copy,
+    }
+    (out / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _place_build(build: Path, place: Path, copy: bool) -> None:
+    if copy:
+        shutil.copytree(build, place, copy_function=_link_or_copy)
+    else:
+        place.symlink_to(build.resolve(), target_is_directory=True)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """A hard link costs nothing, and a container sees it as the file that it is."""
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,210 @@
+"""Triton's server as a child process: started on loopback, waited for, and surely ended.
+
+Responsible for the process, its ports, its log and its shared memory. What it serves is a model
+repository; whether a model really answers is `liveness`'s question.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from snapexport.contract.errors import UserError
+from snapexport.serving.triton.installation import Installation, find
+
+HOST = "127.0.0.1"
+EXIT_SECONDS = 5
+"""How long the server itself lets running requests go on once it is told to end."""
+
+_SHARED_MEMORY = Path("/dev/shm")
+_LOG_LINES = 30
+_ROUTINE = re.compile(r"I\d{4} |[|+]|$")
+"""Lines of the log without a reason for a failure: information, tables and empty ones."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where it listens; 0: a free port."""
+
+    http: int = 0
+    grpc: int = 0
+    metrics: int = 0
+
+    def chosen(self) -> "Ports":
+        """The same with free ports in place of zeros."""
+        return Ports(*(port or _free_port() for port in (self.http, self.grpc, self.metrics)))
+
+
+class Server:
+    """A running server; leaving the `with` block ends it, and all its processes.
+
+    with Server(repository) as server:
+        ... server.http, server.grpc, server.metrics: addresses ...
+    """
+
+    def __init__(
+        self,
+        repository: Path | str,
+        *,
+        ports: Ports | None = None,
+        flags: Sequence[str] = (),
+        ready_seconds: float = 60,
+        installation: Installation | None = None,
+    ) -> None:
+        """Start it and wait until its models are loaded. Raises UserError, with its log's end.
+
+        flags: more of tritonserver's own, such as --model-control-mode=explicit.
+        """
+        installation = installation or find()
+        chosen = (ports or Ports()).chosen()
+        self.http = f"http://{HOST}:{chosen.http}"
+        self.grpc = f"{HOST}:{chosen.grpc}"
+        self.metrics = f"http://{HOST}:{chosen.metrics}/metrics"
+        self._scratch = tempfile.TemporaryDirectory(prefix="snapexport-triton-")
+        self._log = Path(self._scratch.name) / "triton.log"
+        self._shared_memory = f"snapexport-{secrets.token_hex(8)}-"
+        command = self._command(installation, Path(repository), chosen, flags)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=_environment(installation),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own: Ctrl-C is the caller's to pass on
+            )
+        try:
+            end = time.monotonic() + ready_seconds
+            self._wait_for(f"{self.http}/v2/health/ready", end)
+            if "--allow-metrics=false" not in flags:
+                self._wait_for(self.metrics, end)  # they come last
+        except BaseException:
+            self.stop(0)
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's own process lives; its models' processes may not."""
+        return self._process.poll() is None
+
+    def log(self, lines: int = _LOG_LINES) -> str:
+        """The last lines of what it has written."""
+        if not self._log.is_file():
+            return ""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, seconds: float = EXIT_SECONDS + 3) -> None:
+        """End it: politely at first, for so many seconds. Does nothing the second time.
+
+        Close gRPC streams before: one that is open, be it idle, holds its model, and the server
+        then waits for its exit timeout and does not even end there by itself.
+        """
+        if self.is_running and seconds > 0:
+            self._process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+        with suppress(ProcessLookupError):  # the models' processes are of its group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for region in _SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+            region.unlink(missing_ok=True)
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _command(
+        self, installation: Installation, repository: Path, ports: Ports, flags: Sequence[str]
+    ) -> list[str]:
+        backends = installation.backends(Path(self._scratch.name))
+        return [
+            *_leash(),
+            str(installation.binary),
+            f"--model-repository={repository.absolute()}",
+            *([f"--backend-directory={backends}"] if backends else []),
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+            *(f"--{service}-address={HOST}" for service in ("http", "grpc", "metrics")),
+            f"--http-port={ports.http}",
+            f"--grpc-port={ports.grpc}",
+            f"--metrics-port={ports.metrics}",
+            f"--exit-timeout-secs={EXIT_SECONDS}",
+            *flags,
+        ]
+
+    def _wait_for(self, url: str, end: float) -> None:
+        while not _answers(url):
+            if not self.is_running:
+                raise self._failed(f"Triton's server ended with status {self._process.returncode}")
+            if time.monotonic() > end:
+                raise self._failed("Triton's server was not ready in time")
+            time.sleep(0.05)
+
+    def _failed(self, what: str) -> UserError:
+        reasons = [line for line in self.log(1000).splitlines() if not _ROUTINE.match(line)]
+        told = "\n".join(reasons[-_LOG_LINES:])
+        return UserError(f"{what}:\n{told}", "the reason is in its log, above")
+
+
+def _leash() -> list[str]:
+    """Ends what it starts when this process ends, however that happens: by SIGKILL, too.
+
+    More exactly when the thread ends that has started it. From util-linux, which every usual system
+    has; without it a server may outlive us.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
+def _environment(installation: Installation) -> Mapping[str, str]:
+    """Ours, with this interpreter first: the Python backend takes the python3 on PATH."""
+    outside = {name: value for name, value in os.environ.items() if name not in _OF_PYTHON}
+    libraries = [*installation.library_path, outside.get("LD_LIBRARY_PATH", "")]
+    return outside | {
+        "PATH": f"{Path(sys.prefix) / 'bin'}:{outside.get('PATH', os.defpath)}",
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+    }
+
+
+_OF_PYTHON = ("PYTHONHOME", "PYTHONPATH")
+"""What would lead the embedded interpreter astray."""
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port

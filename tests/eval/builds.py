@@ -1,0 +1,54 @@
+"""The builds and plans that the tests of evaluation share. A build is made once, and only read."""
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from snapexport.builder import build
+from snapexport.contract.build_directory import Build
+from snapexport.eval.options import EvalOptions
+from snapexport.eval.plan import Plan, plan
+from snapexport.vault import CHECKPOINT
+from tests.oracle import checkpoints
+
+FEW: dict[str, Any] = {"tasks": ("vault",), "samples": 1, "threads": 1, "hit_samples": 0}
+
+
+@cache
+def vault() -> Build:
+    """The bundled checkpoint in 64 slots: 4 sinks, a ring of 30, 30 for the vote.
+
+    Alone in its directory.
+    """
+    options: dict[str, Any] = {"kv_budget": 64, "batch": 1, "prefill_chunk": 128, "baseline": True}
+    return build(CHECKPOINT, _directory() / "vault.build", L_max=600, **options)
+
+
+@cache
+def sliding() -> Build:
+    """A random model that spells the vault; only the second of its three layers sees all.
+
+    Its checkpoint lies beside, as "model".
+    """
+    directory = _directory()
+    words = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).get_vocab_size()
+    model = checkpoints.make("qwen3-sliding", directory / "model", vocab_size=words)
+    shutil.copyfile(CHECKPOINT / "tokenizer.json", model / "tokenizer.json")
+    options: dict[str, Any] = {"L_recent": 24, "K": 16, "L_obs": 6, "prefill_chunk": 64}
+    return build(model, directory / "sliding.build", L_max=200, batch=2, baseline=True, **options)
+
+
+def vault_plan(of: Build, **choices: Any) -> Plan:
+    """A few questions of the vault; `choices` are EvalOptions' fields."""
+    return plan(of, EvalOptions(**FEW | choices))
+
+
+def _directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="snapexport-evaluation-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory

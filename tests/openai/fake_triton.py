@@ -1,0 +1,139 @@
+"""Triton's gRPC streams without Triton: an LLM on the fake engine behind the model's interface."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc.service_pb2 import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelStreamInferResponse,
+)
+from tritonclient.grpc.service_pb2_grpc import (
+    GRPCInferenceServiceServicer,
+    add_GRPCInferenceServiceServicer_to_server,
+)
+from tritonclient.utils import (
+    deserialize_bytes_tensor,
+    serialize_byte_tensor,
+    triton_to_np_dtype,
+)
+
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import Increment, SamplingParams
+from snapexport.serving.triton.backend.outputs import texts_of
+from snapexport.serving.triton.interface import CODE_IN_MESSAGE
+
+IDLE_SECONDS = 0.002
+
+
+class FakeTriton(GRPCInferenceServiceServicer):
+    """Steps the LLM in its event loop. seconds: of each step. refusal: what streams end with."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._text_of = texts_of(llm.tokenizer)
+        self.seconds = 0.0
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.asked: list[dict[str, Any]] = []
+        self._boxes: dict[int, asyncio.Queue[Increment]] = {}
+
+    async def start(self) -> str:
+        """Serve until `stop`; the address."""
+        self._server = grpc.aio.server()
+        add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self._stepping = asyncio.create_task(self._step())
+        self.address = f"127.0.0.1:{port}"
+        return self.address
+
+    async def stop(self) -> None:
+        self._stepping.cancel()
+        await self._server.stop(None)
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[ModelStreamInferResponse]:
+        assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
+        async for request in requests:
+            assert request.parameters[CODE_IN_MESSAGE].bool_param
+            await self._refuse(context)
+            async for increment in self._follow(inputs_of(request)):
+                await self._refuse(context)
+                answer = response(request, increment, self._text_of)
+                yield ModelStreamInferResponse(infer_response=answer)
+
+    async def _refuse(self, context: grpc.aio.ServicerContext) -> None:
+        if self.refusal:
+            await context.abort(*self.refusal)
+
+    async def _follow(self, inputs: dict[str, Any]) -> AsyncIterator[Increment]:
+        self.asked.append(inputs)
+        request_id = self.llm.submit(inputs["input_ids"], params_of(inputs))
+        box = self._boxes[request_id] = asyncio.Queue()
+        try:
+            while True:
+                yield (increment := await box.get())
+                if increment.finish_reason:
+                    return
+        finally:
+            self.llm.cancel(request_id)
+            del self._boxes[request_id]
+
+    async def _step(self) -> None:
+        while True:
+            for increment in self.llm.step() if self.llm.busy else ():
+                if box := self._boxes.get(increment.request_id):
+                    box.put_nowait(increment)
+            await asyncio.sleep(self.seconds if self.llm.busy else IDLE_SECONDS)
+
+
+def inputs_of(request: ModelInferRequest) -> dict[str, Any]:
+    """Lists of the inputs' values, each of shape [1, n]."""
+    values = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            flat = deserialize_bytes_tensor(raw)
+        else:
+            flat = np.frombuffer(raw, triton_to_np_dtype(tensor.datatype))
+        assert list(tensor.shape) == [1, len(flat)]
+        values[tensor.name] = flat.tolist()
+    return values
+
+
+def params_of(inputs: dict[str, Any]) -> SamplingParams:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "logprobs")
+    given = {name: inputs[name][0] for name in names if name in inputs}
+    return SamplingParams(stop=[text.decode() for text in inputs.get("stop_words", ())], **given)
+
+
+def response(
+    request: ModelInferRequest, increment: Increment, text_of: Callable[[int], str]
+) -> ModelInferResponse:
+    answer = ModelInferResponse(model_name=request.model_name)
+
+    def described(token: int, logprob: float) -> dict[str, Any]:
+        return {"id": token, "text": text_of(token), "logprob": logprob}
+
+    told = [
+        described(one.token_id, one.logprob) | {"top": [described(*other) for other in one.top]}
+        for one in increment.logprobs
+    ]
+    _add(answer, "text_output", increment.text)
+    _add(answer, "finish_reason", increment.finish_reason or "")
+    if told:
+        _add(answer, "output_logprobs", json.dumps(told))
+    ids = np.array([increment.token_ids], np.int32)
+    answer.outputs.add(name="output_ids", datatype="INT32", shape=ids.shape)
+    answer.raw_output_contents.append(ids.tobytes())
+    return answer
+
+
+def _add(answer: ModelInferResponse, name: str, text: str) -> None:
+    value = np.array([[text.encode()]], object)
+    answer.outputs.add(name=name, datatype="BYTES", shape=value.shape)
+    answer.raw_output_contents.append(serialize_byte_tensor(value).item())

@@ -1,0 +1,232 @@
+"""Answers through OpenAI's own client, whose types check the objects."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from snapexport.runtime.requests import Completion, SamplingParams
+from tests.openai.conftest import Served
+from tests.runtime.tokenizers_for_tests import byte_level
+
+PROMPT = "Once upon a time"
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "é?"}]
+RENDERED = "</s>[system]Be brief.[user]é?[assistant]"
+ASKED: dict[str, Any] = {"model": "model", "temperature": 0, "max_tokens": 9}
+
+
+def alone(served: Served, prompt: str | list[int] = PROMPT, **params: Any) -> Completion:
+    (completion,) = served.alone.generate([prompt], SamplingParams(**{"max_tokens": 9} | params))
+    return completion
+
+
+def usage_of(answer: Any) -> tuple[int, int, int]:
+    used = answer.usage
+    return used.prompt_tokens, used.completion_tokens, used.total_tokens
+
+
+def test_completion(served: Served, client: openai.OpenAI) -> None:
+    done = client.completions.create(prompt=PROMPT, **ASKED)
+    (choice,) = done.choices
+    assert (choice.text, choice.finish_reason, choice.index) == (alone(served).text, "length", 0)
+    assert (done.object, done.model, usage_of(done)) == ("text_completion", "model", (16, 9, 25))
+    assert done.id.startswith("cmpl-") and choice.logprobs is None
+
+
+def test_chat(served: Served, client: openai.OpenAI) -> None:
+    """The template writes a special token, and the tokenizer adds none."""
+    done = client.chat.completions.create(messages=CHAT, **ASKED)
+    (choice,) = done.choices
+    expected = alone(served, RENDERED)
+    assert (choice.message.role, choice.message.content) == ("assistant", expected.text)
+    assert (done.object, choice.finish_reason) == ("chat.completion", "length")
+    assert usage_of(done) == (len(expected.prompt_token_ids), 9, len(expected.prompt_token_ids) + 9)
+    (asked,) = served.triton.asked
+    assert asked["input_ids"] == byte_level().encode(RENDERED).ids
+
+
+def test_streamed_completion(served: Served, client: openai.OpenAI) -> None:
+    chunks = list(client.completions.create(prompt=PROMPT, stream=True, **ASKED))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == alone(served).text
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "length"]
+    assert {(chunk.id, chunk.object, chunk.usage) for chunk in chunks} == {
+        (chunks[0].id, "text_completion", None)
+    }
+
+
+def test_streamed_chat(served: Served, client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True}
+    stream = client.chat.completions.create(
+        messages=CHAT, stream=True, stream_options=options, **ASKED
+    )
+    first, *middle, end, last = list(stream)
+    assert first.choices[0].delta.model_dump(exclude_unset=True) == {
+        "role": "assistant",
+        "content": "",
+    }
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in middle)
+    assert text == alone(served, RENDERED).text
+    assert end.choices[0].delta.model_dump(exclude_unset=True) == {}
+    assert end.choices[0].finish_reason == "length"
+    assert last.choices == [] and usage_of(last)[1] == 9
+    assert all(chunk.usage is None for chunk in (first, *middle, end))
+    assert {chunk.object for chunk in middle} == {"chat.completion.chunk"}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [["one", "another"], [1, 2, 3], [[1, 2], [3]]],
+    ids=["texts", "token ids", "lists of token ids"],
+)
+def test_several_prompts(served: Served, client: openai.OpenAI, prompt: Any) -> None:
+    done = client.completions.create(prompt=prompt, n=2, **ASKED)
+    prompts = [prompt] if isinstance(prompt[0], int) else prompt
+    answers = [alone(served, one) for one in prompts]
+    assert [choice.text for choice in done.choices] == [
+        answer.text for answer in answers for _ in range(2)
+    ]
+    assert [choice.index for choice in done.choices] == list(range(2 * len(prompts)))
+    read = sum(len(answer.prompt_token_ids) for answer in answers)
+    assert usage_of(done)[:2] == (read, 18 * len(prompts))
+
+
+def test_answers_of_one_stream_keep_apart(served: Served, client: openai.OpenAI) -> None:
+    """Each with the seed after the one before. More of them than there are slots."""
+    texts = [""] * 5
+    asked = ASKED | {"temperature": 1, "seed": 7}
+    for chunk in client.chat.completions.create(messages=CHAT, n=5, stream=True, **asked):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    expected = [alone(served, RENDERED, temperature=1.0, seed=7 + index) for index in range(5)]
+    assert texts == [one.text for one in expected]
+    assert len(set(texts)) == 5
+
+
+def test_a_stop_text_ends_an_answer(served: Served, client: openai.OpenAI) -> None:
+    whole = alone(served, max_tokens=60).text
+    stop = whole[20:22]
+    for stops in (stop, ["never this text", stop]):
+        done = client.completions.create(prompt=PROMPT, stop=stops, **ASKED | {"max_tokens": 60})
+        assert done.choices[0].text == whole[: whole.index(stop)]
+        assert done.choices[0].finish_reason == "stop"
+
+
+def test_echo(served: Served, client: openai.OpenAI) -> None:
+    expected = alone(served).text
+    done = client.completions.create(prompt=PROMPT, echo=True, **ASKED)
+    assert done.choices[0].text == PROMPT + expected
+    ids = byte_level().encode(PROMPT).ids
+    stream = client.completions.create(prompt=ids, echo=True, stream=True, **ASKED)
+    first, *rest = [chunk.choices[0].text for chunk in stream]
+    assert (first, "".join(rest)) == (PROMPT, expected)
+
+
+def test_every_option_reaches_the_model(served: Served, client: openai.OpenAI) -> None:
+    client.chat.completions.create(
+        model="model",
+        messages=CHAT,
+        max_completion_tokens=3,
+        temperature=0.5,
+        top_p=0.75,
+        seed=1 << 40,
+        stop="é",
+        logprobs=True,
+        top_logprobs=2,
+        user="anyone",
+        frequency_penalty=0,
+        extra_body={"top_k": 5, "ignore_eos": True},
+    )
+    (asked,) = served.triton.asked
+    asked.pop("input_ids")
+    assert asked == {
+        "stream": [True],
+        "max_tokens": [3],
+        "temperature": [0.5],
+        "top_p": [0.75],
+        "top_k": [5],
+        "seed": [1 << 40],
+        "stop_words": ["é".encode()],
+        "logprobs": [2],
+        "ignore_eos": [True],
+    }
+
+
+def test_what_is_not_said_is_as_openai_has_it(served: Served, client: openai.OpenAI) -> None:
+    """And a chat may go on to the model's last position."""
+    client.completions.create(model="model", prompt=PROMPT)
+    stream = client.chat.completions.create(model="model", messages=CHAT, stream=True)
+    next(iter(stream))
+    stream.close()
+    completion, chat = served.triton.asked
+    assert (completion["max_tokens"], completion["temperature"]) == ([16], [1.0])
+    assert chat["max_tokens"] == [2000 - len(chat["input_ids"]) + 1]
+    assert not {"seed", "stop_words", "logprobs"} & completion.keys()
+
+
+def test_chat_logprobs(served: Served, client: openai.OpenAI) -> None:
+    expected = alone(served, RENDERED, logprobs=2)
+    whole = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **ASKED)
+    stream = client.chat.completions.create(
+        messages=CHAT, logprobs=True, top_logprobs=2, stream=True, **ASKED
+    )
+    streamed = [
+        token
+        for chunk in stream
+        if chunk.choices[0].logprobs
+        for token in chunk.choices[0].logprobs.content or ()
+    ]
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None and logprobs.content == streamed
+    assert [token.logprob for token in streamed] == [one.logprob for one in expected.logprobs]
+    tops = [[other.logprob for other in token.top_logprobs] for token in streamed]
+    assert tops == [[logprob for _, logprob in one.top] for one in expected.logprobs]
+    tokenizer = byte_level()
+    for token, one in zip(streamed, expected.logprobs, strict=True):
+        assert token.token == tokenizer.decode([one.token_id], skip_special_tokens=False)
+        assert token.bytes == (None if "\ufffd" in token.token else list(token.token.encode()))
+
+
+def test_completion_logprobs(served: Served, client: openai.OpenAI) -> None:
+    expected = alone(served, logprobs=1)
+    whole = client.completions.create(prompt=PROMPT, logprobs=1, **ASKED).choices[0].logprobs
+    assert whole is not None and whole.tokens and whole.text_offset and whole.top_logprobs
+    assert whole.token_logprobs == [one.logprob for one in expected.logprobs]
+    lengths = [len(token) for token in whole.tokens]
+    assert whole.text_offset == [sum(lengths[:index]) for index in range(9)]
+    assert [min(top.values()) for top in whole.top_logprobs] == whole.token_logprobs
+    stream = client.completions.create(prompt=PROMPT, logprobs=1, stream=True, **ASKED)
+    parts = [chunk.choices[0].logprobs for chunk in stream]
+    offsets = [offset for part in parts if part for offset in part.text_offset or ()]
+    assert offsets == whole.text_offset
+
+
+def test_models(served: Served, client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.object) == ("model", "model")
+    assert client.models.retrieve("model") == model
+
+
+def test_an_answer_of_ours_can_be_sent_back(served: Served, client: openai.OpenAI) -> None:
+    """With the fields that it has and that say nothing, and content in parts."""
+    message = client.chat.completions.create(messages=CHAT, **ASKED).choices[0].message
+    parts: Any = [{"type": "text", "text": "And"}, {"type": "text", "text": "now?"}]
+    back: Any = message.model_dump()
+    client.chat.completions.create(
+        messages=[*CHAT, back, {"role": "user", "content": parts}], **ASKED
+    )
+    text = f"{RENDERED}{message.content}[user]And\nnow?[assistant]"
+    assert served.triton.asked[-1]["input_ids"] == byte_level().encode(text).ids
+
+
+def test_a_developer_is_a_system_to_templates_that_know_none(
+    served: Served, client: openai.OpenAI
+) -> None:
+    client.chat.completions.create(messages=[{"role": "developer", "content": "Go."}], **ASKED)
+    expected = byte_level().encode("</s>[system]Go.[assistant]").ids
+    assert served.triton.asked[0]["input_ids"] == expected
+
+
+def test_a_template_is_given_what_it_reads(served: Served, client: openai.OpenAI) -> None:
+    body: Any = {"chat_template_kwargs": {"thinks": True}}
+    client.chat.completions.create(messages=CHAT, extra_body=body, **ASKED)
+    expected = byte_level().encode(f"{RENDERED}<think>").ids
+    assert served.triton.asked[0]["input_ids"] == expected

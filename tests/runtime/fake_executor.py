@@ -1,0 +1,117 @@
+"""An engine without a model: a token follows from its own request's history, and from nothing else.
+
+It has real slots, so that a slot used twice, a chunk left out or a neighbour's token shows.
+From a `broken_token` on the logits are NaN, for whoever uses the same cache, until `clear`.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract import names
+from snapexport.runtime.bound_graph import HostArrays
+from snapexport.runtime.executor import Integers, Limits, Temperatures
+from snapexport.runtime.predictions import Logits, Prediction, Predictions
+
+
+def make_limits(
+    batch: int = 3,
+    prefill_chunk: int = 4,
+    longest_prompt: int = 40,
+    positions: int = 1000,
+    vocab_size: int = 257,
+    eos_token_id: frozenset[int] = frozenset(),
+    decode_batches: tuple[int, ...] = (),
+) -> Limits:
+    sizes = decode_batches or (batch,)
+    return Limits(batch, sizes, prefill_chunk, longest_prompt, positions, vocab_size, eos_token_id)
+
+
+class FakeGraph:
+    """The outputs of a run that was none: logits [n,V]."""
+
+    def __init__(self, logits: Logits) -> None:
+        self.arrays: HostArrays = {names.LOGITS: logits}
+
+    def run(self) -> None:
+        raise AssertionError("there is no graph")
+
+    def rows(self, output: str, start: int, stop: int) -> NDArray[np.float32]:
+        return self.arrays[output][start:stop]
+
+
+class FakeExecutor:
+    def __init__(self, limits: Limits, broken_token: int | None = None) -> None:
+        self.limits = limits
+        self.broken_token = broken_token
+        self.slots: list[list[int]] = [[] for _ in range(limits.batch)]
+        self.in_prefill: list[int] = []
+        self.prefill_is_broken = False
+        self.broken_slots: set[int] = set()
+        self._last_prefilled = 0
+        self.steps: list[str] = []
+        self.counts: list[int] = []
+        self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
+
+    def prefill(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        past_length: int,
+        prompt_length: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
+        self.steps.append("prefill")
+        assert past_length <= len(self.in_prefill) or past_length == 0, "a chunk was left out"
+        self.in_prefill[past_length:] = token_ids
+        self._last_prefilled = slot
+        self.prefill_is_broken |= self.broken_token in token_ids
+        if len(self.in_prefill) == prompt_length:
+            self.slots[slot] = list(self.in_prefill)
+            self._mark(slot, self.prefill_is_broken)
+        logits = self._next(self.in_prefill, self.prefill_is_broken)
+        return Prediction(lambda: logits)
+
+    def decode(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        count = len(input_ids)
+        self.steps.append("decode")
+        self.counts.append(count)
+        for slot, history in enumerate(self.slots[:count]):
+            del history[position_ids[slot] :]  # an idle slot loses what it held
+            assert len(history) == position_ids[slot], "a position was left out"
+            assert 0 <= prompt_length[slot] <= self.limits.longest_prompt
+            history.append(int(input_ids[slot]))
+            self._mark(slot, slot in self.broken_slots or input_ids[slot] == self.broken_token)
+            self._logits[slot] = self._next(history, slot in self.broken_slots)
+        return Predictions(FakeGraph(self._logits), count)
+
+    def move(self, source: int, target: int) -> None:
+        self.slots[target] = list(self.slots[source])
+        self._mark(target, source in self.broken_slots)
+
+    def clear(self, slot: int) -> None:
+        self.slots[slot] = []
+        self._mark(slot, False)
+        if slot == self._last_prefilled:
+            self.in_prefill = []
+            self.prefill_is_broken = False
+
+    def topk_positions(self) -> None:
+        return None
+
+    def _mark(self, slot: int, broken: bool) -> None:
+        (self.broken_slots.add if broken else self.broken_slots.discard)(slot)
+
+    def _next(self, history: Sequence[int], broken: bool) -> Logits:
+        if broken:
+            return np.full(self.limits.vocab_size, np.nan, np.float32)
+        seed = zlib.crc32(np.asarray(history, np.int64).tobytes())
+        return np.random.default_rng(seed).random(self.limits.vocab_size, np.float32)

@@ -1,0 +1,262 @@
+"""Builds with top_tokens: what their graphs tell, and that requests are answered as without."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from snapexport.builder.derive import derive
+from snapexport.builder.lint import lint_build, table_for
+from snapexport.cli.app import main
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.eval.accuracy.graph_runner import GraphRunner
+from snapexport.graphs.passes.base import SurgeryError
+from snapexport.graphs.passes.top_tokens import TopTokens
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.requests import SamplingParams
+from tests.bound import BoundGraph
+from tests.oracle import cases, checkpoints
+from tests.oracle.cases import Case
+
+COUNT = 8
+CHUNKED = Case(decode_batches=(1,), baseline=True, top_tokens=COUNT)
+SINGLE_SHOT = Case(target="portable", prefill_chunk=96, baseline=True, top_tokens=COUNT)
+TENSORRT = Case(target="tensorrt", top_tokens=COUNT)
+PLAIN = replace(CHUNKED, top_tokens=0)
+layouts = pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
+ROWS = 3
+Logits = NDArray[np.float32]
+
+
+def build_of(case: Case) -> Build:
+    return Build.open(cases.built(case).directory)
+
+
+@cache
+def session(vocabulary: int, count: int) -> ort.InferenceSession:
+    """The pass by itself, behind a graph that gives the logits that it is given."""
+    shape = (ROWS, vocabulary)
+    given, logits = (gs.Variable(name, np.float32, shape) for name in ("given", names.LOGITS))
+    nodes = [gs.Node("Identity", inputs=[given], outputs=[logits])]
+    graph = gs.Graph(nodes, inputs=[given], outputs=[logits], opset=24)
+    TopTokens(count).apply(graph)
+    model = gs.export_onnx(graph.cleanup().toposort())
+    model.ir_version = 12
+    providers = ["CPUExecutionProvider"]
+    return ort.InferenceSession(model.SerializeToString(), providers=providers)
+
+
+def told(logits: Logits, count: int, temperature: Any = 1.0) -> dict[str, NDArray[Any]]:
+    run = session(logits.shape[1], count)
+    temperatures = np.full(ROWS, temperature, np.float32)
+    outputs = run.run(None, {"given": logits, names.TEMPERATURE: temperatures})
+    return dict(zip([one.name for one in run.get_outputs()], outputs, strict=True))
+
+
+def normal(vocabulary: int, scale: float = 3.0) -> Logits:
+    shape = ROWS, vocabulary
+    return np.random.default_rng(0).normal(scale=scale, size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("vocabulary", [257, 32000, 128256])
+@pytest.mark.parametrize("temperature", [1.0, (0.01, 0.7, 50.0)])
+def test_numbers_are_torchs(vocabulary: int, temperature: Any) -> None:
+    logits = normal(vocabulary)
+    out = told(logits, 50, temperature)
+    np.testing.assert_array_equal(out[names.LOGITS], logits)
+    values, tokens = torch.from_numpy(logits).topk(50)
+    np.testing.assert_array_equal(out[names.TOP_LOGITS], values)
+    np.testing.assert_array_equal(out[names.TOP_TOKENS], tokens)
+    divided = torch.from_numpy(logits).double() / torch.tensor(temperature).reshape(-1, 1)
+    np.testing.assert_allclose(out[names.LOG_NORMALIZER], divided.logsumexp(-1), rtol=1e-6)
+
+
+def test_what_a_large_weight_leaves_is_not_swallowed() -> None:
+    """128,255 weights of 1e-8 beside a 1: added one by one in float32 they vanish."""
+    logits = np.full((ROWS, 128256), np.log(1e-8), np.float32)
+    logits[:, 0] = 0
+    log_sum = np.log1p(128255e-8)
+    np.testing.assert_allclose(told(logits, 1)[names.LOG_NORMALIZER], log_sum, rtol=1e-3)
+
+
+def test_ties_go_to_the_lower_token() -> None:
+    logits = np.zeros((ROWS, 257), np.float32)
+    logits[:, [40, 200]] = 1
+    np.testing.assert_array_equal(told(logits, 5)[names.TOP_TOKENS], [[40, 200, 0, 1, 2]] * ROWS)
+
+
+@pytest.mark.parametrize("place", [0, 100, 256])
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_the_normalizer_is_finite_exactly_if_a_token_can_be_chosen(
+    place: int, broken: float
+) -> None:
+    logits = normal(257)
+    logits[1, place] = broken
+    logits[2, :] = -np.inf
+    for temperature in (1e-20, 0.7, 1e20):
+        found = np.isfinite(told(logits, 8, temperature)[names.LOG_NORMALIZER])
+        assert found.tolist() == [True, False, False]
+    logits[:, :] = -np.inf
+    logits[:, place] = -5.0
+    assert np.isfinite(told(logits, 8, 1e20)[names.LOG_NORMALIZER]).all()
+
+
+def test_a_graph_without_logits_is_not_ours() -> None:
+    with pytest.raises(SurgeryError, match="for its logits"):
+        TopTokens(4).apply(gs.Graph(opset=24))
+
+
+@pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT, TENSORRT], ids=str)
+def test_every_graph_with_logits_tells_them(case: Case) -> None:
+    build = build_of(case)
+    assert build.manifest.top_tokens == COUNT
+    for graph in build.manifest.graphs.values():
+        inputs, outputs = ({s.name: s for s in specs} for specs in (graph.inputs, graph.outputs))
+        if names.LOGITS not in outputs:
+            assert names.TEMPERATURE not in inputs
+            continue
+        rows, vocabulary = outputs[names.LOGITS].shape
+        assert vocabulary == checkpoints.VOCABULARY
+        found = {
+            one.name: (one.dtype, one.shape)
+            for one in (*graph.inputs, *graph.outputs)
+            if "top_" in one.name or one.name in (names.TEMPERATURE, names.LOG_NORMALIZER)
+        }
+        assert found == {
+            "temperature": ("float32", [rows]),
+            "top_tokens": ("int64", [rows, COUNT]),
+            "top_logits": ("float32", [rows, COUNT]),
+            "log_normalizer": ("float32", [rows]),
+        }
+
+
+def test_logits_are_the_same_to_the_bit() -> None:
+    ours, plain = (BoundGraph(build_of(case), "decode") for case in (CHUNKED, PLAIN))
+    ours.arrays[names.TEMPERATURE][:] = 1
+    for graph in (ours, plain):
+        graph.arrays[names.INPUT_IDS][:, 0] = 5, 6, 7
+        graph.run()
+    np.testing.assert_array_equal(ours.arrays[names.LOGITS], plain.arrays[names.LOGITS])
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k": {"temperature": 0.8, "top_k": 5},
+    "top-k of all top_tokens, top-p": {"temperature": 0.8, "top_k": 8, "top_p": 0.9},
+    "top-k beyond them": {"temperature": 0.8, "top_k": 9},
+    "top-p": {"temperature": 0.8, "top_p": 0.5},
+    "top-p of nearly all": {"temperature": 2.0, "top_p": 0.99},
+    "temperature": {"temperature": 0.8},
+    "hardly warm": {"temperature": 1e-320, "top_p": 0.9},
+    "logprobs": {"logprobs": 3},
+    "drawn logprobs": {"temperature": 0.8, "top_k": 5, "logprobs": 2},
+}
+
+
+@layouts
+@pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
+def test_requests_are_answered_as_without(case: Case, baseline: bool) -> None:
+    """All kinds at once, after prompts and after continuations."""
+    ours, plain = (
+        LLM.from_executor(
+            OnnxRuntimeEngine(build_of(replace(case, top_tokens=count)), baseline, threads=1),
+            token_budget=40,
+        )
+        for count in (COUNT, 0)
+    )
+    prompts = [cases.prompt(20 + 7 * number) for number in range(len(KINDS))]
+    params = [SamplingParams(8, seed=3, ignore_eos=True, **kind) for kind in KINDS.values()]
+    followed = [cases.prompt(1 + number % 3, 1) for number in range(len(KINDS))]
+    for continuations in (None, followed):
+        got, expected = (
+            llm.generate(prompts, params, continuations=continuations) for llm in (ours, plain)
+        )
+        assert dict(zip(KINDS, got, strict=True)) == dict(zip(KINDS, expected, strict=True))
+    scored = [cases.prompt(3, number) for number in range(len(prompts))]
+    assert ours.score(prompts, scored) == plain.score(prompts, scored)
+
+
+def test_a_broken_slot_ends_and_its_neighbours_go_on(tmp_path: Path) -> None:
+    """A token whose embedding is NaN: in a prompt, and fed in decode."""
+    broken, token = tmp_path / "broken", 77
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(cases.checkpoint("llama"))
+    model.get_input_embeddings().weight.data[token] = np.nan
+    model.save_pretrained(tmp_path / "model")
+    cases.build_checkpoint(tmp_path / "model", broken, Case(top_tokens=COUNT))
+    llm = LLM.from_executor(OnnxRuntimeEngine(Build.open(broken), threads=1))
+    good = [prompt for prompt in map(cases.prompt, range(20, 30)) if token not in prompt][:2]
+    params = SamplingParams(6, temperature=0.8, top_k=4, seed=0, ignore_eos=True)
+    expected = llm.generate(good, params)
+    assert all(one.finish_reason == "length" for one in expected)
+    first, *others = llm.generate([[5, token, 6], *good], params)
+    assert (first.finish_reason, first.token_ids, others) == ("error", (), expected)
+    expected = llm.generate(good, params, continuations=[[9], [9]])
+    prompts, continuations = [[5, 6], *good], [[7, token], [9], [9]]
+    first, *others = llm.generate(prompts, params, continuations=continuations)
+    assert (first.finish_reason, first.token_ids, others) == ("error", (), expected)
+
+
+def test_another_cache_of_the_same_weights_has_as_many(tmp_path: Path) -> None:
+    build = build_of(CHUNKED)
+    full = derive(build, build.manifest.geometry.as_full(), tmp_path / "full")
+    assert full.manifest.top_tokens == COUNT
+    assert names.LOG_NORMALIZER in [one.name for one in full.manifest.graphs["decode"].outputs]
+
+
+@pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
+def test_polygraphys_runner_gives_the_same_logits(case: Case) -> None:
+    answers = []
+    for one in (case, replace(case, top_tokens=0)):
+        with GraphRunner(build_of(one)) as backend:
+            answers.append(backend.logits(np.array(cases.prompt(45)), 40))
+    np.testing.assert_array_equal(*answers)
+
+
+def test_the_lint_finds_nothing() -> None:
+    assert lint_build(build_of(TENSORRT), table_for(None)) == []
+    assert lint_build(build_of(TENSORRT), table_for("10.15")) == []
+
+
+def test_inspect_tells_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for case, line in ((CHUNKED, "from 8 top_tokens"), (PLAIN, "from logits")):
+        assert main(["inspect", str(build_of(case).directory)]) == 0
+        assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--top-tokens", "-1"], "--top-tokens -1 is below 0"),
+        (["--top-tokens", "258"], "--top-tokens 258 is above the model's vocabulary of 257"),
+        (["--top-tokens", "4000", "--target", "tensorrt"], "above 3840, the most that TensorRT's"),
+    ],
+)
+def test_wrong_numbers_are_refused(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(cases.checkpoint("llama")), tmp_path / "b"
+    assert main(["build", "--model", model, "--L-max", "64", "--out", str(out), *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and message in said and "\nhint: " in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_of_the_vocabulary_may_be_top_tokens(tmp_path: Path) -> None:
+    asked = build_of(PLAIN).manifest.model_copy(update={"top_tokens": checkpoints.VOCABULARY})
+    whole = derive(replace(build_of(PLAIN), manifest=asked), asked.geometry, tmp_path / "whole")
+    params = SamplingParams(8, temperature=1.5, top_p=0.99, seed=1, ignore_eos=True)
+    ours, plain = (
+        LLM.from_executor(OnnxRuntimeEngine(build, threads=1)).generate(cases.prompt(30), params)
+        for build in (whole, build_of(PLAIN))
+    )
+    assert ours == plain
