@@ -49,7 +49,8 @@ def compress_layer(
     """Append the layer's hand-over and its outputs: present.{l}.* and topk_positions.{l}."""
     layout = geometry.layers[layer]
     kept = [
-        cache_like(one, fresh(graph, "kept"), layout.slots) for one in (states.key, states.value)
+        cache_like(one, fresh(graph, "kept"), layout.cache_slots)
+        for one in (states.key, states.value)
     ]
     positions = _select(graph, geometry, layer, scores, states)
     inputs = [states.key, states.value, states.prompt_length, positions]

@@ -11,7 +11,7 @@ from snapexport.runtime.executor import Limits
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import (
     FinishReason,
-    Increment,
+    OutputDelta,
     Request,
     SamplingParams,
     TokenLogprobs,
@@ -28,7 +28,7 @@ from snapexport.runtime.text import NoText, TextStream
 
 
 class Generation:
-    """Grows by a token with each `advance`, until an increment carries a finish_reason."""
+    """Grows by a token with each `advance`, until a delta carries a finish_reason."""
 
     def __init__(
         self, request_id: int, request: Request, limits: Limits, tokenizer: Tokenizer | None
@@ -51,30 +51,30 @@ class Generation:
         """Where the last token stands, counted from the beginning of the prompt."""
         return self._known + self._count - 1
 
-    def advance(self, prediction: Prediction) -> Increment:
+    def advance(self, prediction: Prediction) -> OutputDelta:
         """Choose the next token; the end, "error", where the logits allow no choice."""
         if not can_sample(prediction):
-            return Increment(self._request_id, self._text.finish(), (), "error")
+            return OutputDelta(self._request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
         self.last_token = sample(prediction, self._params, self._rng)
         self._count += 1
         text, reason = self._read(self.last_token)
         token_ids, told = (self.last_token,), self._logprobs(prediction)
-        return Increment(self._request_id, text, token_ids, reason, logprobs=told)
+        return OutputDelta(self._request_id, text, token_ids, reason, logprobs=told)
 
     def _logprobs(self, prediction: Prediction) -> tuple[TokenLogprobs, ...]:
         if self._params.logprobs is None:
             return ()
         return (logprobs(prediction.logits, self.last_token, self._params.logprobs),)
 
-    def _follow(self, prediction: Prediction) -> Increment:
+    def _follow(self, prediction: Prediction) -> OutputDelta:
         """Take the continuation's next token, whatever the logits say, and score it."""
         self.last_token = self._continuation.popleft()
         self._known += 1
         ends = not self._continuation and not self._samples
         scored = score(prediction.logits, self.last_token)
-        return Increment(self._request_id, "", (), "length" if ends else None, scored)
+        return OutputDelta(self._request_id, "", (), "length" if ends else None, scored)
 
     def _read(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self._limits.eos_token_id and not self._params.ignore_eos:

@@ -1,6 +1,6 @@
 """The front door: `LLM(build_dir).generate(prompts, params)`, in vLLM's manner.
 
-Responsible for who gets which increment. What happens in a step is `loop`'s, what is a valid prompt
+Responsible for who gets which delta. What happens in a step is `loop`'s, what is a valid prompt
 `prompts`'s. Not thread-safe.
 """
 
@@ -16,7 +16,7 @@ from snapexport.runtime.executor import Executor
 from snapexport.runtime.loop import Loop
 from snapexport.runtime.open_executor import BackendName, open_executor
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
-from snapexport.runtime.requests import Completion, Increment, Request, SamplingParams, Score
+from snapexport.runtime.requests import Completion, OutputDelta, Request, SamplingParams, Score
 
 
 class LLM:
@@ -58,8 +58,8 @@ class LLM:
         self.executor = executor
         self.tokenizer = tokenizer
         self._loop = Loop(executor, tokenizer, budget)
-        self._boxes: dict[int, deque[Increment]] = {}
-        self._outbox: deque[Increment] = deque()
+        self._boxes: dict[int, deque[OutputDelta]] = {}
+        self._outbox: deque[OutputDelta] = deque()
 
     def generate(
         self,
@@ -87,7 +87,7 @@ class LLM:
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
         return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Increment]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputDelta]:
         """Complete one prompt step by step. Closing the iterator cancels the request."""
         return self._follow(self._read([prompt], params))
 
@@ -97,27 +97,27 @@ class LLM:
         return request
 
     def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
-        """Queue one prompt for `step`; returns the id that its increments carry."""
+        """Queue one prompt for `step`; returns the id that its deltas carry."""
         request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
         return self._loop.submit(request)
 
-    def step(self) -> list[Increment]:
+    def step(self) -> list[OutputDelta]:
         """Advance everything by one step; what the submitted requests gained since the last.
 
-        An exception of the engine is not raised: it is on the increments of those that it ended.
+        An exception of the engine is not raised: it is on the deltas of those that it ended.
         """
         self._step()
-        increments = list(self._outbox)
+        deltas = list(self._outbox)
         self._outbox.clear()
-        return increments
+        return deltas
 
     def cancel(self, request_id: int) -> None:
-        """End a request and free its slot; its last increment says "cancelled".
+        """End a request and free its slot; its last delta says "cancelled".
 
         Nothing happens if it has ended.
         """
-        if increment := self._loop.cancel(request_id):
-            self._deliver(increment)
+        if delta := self._loop.cancel(request_id):
+            self._deliver(delta)
 
     @property
     def busy(self) -> bool:
@@ -143,16 +143,16 @@ class LLM:
         limits = self.executor.limits
         return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
 
-    def _run(self, requests: Sequence[Request]) -> list[list[Increment]]:
-        """All the increments of each request, in the order of the requests."""
-        parts: dict[int, list[Increment]] = defaultdict(list)
-        for increment in self._follow(requests):
-            parts[increment.request_id].append(increment)
+    def _run(self, requests: Sequence[Request]) -> list[list[OutputDelta]]:
+        """All the deltas of each request, in the order of the requests."""
+        parts: dict[int, list[OutputDelta]] = defaultdict(list)
+        for delta in self._follow(requests):
+            parts[delta.request_id].append(delta)
         return [parts[request_id] for request_id in sorted(parts)]
 
-    def _follow(self, requests: Sequence[Request]) -> Iterator[Increment]:
+    def _follow(self, requests: Sequence[Request]) -> Iterator[OutputDelta]:
         """Submit, step and hand out until the requests end, or the caller leaves."""
-        box: deque[Increment] = deque()
+        box: deque[OutputDelta] = deque()
         live: set[int] = set()
         try:
             for request in requests:
@@ -161,37 +161,37 @@ class LLM:
             while live:
                 while not box:
                     self._step()
-                increment = box.popleft()
-                if increment.finish_reason:
-                    live.remove(increment.request_id)
-                    del self._boxes[increment.request_id]
-                if increment.exception:
-                    raise increment.exception
-                yield increment
+                delta = box.popleft()
+                if delta.finish_reason:
+                    live.remove(delta.request_id)
+                    del self._boxes[delta.request_id]
+                if delta.exception:
+                    raise delta.exception
+                yield delta
         finally:
             for request_id in live:
                 self._loop.cancel(request_id)
                 del self._boxes[request_id]
 
     def _step(self) -> None:
-        for increment in self._loop.step():
-            self._deliver(increment)
+        for delta in self._loop.step():
+            self._deliver(delta)
 
-    def _deliver(self, increment: Increment) -> None:
-        self._boxes.get(increment.request_id, self._outbox).append(increment)
+    def _deliver(self, delta: OutputDelta) -> None:
+        self._boxes.get(delta.request_id, self._outbox).append(delta)
 
 
-def _joined(request: Request, increments: Sequence[Increment]) -> Completion:
-    tokens = tuple(token for increment in increments for token in increment.token_ids)
-    text = "".join(increment.text for increment in increments)
-    logprobs = tuple(one for increment in increments for one in increment.logprobs)
-    reason = increments[-1].finish_reason
+def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
+    text = "".join(delta.text for delta in deltas)
+    logprobs = tuple(one for delta in deltas for one in delta.logprobs)
+    reason = deltas[-1].finish_reason
     assert reason is not None
     return Completion(request.prompt_token_ids, text, tokens, reason, logprobs)
 
 
-def _scored(request: Request, increments: Sequence[Increment]) -> Score:
-    scores = [increment.score for increment in increments if increment.score is not None]
+def _scored(request: Request, deltas: Sequence[OutputDelta]) -> Score:
+    scores = [delta.score for delta in deltas if delta.score is not None]
     return Score(
         request.continuation[: len(scores)],
         tuple(score.logprob for score in scores),

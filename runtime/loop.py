@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.generation import Generation
 from snapexport.runtime.predictions import Prediction
-from snapexport.runtime.requests import Increment, Request
+from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.runtime.sampling import can_sample
 from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
 
 
 class Loop:
-    """Requests on one engine. A request is live from `submit` to its last increment."""
+    """Requests on one engine. A request is live from `submit` to its last delta."""
 
     def __init__(self, engine: Executor, tokenizer: Tokenizer | None, budget: int | None) -> None:
         self._engine = engine
@@ -34,31 +34,31 @@ class Loop:
         self._ids = count()
 
     def submit(self, request: Request) -> int:
-        """Queue a request; the returned id is on its increments."""
+        """Queue a request; the returned id is on its deltas."""
         request_id = next(self._ids)
         self._live[request_id] = Generation(request_id, request, self._limits, self._tokenizer)
         self._scheduler.add(request_id, len(request.prompt_token_ids))
         return request_id
 
-    def cancel(self, request_id: int) -> Increment | None:
+    def cancel(self, request_id: int) -> OutputDelta | None:
         """End a request now. None if it had ended before."""
         if request_id not in self._live:
             return None
         self._forget(request_id)
-        return Increment(request_id, "", (), "cancelled")
+        return OutputDelta(request_id, "", (), "cancelled")
 
-    def step(self) -> list[Increment]:
+    def step(self) -> list[OutputDelta]:
         """Decode every running request once, and prefill as far as the budget goes.
 
         A request whose logits are no numbers ends with "error", and its neighbours go on. An
-        exception of the engine ends those that it was working for, and is on their increments: the
+        exception of the engine ends those that it was working for, and is on their deltas: the
         plan counts as done, so that what a failed call left out must not be built upon.
         """
         plan = self._scheduler.schedule()
-        increments = self._decode(plan)
+        deltas = self._decode(plan)
         for chunk in plan.prefill:
-            increments += self._prefill(chunk)
-        return increments
+            deltas += self._prefill(chunk)
+        return deltas
 
     @property
     def busy(self) -> bool:
@@ -75,7 +75,7 @@ class Loop:
         """Slots that a live request holds."""
         return self._scheduler.slots_used
 
-    def _decode(self, plan: Plan) -> list[Increment]:
+    def _decode(self, plan: Plan) -> list[OutputDelta]:
         slots = plan.decode
         if not slots:
             return []
@@ -97,7 +97,7 @@ class Loop:
             temperatures[slot] = live.temperature
         return *inputs, temperatures
 
-    def _prefill(self, chunk: Chunk) -> list[Increment]:
+    def _prefill(self, chunk: Chunk) -> list[OutputDelta]:
         if chunk.request_id not in self._live:
             return []
         live = self._live[chunk.request_id]
@@ -113,23 +113,23 @@ class Loop:
             return [self._sample(chunk.request_id, chunk.slot, said)]
         return []
 
-    def _sample(self, request_id: int, slot: int, said: Prediction) -> Increment:
+    def _sample(self, request_id: int, slot: int, said: Prediction) -> OutputDelta:
         try:
-            increment = self._live[request_id].advance(said)
+            delta = self._live[request_id].advance(said)
         except Exception as error:  # of the engine: logits may have to be fetched
             return self._fail(request_id, slot, error)
-        if increment.finish_reason:
+        if delta.finish_reason:
             self._forget(request_id)
-        if increment.finish_reason == "error":
+        if delta.finish_reason == "error":
             self._engine.clear(slot)
-        return increment
+        return delta
 
-    def _fail(self, request_id: int, slot: int, error: Exception) -> Increment:
+    def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:
         """End a request for an exception of the engine, whose caches may hold anything now."""
         self._forget(request_id)
         with suppress(Exception):  # an engine that is broken for good can't clear either
             self._engine.clear(slot)
-        return Increment(request_id, "", (), "error", exception=error)
+        return OutputDelta(request_id, "", (), "error", exception=error)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]

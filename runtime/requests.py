@@ -15,7 +15,7 @@ from snapexport.contract.errors import UserError
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token or a stop string. length: max_tokens or the build's last position.
 cancelled: by the caller. error: the model's logits were no numbers, as when fp16 overflows (then
-build it again with --dtype fp32), or the engine failed: then the increment has its exception.
+build it again with --dtype fp32), or the engine failed: then the delta has its exception.
 """
 
 MAX_LOGPROBS = 20
@@ -101,7 +101,7 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Increment:
+class OutputDelta:
     """What one step added to one request. The last one, and no other, has a finish_reason.
 
     A step that took a token of the request's continuation has its score, and no text or token.
@@ -132,7 +132,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. `text` is what its increments' texts join to; so are the token ids.
+    """A finished request. `text` is what its deltas' texts join to; so are the token ids.
 
     An end-of-sequence token is in `token_ids` and not in `text`. logprobs: one for each token, or
     none.

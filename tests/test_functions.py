@@ -59,7 +59,7 @@ def test_ring_slot_is_the_geometry() -> None:
     lengths = np.minimum(positions + 1, 11)
     feeds = {"position_ids": positions[:, None], "prompt_length": lengths}
     slot, valid = run("RingSlot", feeds, {"L_sink": 3, "L_recent": 5, "K": 4})
-    assert slot.tolist() == [place.slot(p) for p in positions]
+    assert slot.tolist() == [place.cache_slot(p) for p in positions]
     assert valid.tolist() == [
         place.valid(p, length) for p, length in zip(positions, lengths, strict=True)
     ]

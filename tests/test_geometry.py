@@ -12,7 +12,7 @@ layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integ
 
 def simulated(place: LayerGeometry, length: int) -> dict[int, int]:
     """Write every position to its slot, one after the other: what is held afterwards, by slot."""
-    return {place.slot(position): position for position in range(length)}
+    return {place.cache_slot(position): position for position in range(length)}
 
 
 @given(layers, st.integers(1, 60))
@@ -41,9 +41,9 @@ def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: i
 
 def test_the_full_cache_is_the_geometry_of_sinks_alone() -> None:
     (place,) = CacheGeometry.full(32, 1).layers
-    assert [place.slot(p) for p in range(32)] == list(range(32))
+    assert [place.cache_slot(p) for p in range(32)] == list(range(32))
     assert [place.valid(p, 10) for p in range(32)] == list(range(1, 33))
-    assert (place.slots, place.kept(32)) == (32, 0)
+    assert (place.cache_slots, place.kept(32)) == (32, 0)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_a_plan_and_a_benchs_floor_count_them() -> None:
     assert manifest.batch * counted == caches.decode
     for full_cache, expected in ((False, caches.decode), (True, caches.full)):
         layers = Costs.of(build, full_cache=full_cache).layers
-        held = [layer.slot * layer.geometry.slots + layer.fixed for layer in layers]
+        held = [layer.slot * layer.geometry.cache_slots + layer.fixed for layer in layers]
         assert manifest.batch * sum(held) == expected
 
 

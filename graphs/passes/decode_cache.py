@@ -39,7 +39,7 @@ class DecodeCache:
                 graph,
                 layer,
                 marker,
-                shape.slots,
+                shape.cache_slots,
                 places[shape],
                 appends=not compresses,
                 form=self.form,

@@ -82,7 +82,7 @@ def test_a_layers_positions_weigh_what_its_caches_do(tiny_build: Build) -> None:
     cache, batch = cache_bytes(tiny_build.manifest), tiny_build.manifest.batch
     for full_cache, expected in ((False, cache.decode), (True, cache.full)):
         layers = Costs.of(tiny_build, full_cache=full_cache).layers
-        slots = [layer.slot * layer.geometry.slots + layer.fixed for layer in layers]
+        slots = [layer.slot * layer.geometry.cache_slots + layer.fixed for layer in layers]
         assert batch * sum(slots) == expected
 
 

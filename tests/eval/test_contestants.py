@@ -58,7 +58,7 @@ WINDOWS = {"all see all": (0,) * 6, "some slide": (32, 0, 32, 0, 0)}
 def test_at_its_own_budget_the_build_meets_itself(name: str, windows: str) -> None:
     facts = model(WINDOWS[windows])
     own = geometry(facts, **OWN[name])
-    (contestant,) = found(own, facts, [own.policy], [typical_layer(own, facts).slots])
+    (contestant,) = found(own, facts, [own.policy], [typical_layer(own, facts).cache_slots])
     assert contestant.geometry == own
 
 
@@ -73,7 +73,7 @@ def test_all_have_as_many_slots(name: str, windows: str) -> None:
     assert len(contestants) == 1 + (len(names) - 1) * len(budgets)
     for one in contestants:
         pairs = zip(one.geometry.layers, facts.sliding_window, strict=True)
-        slots = [layer.slots for layer, window in pairs if not window]
+        slots = [layer.cache_slots for layer, window in pairs if not window]
         assert sum(slots) == one.slots * len(slots)
         if one.geometry.budget == "uniform":
             assert set(slots) == {one.slots}

@@ -23,7 +23,7 @@ from tritonclient.utils import (
 )
 
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import Increment, SamplingParams
+from snapexport.runtime.requests import OutputDelta, SamplingParams
 from snapexport.serving.triton.backend.outputs import texts_of
 from snapexport.serving.triton.interface import CODE_IN_MESSAGE
 
@@ -39,7 +39,7 @@ class FakeTriton(GRPCInferenceServiceServicer):
         self.seconds = 0.0
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.asked: list[dict[str, Any]] = []
-        self._boxes: dict[int, asyncio.Queue[Increment]] = {}
+        self._boxes: dict[int, asyncio.Queue[OutputDelta]] = {}
 
     async def start(self) -> str:
         """Serve until `stop`; the address."""
@@ -62,23 +62,23 @@ class FakeTriton(GRPCInferenceServiceServicer):
         async for request in requests:
             assert request.parameters[CODE_IN_MESSAGE].bool_param
             await self._refuse(context)
-            async for increment in self._follow(inputs_of(request)):
+            async for delta in self._follow(inputs_of(request)):
                 await self._refuse(context)
-                answer = response(request, increment, self._text_of)
+                answer = response(request, delta, self._text_of)
                 yield ModelStreamInferResponse(infer_response=answer)
 
     async def _refuse(self, context: grpc.aio.ServicerContext) -> None:
         if self.refusal:
             await context.abort(*self.refusal)
 
-    async def _follow(self, inputs: dict[str, Any]) -> AsyncIterator[Increment]:
+    async def _follow(self, inputs: dict[str, Any]) -> AsyncIterator[OutputDelta]:
         self.asked.append(inputs)
         request_id = self.llm.submit(inputs["input_ids"], params_of(inputs))
         box = self._boxes[request_id] = asyncio.Queue()
         try:
             while True:
-                yield (increment := await box.get())
-                if increment.finish_reason:
+                yield (delta := await box.get())
+                if delta.finish_reason:
                     return
         finally:
             self.llm.cancel(request_id)
@@ -86,9 +86,9 @@ class FakeTriton(GRPCInferenceServiceServicer):
 
     async def _step(self) -> None:
         while True:
-            for increment in self.llm.step() if self.llm.busy else ():
-                if box := self._boxes.get(increment.request_id):
-                    box.put_nowait(increment)
+            for delta in self.llm.step() if self.llm.busy else ():
+                if box := self._boxes.get(delta.request_id):
+                    box.put_nowait(delta)
             await asyncio.sleep(self.seconds if self.llm.busy else IDLE_SECONDS)
 
 
@@ -112,7 +112,7 @@ def params_of(inputs: dict[str, Any]) -> SamplingParams:
 
 
 def response(
-    request: ModelInferRequest, increment: Increment, text_of: Callable[[int], str]
+    request: ModelInferRequest, delta: OutputDelta, text_of: Callable[[int], str]
 ) -> ModelInferResponse:
     answer = ModelInferResponse(model_name=request.model_name)
 
@@ -121,13 +121,13 @@ def response(
 
     told = [
         described(one.token_id, one.logprob) | {"top": [described(*other) for other in one.top]}
-        for one in increment.logprobs
+        for one in delta.logprobs
     ]
-    _add(answer, "text_output", increment.text)
-    _add(answer, "finish_reason", increment.finish_reason or "")
+    _add(answer, "text_output", delta.text)
+    _add(answer, "finish_reason", delta.finish_reason or "")
     if told:
         _add(answer, "output_logprobs", json.dumps(told))
-    ids = np.array([increment.token_ids], np.int32)
+    ids = np.array([delta.token_ids], np.int32)
     answer.outputs.add(name="output_ids", datatype="INT32", shape=ids.shape)
     answer.raw_output_contents.append(ids.tobytes())
     return answer

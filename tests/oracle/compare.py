@@ -97,7 +97,7 @@ def expected_slots(
 ) -> NDArray[np.float32]:
     """prompt [Hkv, L, D] -> [Hkv, S, D]."""
     shape, (heads, length, dim) = case.geometry.layers[layer], prompt.shape
-    slots = np.zeros((heads, shape.slots, dim), np.float32)
+    slots = np.zeros((heads, shape.cache_slots, dim), np.float32)
     for position in range(length):
         ring = shape.L_recent and (position - shape.L_sink) % shape.L_recent
         slot = position if position < shape.L_sink else shape.L_sink + ring

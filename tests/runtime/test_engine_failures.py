@@ -10,7 +10,7 @@ import pytest
 from snapexport.runtime.executor import Integers, Temperatures
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.predictions import Prediction, Predictions
-from snapexport.runtime.requests import Increment, SamplingParams
+from snapexport.runtime.requests import OutputDelta, SamplingParams
 
 from .fake_executor import FakeExecutor, make_limits
 
@@ -65,22 +65,22 @@ def alone(length: int) -> tuple[int, ...]:
     return completion.token_ids
 
 
-def drain(llm: LLM) -> dict[int, list[Increment]]:
-    told: dict[int, list[Increment]] = defaultdict(list)
+def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
+    told: dict[int, list[OutputDelta]] = defaultdict(list)
     while llm.busy:
-        for increment in llm.step():
-            told[increment.request_id].append(increment)
+        for delta in llm.step():
+            told[delta.request_id].append(delta)
     return told
 
 
-def ids(increments: list[Increment]) -> tuple[int, ...]:
-    return tuple(token for increment in increments for token in increment.token_ids)
+def ids(deltas: list[OutputDelta]) -> tuple[int, ...]:
+    return tuple(token for delta in deltas for token in delta.token_ids)
 
 
-def assert_failed(increments: list[Increment]) -> None:
-    last = increments[-1]
+def assert_failed(deltas: list[OutputDelta]) -> None:
+    last = deltas[-1]
     assert last.finish_reason == "error" and str(last.exception) == "planted"
-    assert all(one.exception is None for one in increments[:-1])
+    assert all(one.exception is None for one in deltas[:-1])
 
 
 def test_a_failing_prefill_ends_its_request_and_no_other() -> None:

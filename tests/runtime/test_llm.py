@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Limits
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import Increment, SamplingParams
+from snapexport.runtime.requests import OutputDelta, SamplingParams
 
 from .fake_executor import FakeExecutor, make_limits
 from .tokenizers_for_tests import byte_level
@@ -48,11 +48,11 @@ def random_params(rng: random.Random) -> SamplingParams:
     return SamplingParams(rng.randint(1, 20), temperature, top_k=9, seed=rng.randint(0, 99))
 
 
-def drain(llm: LLM) -> dict[int, list[Increment]]:
-    parts: dict[int, list[Increment]] = {}
+def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
+    parts: dict[int, list[OutputDelta]] = {}
     while llm.busy:
-        for increment in llm.step():
-            parts.setdefault(increment.request_id, []).append(increment)
+        for delta in llm.step():
+            parts.setdefault(delta.request_id, []).append(delta)
     return parts
 
 
@@ -64,7 +64,7 @@ def test_neighbours_change_nothing(budget: int | None) -> None:
     limits = make_limits(eos_token_id=frozenset(range(0, 257, 20)), decode_batches=sizes)
     llm = make_llm(limits, budget, broken=True)
     asked: dict[int, tuple[list[int], SamplingParams]] = {}
-    got: dict[int, list[Increment]] = {}
+    got: dict[int, list[OutputDelta]] = {}
     cancelled: set[int] = set()
     while len(asked) < 200 or llm.busy:
         if len(asked) < 200 and rng.random() < 0.5:
@@ -76,31 +76,31 @@ def test_neighbours_change_nothing(budget: int | None) -> None:
             if not got.get(victim) or not got[victim][-1].finish_reason:
                 cancelled.add(victim)
             llm.cancel(victim)
-        for increment in llm.step():
-            got.setdefault(increment.request_id, []).append(increment)
+        for delta in llm.step():
+            got.setdefault(delta.request_id, []).append(delta)
     assert got.keys() == asked.keys()
     for request_id, (prompt, params) in asked.items():
         expected = alone(prompt, params, limits, broken=True)
         *before, last = got[request_id]
-        assert not any(increment.finish_reason for increment in before)
-        tokens = tuple(token for increment in got[request_id] for token in increment.token_ids)
+        assert not any(delta.finish_reason for delta in before)
+        tokens = tuple(token for delta in got[request_id] for token in delta.token_ids)
         if request_id in cancelled:
             assert last.finish_reason == "cancelled"
             assert tokens == expected.token_ids[: len(tokens)]
         else:
-            text = "".join(increment.text for increment in got[request_id])
+            text = "".join(delta.text for delta in got[request_id])
             assert (tokens, text, last.finish_reason) == (
                 expected.token_ids,
                 expected.text,
                 expected.finish_reason,
             )
-    reasons = {increments[-1].finish_reason for increments in got.values()}
+    reasons = {deltas[-1].finish_reason for deltas in got.values()}
     assert reasons == {"stop", "length", "cancelled", "error"}
 
 
 @settings(max_examples=20)
 @given(st.lists(st.lists(st.integers(0, 256), min_size=1, max_size=20), max_size=6))
-def test_generate_keeps_the_order_and_joins_the_increments(prompts: list[list[int]]) -> None:
+def test_generate_keeps_the_order_and_joins_the_deltas(prompts: list[list[int]]) -> None:
     params = SamplingParams(max_tokens=5)
     completions = make_llm().generate(prompts, params)
     assert [list(c.prompt_token_ids) for c in completions] == prompts
@@ -193,9 +193,9 @@ def test_without_a_tokenizer_tokens_still_work() -> None:
 def test_stream_joins_to_what_generate_gives() -> None:
     llm, params = make_llm(), SamplingParams(max_tokens=12)
     (completion,) = llm.generate("abc", params)
-    increments = list(llm.stream("abc", params))
-    assert "".join(increment.text for increment in increments) == completion.text
-    assert increments[-1].finish_reason == "length"
+    deltas = list(llm.stream("abc", params))
+    assert "".join(delta.text for delta in deltas) == completion.text
+    assert deltas[-1].finish_reason == "length"
 
 
 def test_stream_refuses_at_once_and_queues_late() -> None:
@@ -218,7 +218,7 @@ def test_an_abandoned_stream_is_cancelled() -> None:
     assert len(llm.generate([1], SamplingParams(max_tokens=2))[0].token_ids) == 2
 
 
-def test_streams_and_submissions_do_not_take_each_others_increments() -> None:
+def test_streams_and_submissions_do_not_take_each_others_deltas() -> None:
     llm, params = make_llm(), SamplingParams(max_tokens=6)
     expected = [completion.token_ids for completion in llm.generate([[1], [2], [3]], params)]
     submitted = llm.submit([3], params)
@@ -238,14 +238,14 @@ def test_cancel_says_so_once_wherever_the_request_is(steps: int) -> None:
     llm.cancel(request_id)
     llm.cancel(request_id)
     llm.cancel(12345)
-    assert drain(llm) == {request_id: [Increment(request_id, "", (), "cancelled")]}
+    assert drain(llm) == {request_id: [OutputDelta(request_id, "", (), "cancelled")]}
 
 
 def test_a_cancelled_stream_ends() -> None:
     llm = make_llm()
     stream = llm.stream([1], SamplingParams(max_tokens=100))
     llm.cancel(next(stream).request_id)
-    assert [increment.finish_reason for increment in stream] == ["cancelled"]
+    assert [delta.finish_reason for delta in stream] == ["cancelled"]
 
 
 @pytest.mark.parametrize("at", [0, 5, 9], ids=["first chunk", "second", "last"])
@@ -277,17 +277,17 @@ def test_a_request_that_breaks_while_it_decodes_keeps_what_it_had() -> None:
 def test_the_stream_that_steps_does_not_end_for_another_ones_error() -> None:
     llm, params = make_llm(broken=True), SamplingParams(max_tokens=6)
     broken = llm.submit([BROKEN], params)
-    increments = list(llm.stream([7], params))
-    tokens = tuple(token for increment in increments for token in increment.token_ids)
+    deltas = list(llm.stream([7], params))
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
     assert tokens == alone([7], params).token_ids
-    assert drain(llm) == {broken: [Increment(broken, "", (), "error")]}
+    assert drain(llm) == {broken: [OutputDelta(broken, "", (), "error")]}
 
 
 def test_a_prompt_ends_with_its_first_broken_chunk() -> None:
     """Were it cancelled before its last one, nobody would know that it left NaN behind."""
     llm = make_llm(broken=True)
     request_id = llm.submit([BROKEN] + [1] * 39)
-    assert llm.step() == [Increment(request_id, "", (), "error")]
+    assert llm.step() == [OutputDelta(request_id, "", (), "error")]
     assert not llm.busy
 
 

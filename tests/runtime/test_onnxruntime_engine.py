@@ -96,8 +96,8 @@ def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
         if asked and rng.random() < 0.05:
             cancelled.add(victim := rng.choice(list(asked)[-8:]))
             llm.cancel(victim)
-        for increment in llm.step():
-            got.setdefault(increment.request_id, []).extend(increment.token_ids)
+        for delta in llm.step():
+            got.setdefault(delta.request_id, []).extend(delta.token_ids)
     for request_id, (prompt, params) in asked.items():
         (alone,) = lonely.generate([prompt], params)
         length = len(got[request_id]) if request_id in cancelled else len(alone.token_ids)
@@ -111,7 +111,7 @@ def slots_in_use_at_once(llm: LLM) -> int:
         llm.submit(cases.prompt(1, seed), SamplingParams(max_tokens=30, ignore_eos=True))
     most = 0
     while llm.busy:
-        most = max(most, len({increment.request_id for increment in llm.step()}))
+        most = max(most, len({delta.request_id for delta in llm.step()}))
     return most
 
 

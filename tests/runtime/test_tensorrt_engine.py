@@ -94,8 +94,8 @@ def test_neighbours_change_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
         if asked and rng.random() < 0.1:
             cancelled.add(victim := rng.choice(list(asked)[-8:]))
             ours.cancel(victim)
-        for increment in ours.step():
-            got.setdefault(increment.request_id, []).extend(increment.token_ids)
+        for delta in ours.step():
+            got.setdefault(delta.request_id, []).extend(delta.token_ids)
     assert cancelled
     for request_id, (prompt, params) in asked.items():
         (expected,) = alone.generate([prompt], params)

@@ -15,7 +15,7 @@ REPLACEMENT = "\ufffd"
 texts = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT), max_size=30)
 
 
-def increments(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     detokenizer = Detokenizer(tokenizer)
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
@@ -23,34 +23,34 @@ def increments(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["level", "fallback"])
 @given(text=texts | st.just("né 漢字 🙂👩‍👩‍👧 fin"))
 def test_never_half_a_character(tokenizer: Tokenizer, text: str) -> None:
-    parts = increments(tokenizer, tokenizer.encode(text).ids)
+    parts = deltas(tokenizer, tokenizer.encode(text).ids)
     assert "".join(parts) == text
     assert not any(REPLACEMENT in part for part in parts)
 
 
 @given(st.lists(st.integers(0, 256), max_size=20))
 def test_joins_to_the_decoding_of_any_bytes(ids: list[int]) -> None:
-    assert "".join(increments(BYTE_LEVEL, ids)) == BYTE_LEVEL.decode(ids)
+    assert "".join(deltas(BYTE_LEVEL, ids)) == BYTE_LEVEL.decode(ids)
 
 
 @given(st.lists(st.integers(0, 4), max_size=20))
 def test_joins_to_the_decoding_of_any_words(ids: list[int]) -> None:
-    assert "".join(increments(WORDS, ids)) == WORDS.decode(ids)
+    assert "".join(deltas(WORDS, ids)) == WORDS.decode(ids)
 
 
 @given(st.lists(st.integers(0, BYTE_FALLBACK.get_vocab_size() - 1), max_size=20))
 def test_survives_any_broken_bytes(ids: list[int]) -> None:
-    increments(BYTE_FALLBACK, ids)
+    deltas(BYTE_FALLBACK, ids)
 
 
 def test_a_character_comes_with_its_last_byte() -> None:
     ids = BYTE_LEVEL.encode("a🙂").ids
-    assert increments(BYTE_LEVEL, ids) == ["a", "", "", "", "🙂", ""]
-    assert increments(BYTE_LEVEL, ids[:-1])[-1] == REPLACEMENT
+    assert deltas(BYTE_LEVEL, ids) == ["a", "", "", "", "🙂", ""]
+    assert deltas(BYTE_LEVEL, ids[:-1])[-1] == REPLACEMENT
 
 
 def test_special_tokens_are_no_text() -> None:
-    assert "".join(increments(BYTE_LEVEL, [*BYTE_LEVEL.encode("a").ids, 256])) == "a"
+    assert "".join(deltas(BYTE_LEVEL, [*BYTE_LEVEL.encode("a").ids, 256])) == "a"
 
 
 def first_stop(text: str, stops: list[str]) -> str:

@@ -62,7 +62,7 @@ def _concatenated(
     past, new = write.input[:2]
     (present,) = write.output
     ring, topk = layer.L_sink, layer.L_sink + layer.L_recent
-    ranges = {"sinks": (0, ring), "ring": (ring + 1, topk), "topk": (topk, layer.slots)}
+    ranges = {"sinks": (0, ring), "ring": (ring + 1, topk), "topk": (topk, layer.cache_slots)}
     parts = {name: f"{past}.{name}" for name, (start, end) in ranges.items() if end > start}
     for name, part in parts.items():
         limits = [_int64(graph, f"{part}.{n}", n) for n in (*ranges[name], _POSITIONS)]

@@ -117,7 +117,7 @@ def _hand_over(build: Build, hand_over: HandOver, length: int) -> Case:
     labels = {
         "prompt": length,
         "L_max": build.manifest.geometry.L_max,
-        "slots": build.manifest.geometry.layers[0].slots,
+        "slots": build.manifest.geometry.layers[0].cache_slots,
     }
     work = Costs.of(build, full_cache=False).hand_over(length)
     return Case(labels, clocked(partial(_once, hand_over, length)), work=work)

@@ -46,9 +46,9 @@ def ask(
     llm = LLM(build.directory, baseline=baseline)
     first, *others = prompts
     text, started = "", time.perf_counter()
-    for increment in llm.stream(first.text, PARAMS):
-        tell(increment.text)
-        text += increment.text
+    for delta in llm.stream(first.text, PARAMS):
+        tell(delta.text)
+        text += delta.text
     return Answer(
         cache=cache_name(build, baseline),
         text=text,

@@ -179,5 +179,5 @@ def _default_lengths(build: Build, longest: int, steps: int) -> list[int]:
     if not geometry.compresses:
         return sorted({1, min(longest, chunks)})
     held = min(layer.L_sink + layer.L_recent for layer in geometry.layers) - steps
-    slots = max(layer.slots for layer in geometry.layers)
+    slots = max(layer.cache_slots for layer in geometry.layers)
     return sorted({max(1, min(held, longest)), min(longest, slots + chunks)})

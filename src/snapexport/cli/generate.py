@@ -15,7 +15,7 @@ from snapexport.cli import flags, prompt
 from snapexport.cli.console import ERR
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import Increment, SamplingParams
+from snapexport.runtime.requests import OutputDelta, SamplingParams
 
 HELP = "stream text from a build"
 
@@ -57,12 +57,12 @@ class Timed:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def add(self, increment: Increment) -> None:
-        """Take one increment in."""
+    def add(self, delta: OutputDelta) -> None:
+        """Take one delta in."""
         self.first = self.first or time.perf_counter()
-        self.text += increment.text
-        self.token_ids += increment.token_ids
-        self.finish_reason = increment.finish_reason
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
 
     def report(self) -> dict[str, object]:
         """Seconds, and tokens a second after the first."""
@@ -90,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
     )
     completion = Timed(time.perf_counter())
-    for increment in llm.stream(text, params):
-        completion.add(increment)
+    for delta in llm.stream(text, params):
+        completion.add(delta)
         if not arguments.json:
-            print(increment.text, end="", flush=True)
+            print(delta.text, end="", flush=True)
     if completion.finish_reason == "error":
         raise UserError("the model's logits are not finite", "build it again with --dtype fp32")
     report = completion.report()

@@ -79,7 +79,7 @@ def _cells(one: Candidate, batch: int) -> list[str]:
 
 
 def _cache(one: Candidate) -> str:
-    slots = sorted({layer.slots for layer in one.geometry.layers})
+    slots = sorted({layer.cache_slots for layer in one.geometry.layers})
     per_head = str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
     policy = "" if one.geometry.policy == "snapstream" else f" {one.geometry.policy}"
     return f"{one.compression:.3g} : 1, {per_head} slots a head{policy}"

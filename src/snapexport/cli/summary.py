@@ -25,7 +25,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "build": str(build.directory),
         "model": manifest.model.model_dump(),
         "geometry": manifest.model_dump()["geometry"],
-        "slots_per_layer": [layer.slots for layer in manifest.geometry.layers],
+        "slots_per_layer": [layer.cache_slots for layer in manifest.geometry.layers],
         "batch": manifest.batch,
         "prefill_chunk": manifest.prefill_chunk,
         "layout": "single-shot" if manifest.single_shot else "chunked",
@@ -111,9 +111,10 @@ def _cache_line(geometry: CacheGeometry) -> str:
 
 def _parts(layer: LayerGeometry) -> str:
     """One layer's slots. A layer that slides has a ring alone."""
-    if layer.slots == layer.L_recent:
-        return f"a ring of {layer.slots}"
-    return f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept = {layer.slots} slots"
+    if layer.cache_slots == layer.L_recent:
+        return f"a ring of {layer.cache_slots}"
+    parts = f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept"
+    return f"{parts} = {layer.cache_slots} slots"
 
 
 def _times(layers: Counter[LayerGeometry], layer: LayerGeometry) -> str:

@@ -37,8 +37,8 @@ class LayerGeometry:
     K: int
 
     @property
-    def slots(self) -> int:
-        """S, the slots per KV head."""
+    def cache_slots(self) -> int:
+        """S, the cache slots of a KV head."""
         return self.L_sink + self.L_recent + self.K
 
     def eligible(self, prompt_length: int) -> int:
@@ -49,7 +49,7 @@ class LayerGeometry:
         """How many eligible positions the vote keeps."""
         return min(self.eligible(prompt_length), self.K)
 
-    def slot(self, position: int) -> int:
+    def cache_slot(self, position: int) -> int:
         """Where the key and value of `position` are written during decode."""
         if position < self.L_sink or self.L_recent == 0:
             return position

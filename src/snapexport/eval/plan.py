@@ -54,7 +54,7 @@ def plan(build: Build, options: EvalOptions) -> Plan:
     _require_usable(build)
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or _default_lengths(own.L_max)))
-    budgets = tuple(sorted(options.budgets or (typical_layer(own, model).slots,)))
+    budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
     draft = Lineup(model, own.L_max, own).contestants(options.policies, budgets)
     _require_fitting(build, lengths, draft)
     ring = max(contestant.ring for contestant in draft)

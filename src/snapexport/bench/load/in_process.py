@@ -24,14 +24,14 @@ def drive(llm: LLM, workload: Workload, clock: Callable[[], float]) -> list[Exch
     for client in range(len(waiting)):
         ask(client)
     while running:
-        increments = llm.step()
+        deltas = llm.step()
         now = clock()
-        for increment in increments:
-            client, exchange = running[increment.request_id]
-            exchange.arrived(now, len(increment.token_ids))
-            if increment.finish_reason:
-                if increment.finish_reason == "error":
+        for delta in deltas:
+            client, exchange = running[delta.request_id]
+            exchange.arrived(now, len(delta.token_ids))
+            if delta.finish_reason:
+                if delta.finish_reason == "error":
                     exchange.error = "the model's logits were no numbers"
-                del running[increment.request_id]
+                del running[delta.request_id]
                 ask(client)
     return exchanges

@@ -101,7 +101,7 @@ def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheG
     if options.held_dtype == options.dtype:
         return 0
     position = position_bytes(model.facts, "fp32")
-    kept = max(layer.slots for layer in geometry.layers) * position
+    kept = max(layer.cache_slots for layer in geometry.layers) * position
     if options.held_dtype == "fp16":
         return kept
     return 2 * kept + geometry.L_max * position
@@ -110,7 +110,7 @@ def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheG
 def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
     """A decode step of all the slots: a row each, scores over its slots, and logits [B,V]."""
     batch = options.batch
-    widest = max(layer.slots for layer in geometry.layers)
+    widest = max(layer.cache_slots for layer in geometry.layers)
     rows = layer_bytes(model, options, batch) + scores_bytes(model, batch, widest)
     return rows * _arena(options) + 2 * batch * model.facts.vocab_size * _FP32
 

@@ -26,7 +26,7 @@ def slot_bytes(model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType) ->
 
     And for int8 its scales, [Hkv,1,D] in fp32 beside each of them.
     """
-    states = sum(layer.slots for layer in geometry.layers) * position_bytes(model, dtype)
+    states = sum(layer.cache_slots for layer in geometry.layers) * position_bytes(model, dtype)
     return states + (token_bytes(model, "fp32") if dtype == "int8" else 0)
 
 

@@ -58,7 +58,7 @@ class Candidate:
     def compression(self) -> float:
         """Slots of the full cache to those of this one."""
         full = self.geometry.L_max * self.geometry.num_layers
-        return full / sum(layer.slots for layer in self.geometry.layers)
+        return full / sum(layer.cache_slots for layer in self.geometry.layers)
 
 
 def candidates(request: PlanOptions, model: PlannedModel) -> list[Candidate]:

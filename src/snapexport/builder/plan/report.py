@@ -44,7 +44,7 @@ def _choice(one: Candidate) -> dict[str, Any]:
     return {
         "policy": one.geometry.policy,
         "compression": one.compression,
-        "slots_per_layer": [layer.slots for layer in one.geometry.layers],
+        "slots_per_layer": [layer.cache_slots for layer in one.geometry.layers],
         "prefill_chunk": one.chunk,
         "layout": "single-shot" if one.single_shot else "chunked",
     }

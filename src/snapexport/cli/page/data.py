@@ -43,7 +43,7 @@ def layer_regions(place: LayerGeometry, length: int) -> dict[str, int]:
     return {
         "sinks": sinks,
         "ring": max(sinks, length - place.L_recent),
-        "slots": place.slots,
+        "slots": place.cache_slots,
         "K": place.K,
         "kept": place.kept(length),
     }

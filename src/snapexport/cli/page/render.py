@@ -70,7 +70,7 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, 
     layers = geometry.layers
     facts = {
         "layers × KV heads": f"{len(layers)} × {heads}",
-        "slots of a layer": _span(place.slots for place in layers),
+        "slots of a layer": _span(place.cache_slots for place in layers),
         "sinks": _span(place.L_sink for place in layers),
         "ring": _span(place.L_recent for place in layers),
         "kept by vote": _span(place.kept(length) for place in layers),

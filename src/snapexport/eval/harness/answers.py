@@ -24,14 +24,14 @@ def complete(
     texts = dict.fromkeys(index_of, "")
     try:
         while llm.busy:
-            for increment in llm.step():
-                texts[increment.request_id] += increment.text
-                if increment.exception:
-                    raise increment.exception
-                if increment.finish_reason == "error":
+            for delta in llm.step():
+                texts[delta.request_id] += delta.text
+                if delta.exception:
+                    raise delta.exception
+                if delta.finish_reason == "error":
                     raise _not_finite()
-                if increment.finish_reason:
-                    yield index_of[increment.request_id], texts.pop(increment.request_id)
+                if delta.finish_reason:
+                    yield index_of[delta.request_id], texts.pop(delta.request_id)
     finally:
         _abandon(llm, index_of)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from snapexport.runtime.requests import FinishReason, Increment, Request, TokenLogprobs
+from snapexport.runtime.requests import FinishReason, OutputDelta, Request, TokenLogprobs
 from snapexport.serving.triton.backend.question import Question
 from snapexport.serving.triton.interface import Code
 
@@ -72,13 +72,13 @@ class Job:
     _held: list[Answer] = field(default_factory=list)
     _answered: bool = False
 
-    def take(self, increment: Increment, now: float) -> Answer | None:
-        """Take one increment in; what is to be sent now, if anything: all at the end, or each."""
-        self.tokens += len(increment.token_ids)
+    def take(self, delta: OutputDelta, now: float) -> Answer | None:
+        """Take one delta in; what is to be sent now, if anything: all at the end, or each."""
+        self.tokens += len(delta.token_ids)
         if self.tokens and self.first_token is None:
             self.first_token = now
-        self._held.append(_answer(increment, is_first=not self._answered and not self._held))
-        if not (self.question.stream or increment.finish_reason):
+        self._held.append(_answer(delta, is_first=not self._answered and not self._held))
+        if not (self.question.stream or delta.finish_reason):
             return None
         answer = joined(self._held)
         self._answered = True
@@ -97,7 +97,5 @@ def joined(answers: Sequence[Answer]) -> Answer:
     )
 
 
-def _answer(increment: Increment, is_first: bool) -> Answer:
-    return Answer(
-        increment.text, increment.token_ids, increment.logprobs, increment.finish_reason, is_first
-    )
+def _answer(delta: OutputDelta, is_first: bool) -> Answer:
+    return Answer(delta.text, delta.token_ids, delta.logprobs, delta.finish_reason, is_first)

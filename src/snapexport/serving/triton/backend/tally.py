@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from snapexport.runtime.requests import Increment
+from snapexport.runtime.requests import OutputDelta
 from snapexport.serving.triton.backend.job import Job
 
 
@@ -23,17 +23,17 @@ class Tally:
         """A job has got its slot."""
         self.seconds.append(("queue_seconds", now - job.arrived))
 
-    def heard(self, job: Job, increment: Increment, now: float) -> None:
-        """A job has taken this increment in."""
-        new = len(increment.token_ids)
+    def heard(self, job: Job, delta: OutputDelta, now: float) -> None:
+        """A job has taken this delta in."""
+        new = len(delta.token_ids)
         self.generated_tokens += new
         if new and job.tokens == new:
             self.seconds.append(("time_to_first_token_seconds", now - job.arrived))
-        if increment.finish_reason == "cancelled":
+        if delta.finish_reason == "cancelled":
             self.cancelled += 1
-        elif increment.finish_reason == "error":
+        elif delta.finish_reason == "error":
             self.failed += 1
-        elif increment.finish_reason:
+        elif delta.finish_reason:
             self._finished(job, now)
 
     def _finished(self, job: Job, now: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import Queue
 
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import Increment
+from snapexport.runtime.requests import OutputDelta
 from snapexport.serving.triton.backend.job import Answer, Failure, Job
 from snapexport.serving.triton.backend.tally import Tally
 
@@ -130,10 +130,10 @@ class Worker:
         for job in self._live.values():
             if job.deadline is not None and now > job.deadline:
                 self._drop(job, DEADLINE)
-        increments = self._llm.step()
+        deltas = self._llm.step()
         now = time.monotonic()
         self._note_started(now)
-        said = [self._heard(increment, now) for increment in increments]
+        said = [self._heard(delta, now) for delta in deltas]
         return [one for one in said if one is not None]
 
     def _take_in(self) -> None:
@@ -157,7 +157,7 @@ class Worker:
         self._tally.prompt_tokens += len(job.request.prompt_token_ids)
 
     def _drop(self, job: Job, why: Failure) -> None:
-        """Cancel it: its last increment comes with the next step, and says so."""
+        """Cancel it: its last delta comes with the next step, and says so."""
         if job.request_id is not None and job.request_id in self._live:
             job.ending = job.ending or why
             self._cancel(job.request_id)
@@ -176,19 +176,19 @@ class Worker:
                 job.started = now
                 self._tally.started(job, now)
 
-    def _heard(self, increment: Increment, now: float) -> tuple[Job, Answer | Failure] | None:
-        """What an increment means for its job's client."""
-        job = self._live.get(increment.request_id)
+    def _heard(self, delta: OutputDelta, now: float) -> tuple[Job, Answer | Failure] | None:
+        """What a delta means for its job's client."""
+        job = self._live.get(delta.request_id)
         if job is None:  # given up after an error of ours
             return None
-        answer = job.take(increment, now)
-        self._tally.heard(job, increment, now)
-        if increment.finish_reason:
-            self._forget(increment.request_id)
-        if increment.finish_reason == "cancelled":
+        answer = job.take(delta, now)
+        self._tally.heard(job, delta, now)
+        if delta.finish_reason:
+            self._forget(delta.request_id)
+        if delta.finish_reason == "cancelled":
             return job, job.ending or CANCELLED
-        if increment.finish_reason == "error":
-            return job, _why(increment)
+        if delta.finish_reason == "error":
+            return job, _why(delta)
         return None if answer is None else (job, answer)
 
     def _forget(self, request_id: int) -> None:
@@ -215,8 +215,8 @@ class Worker:
             self._outgoing.put(said)
 
 
-def _why(increment: Increment) -> Failure:
-    return _internal(increment.exception) if increment.exception else NOT_FINITE
+def _why(delta: OutputDelta) -> Failure:
+    return _internal(delta.exception) if delta.exception else NOT_FINITE
 
 
 def _internal(error: Exception) -> Failure:
