@@ -1,11 +1,12 @@
-"""A request's body, read into what the runtime takes: token ids and sampling parameters.
+"""Turns a body into the runtime's requests: token ids and sampling parameters.
 
-The checks are the runtime's own, so that what is refused here would be refused there. Every text
-becomes tokens here: a chat's text has its special tokens from the template, and gets no others.
+The runtime's own checks decide what is valid. A chat's text has its special tokens from the
+template; the tokenizer adds none. Knows no generator.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,28 @@ from snapexport.contract.manifest import Manifest
 from snapexport.runtime import prompts
 from snapexport.runtime.executor import Limits
 from snapexport.runtime.requests import Request, SamplingParams
-from snapexport.serving import chat
-from snapexport.serving.chat.special_tokens import read_config
-from snapexport.serving.openai.bodies import Asked, ChatRequest, CompletionRequest
+from snapexport.serving import chat_template
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
+from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
+from snapexport.serving.token_text import TokenText, token_texts
 
 
 @dataclass(frozen=True)
-class Reader:
-    """A build's tokenizer, chat template and limits. No template: there is no chat."""
+class Preprocessor:
+    """A build's tokenizer, chat template and limits. template None: chats are refused."""
 
     tokenizer: Tokenizer
-    template: chat.ChatTemplate | None
+    template: chat_template.ChatTemplate | None
     limits: Limits
     most_answers: int = 64
-    """What one body may ask for: its prompts times n."""
+    """Answers that one body may ask for: prompts times n."""
 
     @classmethod
-    def open(cls, build: Path, max_pending: int) -> "Reader":
-        """Read a build's files. max_pending: requests that may wait for a slot. Raises UserError.
+    def open(cls, build: Path, max_pending: int) -> "Preprocessor":
+        """Read a build's files. Raises UserError.
 
-        A body that asks for more answers than may run and wait could never be answered.
+        max_pending: requests that may wait for a batch slot. A body may not ask for more answers
+        than can run and wait.
         """
         manifest = Manifest.read(build)
         tokenizer = prompts.load_tokenizer(build)
@@ -47,7 +49,7 @@ class Reader:
         return cls(tokenizer, _template(build), limits, min(cls.most_answers, room))
 
     def chat(self, body: ChatRequest) -> list[Request]:
-        """The chat's prompt, n times. Raises ApiError."""
+        """The chat's request, n times. Raises ApiError."""
         if self.template is None:
             raise invalid(
                 "the build has no chat template: use /v1/completions, or copy the checkpoint's "
@@ -59,28 +61,35 @@ class Reader:
             for message in body.messages
         ]
         try:
-            _require_read(body.chat_template_kwargs, self.template)
+            _require_known(body.chat_template_kwargs, self.template)
             text = self.template.render(messages, True, body.chat_template_kwargs)
         except UserError as error:
             raise from_user_error(error, "messages") from None
         return self._requests(body, [self._encode(text, "messages", False)], "messages")
 
     def completion(self, body: CompletionRequest) -> list[Request]:
-        """Each prompt n times: the n answers of a prompt stand together. Raises ApiError."""
+        """A request for each prompt, n times in a row. Raises ApiError."""
         return self._requests(body, body.prompt, "prompt")
 
-    def text_of(self, prompt: str | list[int]) -> str:
+    def prompt_text(self, prompt: str | list[int]) -> str:
         """The prompt as it is echoed."""
         text: str = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
         return text
 
-    def _role(self, role: str) -> str:
-        """Older templates know no developer, and would drop the message or refuse it."""
-        assert self.template is not None
-        is_new = role == "developer" and "developer" not in self.template.source
-        return "system" if is_new else role
+    @cached_property
+    def text_of(self) -> TokenText:
+        """The text of a token."""
+        return token_texts(self.tokenizer)
 
-    def _requests(self, body: Asked, texts: list[str | list[int]], param: str) -> list[Request]:
+    def _role(self, role: str) -> str:
+        """A developer is a system to a template that knows no developer."""
+        assert self.template is not None
+        is_unknown = role == "developer" and "developer" not in self.template.source
+        return "system" if is_unknown else role
+
+    def _requests(
+        self, body: RequestBody, texts: list[str | list[int]], param: str
+    ) -> list[Request]:
         if len(texts) * body.n > self.most_answers:
             raise invalid(f"one request may ask for {self.most_answers} answers, prompts x n", "n")
         read = [self._token_ids(text, param) for text in texts]
@@ -104,29 +113,29 @@ class Reader:
         return request.prompt_token_ids
 
     def _encode(self, text: str, param: str, add_special_tokens: bool = True) -> list[int]:
-        """As the runtime does for any prompt: nothing is put before an empty text."""
+        """Token ids of a text; none of an empty one, whatever the tokenizer adds."""
         if not text:
             return []
         try:
             prompts.require_readable(text, self.limits)
         except UserError as error:
             raise _too_long(error.message, param) from None
-        # `encode` holds the interpreter's lock, and with it all streams; of a batch it is released.
+        # `encode` holds the interpreter's lock and stalls all streams; `encode_batch` releases it.
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
-    def _params(self, body: Asked, prompt_length: int, index: int) -> SamplingParams:
+    def _params(self, body: RequestBody, prompt_length: int, index: int) -> SamplingParams:
         left = self.limits.positions - prompt_length + 1
         return SamplingParams(
-            max_tokens=min(body.most_tokens or left, left),
+            max_tokens=min(body.token_limit or left, left),
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=max(body.top_k, 0),
             seed=None if body.seed is None else body.seed + index,
             stop=tuple(body.stop),
             ignore_eos=body.ignore_eos,
-            logprobs=body.alternatives,
+            logprobs=body.top_logprobs_count,
         )
 
 
@@ -134,7 +143,7 @@ def _too_long(message: str, param: str) -> ApiError:
     return invalid(message, param, "context_length_exceeded")
 
 
-def _require_read(options: Mapping[str, Any], template: chat.ChatTemplate) -> None:
+def _require_known(options: Mapping[str, Any], template: chat_template.ChatTemplate) -> None:
     if unread := sorted(options.keys() - template.options):
         raise invalid(
             f"chat_template_kwargs: the template does not read '{unread[0]}'",
@@ -142,11 +151,11 @@ def _require_read(options: Mapping[str, Any], template: chat.ChatTemplate) -> No
         )
 
 
-def _template(build: Path) -> chat.ChatTemplate | None:
+def _template(build: Path) -> chat_template.ChatTemplate | None:
     """None where the build has none. Raises UserError where it has one that is broken."""
-    config = read_config(build)
+    config = chat_template.read_config(build)
     try:
-        template = chat.load(build, config)
+        template = chat_template.load(build, config)
     except UserError:
         return None
     template.require_sound()

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a server runs: the first asks to end, the second not to wait for it."""
+"""SIGINT and SIGTERM of a server: the first one starts the drain, the second one cuts it short."""
 
 import asyncio
 import signal
@@ -10,21 +10,21 @@ from typing import Any, Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Ending:
+class Signals:
     """Catches both signals while the block lasts.
 
-    Until `listen`, there is nothing to end in order: a signal leaves at once, through the `finally`
-    blocks. After it, no signal interrupts what the blocks around the event loop tidy up.
+    Before `listen` a signal exits at once, through the `finally` blocks. After it, a signal sets an
+    event, and never interrupts the tidying up.
     """
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.received = asyncio.Event()
         self.hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
 
     def listen(self) -> None:
-        """From now on, signals set the events of the running loop."""
+        """From now on, signals set `received` and then `hurried` in the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class Ending:
         if self._loop is None:
             sys.exit(128 + number)
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ask)
+            self._loop.call_soon_threadsafe(self._note)
 
-    def _ask(self) -> None:
-        (self.hurried if self.asked.is_set() else self.asked).set()
+    def _note(self) -> None:
+        (self.hurried if self.received.is_set() else self.received).set()

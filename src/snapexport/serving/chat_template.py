@@ -1,7 +1,7 @@
-"""The checkpoint's own chat template, rendered as transformers renders it.
+"""Renders the checkpoint's own chat template as transformers does: messages to a prompt's text.
 
-Which names, filters and block rules a template may use is described in transformers' "Chat
-templates" guide. Responsible for text alone: what a token is, is a tokenizer's affair.
+transformers' guide "Chat templates" has the names, filters and block rules that a template may use.
+Needs jinja2. Knows no model, no server and no tokenizer.
 """
 
 import json
@@ -18,8 +18,9 @@ from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snapexport.contract.errors import UserError
-from snapexport.serving.chat.special_tokens import CONFIG, special_tokens
 
+CONFIG = "tokenizer_config.json"
+"""The special tokens' texts, and an older checkpoint's chat template."""
 FILE = "chat_template.jinja"
 """Where newer checkpoints keep it, outside of tokenizer_config.json."""
 
@@ -95,6 +96,31 @@ def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
             f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint",
         )
     return ChatTemplate(source, special_tokens(config))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The build's tokenizer_config.json; empty where there is none. Raises UserError."""
+    path = directory / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", "copy it from the checkpoint") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} does not hold a JSON object", "copy it from the checkpoint")
+    return config
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of `bos_token` and its kind: each is a text, or an object with `content`."""
+    named = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: _content(value) for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def _content(value: Any) -> Any:
+    return value.get("content") if isinstance(value, dict) else value
 
 
 def _default(value: Any) -> str | None:

@@ -1,6 +1,6 @@
-"""From a request's tensors to what is asked: a prompt, how to sample, and what to answer with.
+"""Reads a request's tensors: the prompt, the sampling parameters, and the outputs to send.
 
-Knows arrays and names, not Triton's objects. Every error names the input that it is about.
+Knows arrays and names, not Triton's objects. Every error names its input.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from snapexport.contract.errors import UserError
 from snapexport.runtime.prompts import Prompt
 from snapexport.runtime.requests import SamplingParams
-from snapexport.serving.triton.interface import OUTPUTS, PARAMETERS, TIMEOUT
+from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One request, read. Its values are valid; whether the prompt fits, the runtime says.
+class Inputs:
+    """A request's values, valid by themselves; whether the prompt fits is the runtime's to say.
 
-    source: the input that the prompt came from. timeout: seconds, 0 where there is none.
+    source: the input that the prompt came from. timeout: in seconds; 0: none. outputs: names of the
+    outputs that the client asked for.
     """
 
     prompt: Prompt
@@ -33,9 +34,10 @@ class Question:
     count_input: bool
     count_output: bool
     timeout: float
+    outputs: frozenset[str] = OUTPUT_NAMES
 
 
-def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> Question:
+def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> Inputs:
     """Read the inputs that came, and the request's parameters. Raises UserError."""
     unknown = sorted(set(parameters) - PARAMETERS)
     if unknown:
@@ -47,7 +49,7 @@ def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> 
         if _one(values, penalty, 0.0) != 0:
             raise UserError(f"{penalty} is not supported", "leave it out, or send 0")
     source, prompt = _prompt(values)
-    return Question(
+    return Inputs(
         prompt=prompt,
         source=source,
         params=_params(values),
@@ -59,20 +61,21 @@ def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> 
     )
 
 
-def with_named(question: Question, wanted: frozenset[str]) -> Question:
-    """The same; an output that its client has named counts as asked for.
+def with_outputs(inputs: Inputs, outputs: frozenset[str]) -> Inputs:
+    """The same inputs for a client that named these outputs.
 
-    wanted: as Triton tells it, which is all of them where the client has named none.
+    A named output counts as asked for. Triton names all outputs where the client named none.
     """
-    named = wanted if len(wanted) < len(OUTPUTS) else frozenset()
-    params = question.params
+    named = outputs if outputs < OUTPUT_NAMES else frozenset()
+    params = inputs.params
     if "output_logprobs" in named and params.logprobs is None:
         params = replace(params, logprobs=0)
     return replace(
-        question,
+        inputs,
         params=params,
-        count_input=question.count_input or "num_input_tokens" in named,
-        count_output=question.count_output or "num_output_tokens" in named,
+        outputs=outputs,
+        count_input=inputs.count_input or "num_input_tokens" in named,
+        count_output=inputs.count_output or "num_output_tokens" in named,
     )
 
 
@@ -119,12 +122,12 @@ def _stop(values: Values) -> tuple[str, ...]:
 def _timeout(parameters: Mapping[str, Any]) -> int:
     given = parameters.get(TIMEOUT, 0)
     if type(given) is not int or given < 0:  # a bool is an int too
-        raise UserError(f"timeout {given!r} is no number of microseconds", "send 0 or more")
+        raise UserError(f"timeout {given!r} is not a number of microseconds", "send 0 or more")
     return given
 
 
 def _one(values: Values, name: str, default: Any) -> Any:
-    """The single value of an input, as Python has it."""
+    """The single value of an input, as a Python object."""
     if name not in values:
         return default
     if values[name].size != 1:
