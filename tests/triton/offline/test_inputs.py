@@ -1,4 +1,4 @@
-"""What a request's tensors mean, without a server."""
+"""A request's tensors read, without a server."""
 
 from typing import Any
 
@@ -7,8 +7,13 @@ import pytest
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.requests import SamplingParams
-from snapexport.serving.triton.backend.question import Question, read, with_named
-from snapexport.serving.triton.interface import CODE_IN_MESSAGE, OUTPUTS, TIMEOUT, code_and_message
+from snapexport.serving.triton.backend.inputs import Inputs, read, with_outputs
+from snapexport.serving.triton.interface import (
+    CODE_IN_MESSAGE,
+    OUTPUT_NAMES,
+    TIMEOUT,
+    code_and_message,
+)
 
 
 def values(**given: Any) -> dict[str, Any]:
@@ -20,9 +25,9 @@ def _dtype(values: list[Any]) -> Any:
     return kinds.get(type(values[0]), np.int32)
 
 
-def test_what_is_not_given_has_the_default_of_the_runtime() -> None:
-    question = read(values(text_input=[b"a"]), {})
-    assert question == Question("a", "text_input", SamplingParams(), *[False] * 4, timeout=0.0)
+def test_missing_inputs_have_the_runtimes_defaults() -> None:
+    inputs = read(values(text_input=[b"a"]), {})
+    assert inputs == Inputs("a", "text_input", SamplingParams(), *[False] * 4, timeout=0.0)
 
 
 def test_every_input_arrives() -> None:
@@ -40,15 +45,15 @@ def test_every_input_arrives() -> None:
         return_num_output_tokens=[True],
         frequency_penalty=[0.0],
     ) | {"seed": np.array([[2**64 - 1]], np.uint64)}
-    question = read(given, {TIMEOUT: 1_500_000, CODE_IN_MESSAGE: True})
-    assert question.params == SamplingParams(
+    inputs = read(given, {TIMEOUT: 1_500_000, CODE_IN_MESSAGE: True})
+    assert inputs.params == SamplingParams(
         7, 0.7, 0.9, 5, 2**64 - 1, ("x", "ß"), ignore_eos=True, logprobs=2
     )
-    assert (question.prompt, question.source, question.timeout) == ([3, 4], "input_ids", 1.5)
-    assert question.stream and question.count_input and question.count_output
+    assert (inputs.prompt, inputs.source, inputs.timeout) == ([3, 4], "input_ids", 1.5)
+    assert inputs.stream and inputs.count_input and inputs.count_output
 
 
-def test_the_timeout_of_triton_comes_first() -> None:
+def test_tritons_own_timeout_comes_first() -> None:
     assert read(values(text_input=[b"a"]), {TIMEOUT: 5}, 2_000_000).timeout == 2.0
 
 
@@ -68,21 +73,21 @@ def test_the_timeout_of_triton_comes_first() -> None:
         ({"text_input": [b"a"]}, {TIMEOUT: True}, "timeout True"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(
+def test_invalid_input_is_refused_by_its_name(
     given: dict[str, Any], parameters: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         read(values(**given), parameters)
 
 
-def test_an_output_that_is_named_counts_as_asked_for() -> None:
-    question = read(values(text_input=[b"a"]), {})
-    named = with_named(question, frozenset({"num_input_tokens", "output_logprobs"}))
+def test_named_output_counts_as_asked_for() -> None:
+    inputs = read(values(text_input=[b"a"]), {})
+    named = with_outputs(inputs, frozenset({"num_input_tokens", "output_logprobs"}))
     assert (named.count_input, named.count_output, named.params.logprobs) == (True, False, 0)
-    assert with_named(question, frozenset(one.name for one in OUTPUTS)) == question
+    assert with_outputs(inputs, OUTPUT_NAMES) == inputs
 
 
-def test_a_code_comes_off_its_message() -> None:
+def test_code_and_message_are_split() -> None:
     assert code_and_message("UNAVAILABLE: later") == ("UNAVAILABLE", "later")
     assert code_and_message("Stub process is not healthy: no") == (
         "INTERNAL",

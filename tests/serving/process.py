@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,20 +19,20 @@ SECONDS = 60
 
 @dataclass
 class Serving:
-    """A running command, and what it told. scratch: its folder for temporary files."""
+    """A running command, and the addresses it printed. scratch: its folder of temporary files."""
 
     process: "subprocess.Popen[str]"
     scratch: Path
-    told: dict[str, Any]
+    addresses: dict[str, Any]
 
     @property
     def url(self) -> str:
         """The API without its version."""
-        return str(self.told["openai"]).removesuffix("/v1")
+        return str(self.addresses["openai"]).removesuffix("/v1")
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(
-            base_url=self.told["openai"], api_key="none", max_retries=0, timeout=SECONDS
+            base_url=self.addresses["openai"], api_key="none", max_retries=0, timeout=SECONDS
         )
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -46,7 +47,7 @@ class Serving:
 
 @contextmanager
 def serve(build: Path, scratch: Path, *flags: str) -> Iterator[Serving]:
-    """Started, and waited for until it has told where it answers."""
+    """Start it, and wait until it has printed its addresses."""
     process = start(build, scratch, "--json", *flags)
     try:
         assert process.stdout is not None
@@ -69,3 +70,14 @@ def start(build: Path, scratch: Path, *flags: str) -> "subprocess.Popen[str]":
         text=True,
         env=os.environ | {"TMPDIR": str(scratch)},
     )
+
+
+def read_metrics(address: str) -> dict[str, float]:
+    with urllib.request.urlopen(address, timeout=SECONDS) as answer:
+        lines = answer.read().decode().splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("snapexport_"):
+            name, _, value = line.removeprefix("snapexport_").rpartition(" ")
+            found[name.partition("{")[0]] = float(value)
+    return found
