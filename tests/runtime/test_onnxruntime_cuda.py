@@ -102,10 +102,10 @@ def test_answers_as_the_cpu_does(
         [c.token_ids for c in llm.generate(prompts(), params)] for llm in (ours, theirs)
     )
     assert got == expected
-    if (kept := theirs.engine.topk_positions()) is None:
-        assert ours.engine.topk_positions() is None
+    if (kept := theirs.executor.topk_positions()) is None:
+        assert ours.executor.topk_positions() is None
     else:
-        np.testing.assert_array_equal(ours.engine.topk_positions(), kept)
+        np.testing.assert_array_equal(ours.executor.topk_positions(), kept)
 
 
 def test_requests_come_and_go(gpu: FakeCuda, builds: dict[str, Build]) -> None:
@@ -190,8 +190,8 @@ def test_requests_take_the_logits_that_they_need(
     asked = [cases.prompt(length) for length in (40, 20)]
     gpu.to_host.clear()
     got = ours.generate(asked, params)
-    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
+    assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
+    assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
     assert got == theirs.generate(asked, params)
 
 

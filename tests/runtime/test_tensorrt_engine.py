@@ -72,11 +72,11 @@ def test_answers_as_onnxruntime_does(
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     got = [completion.token_ids for completion in ours.generate(prompts, params)]
     assert got == [completion.token_ids for completion in theirs.generate(prompts, params)]
-    assert isinstance(ours.engine, TrtEngine) and ours.engine.captured
-    if (kept := theirs.engine.topk_positions()) is None:
-        assert ours.engine.topk_positions() is None
+    assert isinstance(ours.executor, TrtEngine) and ours.executor.captured
+    if (kept := theirs.executor.topk_positions()) is None:
+        assert ours.executor.topk_positions() is None
     else:
-        for mine, its in zip(ours.engine.topk_positions() or [], kept, strict=True):
+        for mine, its in zip(ours.executor.topk_positions() or [], kept, strict=True):
             np.testing.assert_array_equal(mine, its)
 
 
@@ -161,8 +161,8 @@ def test_requests_take_the_logits_that_they_need(
     asked = [cases.prompt(length) for length in (40, 20)]
     gpu.to_host.clear()
     got = [one.token_ids for one in ours.generate(asked, [params, neighbour])]
-    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
+    assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
+    assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
     assert got == [one.token_ids for one in theirs.generate(asked, [params, neighbour])]
 
 
@@ -208,19 +208,19 @@ def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, c
     ours, theirs = engines(case, tmp_path)
     for slot in (0, 1):
         feed_whole(ours, theirs, slot)
-    assert isinstance(ours.engine, TrtEngine)
-    break_slot(gpu, ours.engine, 1)
+    assert isinstance(ours.executor, TrtEngine)
+    break_slot(gpu, ours.executor, 1)
     step = (np.array([5, 0, 0]), np.array([70, 0, 0]), np.array([70, 0, 0]))
-    assert np.isnan(ours.engine.decode(*step)[1].logits).all(), "nothing was broken"
-    ours.engine.clear(1)
-    expected = theirs.engine.decode(*step)[0].logits
-    np.testing.assert_allclose(ours.engine.decode(*step)[0].logits, expected, atol=1e-4)
+    assert np.isnan(ours.executor.decode(*step)[1].logits).all(), "nothing was broken"
+    ours.executor.clear(1)
+    expected = theirs.executor.decode(*step)[0].logits
+    np.testing.assert_allclose(ours.executor.decode(*step)[0].logits, expected, atol=1e-4)
     params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(80)
     assert ours.generate([prompt] * 3, params) == theirs.generate([prompt] * 3, params)
 
 
 def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
-    prompt, chunk = cases.prompt(70, slot), ours.engine.limits.prefill_chunk
+    prompt, chunk = cases.prompt(70, slot), ours.executor.limits.prefill_chunk
     ends = [70] if chunk >= 70 else [32, 64, 70]
     for llm in (ours, theirs):
         for end in ends:
