@@ -1,4 +1,4 @@
-"""Executor over FAKES of CUDA and TensorRT: every layout answers as ONNX Runtime's engine does.
+"""TensorRT's backend over FAKES of CUDA and TensorRT: every layout answers as ONNX Runtime does.
 
 No GPU and no TensorRT: the fakes run the same graphs at the addresses, and at the time, that our
 calls name (fake_cuda.py, fake_tensorrt.py).
