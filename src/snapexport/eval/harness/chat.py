@@ -1,6 +1,6 @@
 """The build's chat template, as the harness asks for it: an error names the harness's flag.
 
-How a template is found and rendered is `snapexport.serving.chat`'s.
+How a template is found and rendered is `snapexport.serving.chat_template`'s.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.serving import chat
-from snapexport.serving.chat import Message
+from snapexport.serving import chat_template
+from snapexport.serving.chat_template import Message
 
 __all__ = ["ChatTemplate", "Message", "load"]
 
@@ -20,7 +20,7 @@ __all__ = ["ChatTemplate", "Message", "load"]
 class ChatTemplate:
     """A template that the harness's flags chose."""
 
-    template: chat.ChatTemplate
+    template: chat_template.ChatTemplate
 
     @property
     def source(self) -> str:
@@ -35,7 +35,7 @@ class ChatTemplate:
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template. Raises UserError."""
     with _flags_in_hint("--apply_chat_template"):
-        return ChatTemplate(chat.load(directory, config))
+        return ChatTemplate(chat_template.load(directory, config))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.serving.chat.special_tokens import CONFIG, read_config, special_tokens
+from snapexport.serving.chat_template import CONFIG, read_config, special_tokens
 
 __all__ = ["Encoder", "read_config"]
 
