@@ -13,7 +13,7 @@ import pytest
 from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from snapexport.eval.accuracy.measures import Distance
+from snapexport.eval.accuracy.difference import Distance
 from tests.oracle import checkpoints
 
 
@@ -31,7 +31,7 @@ def test_what_was_dropped_is_all_that_differs(
     rows = found["differences"]
     assert {row["reference"] for row in rows} == {"transformers", "full cache"}
     for row in rows:
-        compressed = (row["runner"], row["output"], row["prompt_length"]) == (
+        compressed = (row["system"], row["output"], row["prompt_length"]) == (
             "snapstream",
             "decode.logits",
             60,

@@ -25,7 +25,7 @@ from polygraphy.tools.run import Run
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.eval.accuracy.backends import find_cudart, on_tensorrt
+from snapexport.eval.accuracy.graph_loader import find_cudart, on_tensorrt
 from snapexport.runtime.tensorrt_plans import open_plans
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
@@ -98,22 +98,22 @@ def test_both_runners_in_one_report(
     rows = diff(capsys, build, *flags)["differences"]
     caches = ("full cache", "snapstream")
     names = [f"{cache} ({on})" for cache in caches for on in ("onnxruntime", "tensorrt")]
-    assert {row["runner"] for row in rows} == set(names)
+    assert {row["system"] for row in rows} == set(names)
     assert {row["reference"] for row in rows} == {"transformers", *names[:-1]}
     assert all(row["passed"] for row in rows if row["lossless"])
     for cache in caches:
         same = (f"{cache} (onnxruntime)", f"{cache} (tensorrt)")
-        pairs = [row for row in rows if (row["reference"], row["runner"]) == same]
+        pairs = [row for row in rows if (row["reference"], row["system"]) == same]
         assert len(pairs) == 4
         assert max(row["distance"]["max_abs_error"] for row in pairs) < 1e-4
-    costly = {(row["runner"], row["output"]) for row in rows if not row["lossless"]}
+    costly = {(row["system"], row["output"]) for row in rows if not row["lossless"]}
     assert {output for _, output in costly} == {"decode.logits"}
     assert {runner for runner, _ in costly} == set(names[2:])
 
 
 def test_tensorrt_alone(gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build) -> None:
     rows = diff(capsys, build, "--lengths", "60", "--backends", "tensorrt")["differences"]
-    assert {row["runner"] for row in rows} == {"full cache (tensorrt)", "snapstream (tensorrt)"}
+    assert {row["system"] for row in rows} == {"full cache (tensorrt)", "snapstream (tensorrt)"}
 
 
 def test_bf16_goes_through_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path) -> None:

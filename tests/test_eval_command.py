@@ -19,10 +19,9 @@ from snapexport.cli.app import main
 from snapexport.cli.console import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.eval import run as running
-from snapexport.eval.journal import JOURNAL
 from snapexport.eval.options import EvalOptions
-from snapexport.eval.plan import plan
+from snapexport.eval.outcomes import JOURNAL
+from snapexport.eval.run import run
 from tests.eval import builds
 
 ASKED: dict[str, Any] = {
@@ -112,14 +111,14 @@ def test_a_killed_evaluation_goes_on(
     kill_midway(build, out)
     assert len(beside(build)) == 1  # of which the next run knows that nobody holds it
     with (out / JOURNAL).open("a") as journal:
-        journal.write('{"contestant": "snap')
+        journal.write('{"system": "snap')
     known = (out / JOURNAL).read_text().splitlines()[:-1]
     assert evaluate(build, "--out", out, "--json", **ASKED) == 0
     assert beside(build) == []
     assert (out / JOURNAL).read_text().splitlines()[: len(known)] == known
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
-    assert report == running.run(plan(Build.open(build), EvalOptions(**ASKED)), None, print)
+    assert report == run(make_grid(Build.open(build), EvalOptions(**ASKED)), None, print)
     assert all(row["samples"] == 20 for row in report["results"])
 
 
@@ -153,7 +152,7 @@ def test_it_prints_tables_or_one_json_object(
     for word in ("128 tokens", "384 tokens", "question in the prompt", "snapstream", "hit rate"):
         assert word in out
     assert report["options"]["lengths"] == [128, 384]
-    by_name = {one["contestant"]: one for one in report["contestants"]}
+    by_name = {one["system"]: one for one in report["systems"]}
     assert by_name["snapstream"]["L_sink_L_recent_K"] == [4, 30, 30]
     assert by_name["streaming"]["L_sink_L_recent_K"] == [4, 60, 0]
 

@@ -21,7 +21,7 @@ from snapexport import SamplingParams
 from snapexport.builder import build
 from snapexport.contract.errors import UserError
 from snapexport.eval.harness import register
-from snapexport.eval.harness.cli import main
+from snapexport.eval.harness.__main__ import main
 from snapexport.eval.harness.model import SnapexportLM
 from snapexport.vault import CHECKPOINT, make_prompt
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.eval.journal import JOURNAL, Journal
-from snapexport.eval.report import Summary, results
-from snapexport.eval.trials import Outcome
+from snapexport.eval.outcomes import JOURNAL, Journal, Outcome, Summary, results
 
 ONE = Outcome("snapstream", 64, "aware", "vault", 256, 0, 0.0, 1.0, True, True, " a b", " a b")
 

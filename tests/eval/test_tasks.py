@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from snapexport.contract.errors import UserError
-from snapexport.eval.tasks import TASKS, Sample, filler
-from snapexport.eval.tasks.draws import Draws
-from snapexport.eval.tasks.fitting import most
+from snapexport.eval.haystack import Draws
+from snapexport.eval.sample import Sample, most
+from snapexport.eval.tasks import TASKS, filler
 from snapexport.vault import CHECKPOINT
 from snapexport.vault.prompts import FIRST_TRAINING_SEED, make_prompt
 

@@ -7,7 +7,7 @@ import pytest
 
 from snapexport import SamplingParams
 from snapexport.contract.errors import UserError
-from snapexport.eval.harness.generation_args import sampling_params
+from snapexport.eval.harness.arguments import sampling_params
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from lm_eval.api.registry import get_model
 
 from snapexport.eval.harness import register
-from snapexport.eval.harness.cli import main
+from snapexport.eval.harness.__main__ import main
 from snapexport.eval.harness.model import SnapexportLM
 
 

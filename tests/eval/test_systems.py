@@ -10,8 +10,8 @@ from snapexport.builder.options import BuildOptions
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
-from snapexport.eval.contestants import Contestant, Lineup, typical_layer
 from snapexport.eval.options import POLICIES
+from snapexport.eval.systems import System, SystemMaker, typical_layer
 
 L_MAX = 512
 VARIANTS = ("snapstream:L_obs=3,pool=max", "snapstream:L_recent=9", "snapstream:K=7,L_sink=2")
@@ -35,8 +35,8 @@ def geometry(facts: ModelFacts, **choices: Any) -> CacheGeometry:
     return BuildOptions(model="", out=Path(), L_max=L_MAX, **choices).geometry(facts)
 
 
-def found(own: CacheGeometry, facts: ModelFacts, names: Any, budgets: Any) -> list[Contestant]:
-    return Lineup(facts, L_MAX, own).contestants(names, budgets)
+def found(own: CacheGeometry, facts: ModelFacts, names: Any, budgets: Any) -> list[System]:
+    return SystemMaker(facts, L_MAX, own).systems(names, budgets)
 
 
 OWN: dict[str, dict[str, Any]] = {
@@ -58,8 +58,8 @@ WINDOWS = {"all see all": (0,) * 6, "some slide": (32, 0, 32, 0, 0)}
 def test_at_its_own_budget_the_build_meets_itself(name: str, windows: str) -> None:
     facts = model(WINDOWS[windows])
     own = geometry(facts, **OWN[name])
-    (contestant,) = found(own, facts, [own.policy], [typical_layer(own, facts).cache_slots])
-    assert contestant.geometry == own
+    (system,) = found(own, facts, [own.policy], [typical_layer(own, facts).cache_slots])
+    assert system.geometry == own
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
@@ -69,9 +69,9 @@ def test_all_have_as_many_slots(name: str, windows: str) -> None:
     own = geometry(facts, **OWN[name])
     budgets = (24, 25, 31, 64, 100, 257, 511)
     names = [*POLICIES, *VARIANTS]
-    contestants = found(own, facts, names, budgets)
-    assert len(contestants) == 1 + (len(names) - 1) * len(budgets)
-    for one in contestants:
+    systems = found(own, facts, names, budgets)
+    assert len(systems) == 1 + (len(names) - 1) * len(budgets)
+    for one in systems:
         pairs = zip(one.geometry.layers, facts.sliding_window, strict=True)
         slots = [layer.cache_slots for layer, window in pairs if not window]
         assert sum(slots) == one.slots * len(slots)
@@ -104,8 +104,8 @@ def test_what_a_builds_policy_dictates_is_not_its_choice() -> None:
     plain = geometry(facts, kv_budget=48)
     for policy in ("sage", "snapkv", "streaming"):
         own = geometry(facts, policy=policy, kv_budget=48)
-        (contestant,) = found(own, facts, ["snapstream"], [48])
-        assert contestant.geometry == plain
+        (system,) = found(own, facts, ["snapstream"], [48])
+        assert system.geometry == plain
 
 
 def test_the_builds_window_shrinks_to_a_smaller_ring() -> None:
