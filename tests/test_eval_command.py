@@ -19,6 +19,7 @@ from snapexport.cli.app import main
 from snapexport.cli.console import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.eval.grid import make_grid
 from snapexport.eval.options import EvalOptions
 from snapexport.eval.outcomes import JOURNAL
 from snapexport.eval.run import run

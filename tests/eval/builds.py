@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from snapexport.eval.grid import Grid
+from snapexport.eval.grid import Grid, make_grid
 from snapexport.eval.options import EvalOptions
 from snapexport.vault import CHECKPOINT
 from tests.oracle import checkpoints
@@ -21,7 +21,9 @@ FEW: dict[str, Any] = {"tasks": ("vault",), "samples": 1, "threads": 1, "hit_sam
 
 @cache
 def vault() -> Build:
-    """The bundled checkpoint in 64 slots: 4 sinks, a ring of 30, 30 for the vote.
+    """The bundled checkpoint in 64 cache slots: 4 sinks, a ring of 30, 30 for the vote.
+
+    An answer is four tokens long: so few slots want a short pool.
 
     Alone in its directory.
     """

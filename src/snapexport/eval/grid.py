@@ -19,7 +19,7 @@ from snapexport.eval.options import EvalOptions
 from snapexport.eval.sample import Sample
 from snapexport.eval.systems import System, SystemMaker, typical_layer
 from snapexport.eval.tasks import TASKS, filler
-from snapexport.runtime.onnxruntime_engine import require_runnable
+from snapexport.runtime.ort.backend import require_runnable
 from snapexport.runtime.prompts import load_tokenizer
 
 SLACK = 16

@@ -16,8 +16,8 @@ from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.eval.grid import Cell, Grid
 from snapexport.eval.sample import Sample
 from snapexport.eval.systems import LoadedSystems, System
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.requests import SamplingParams
 
 THETA = 0.05
@@ -119,35 +119,35 @@ def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
 def _watch(
     sample: Sample,
     prompt: Sequence[int],
-    watcher: tuple[LLM, OnnxRuntimeEngine],
+    watcher: tuple[LLM, Executor],
     votes: Sequence[Vote],
     steps: int,
 ) -> None:
     """Count each decode step of the full cache's answer."""
-    llm, engine = watcher
+    llm, executor = watcher
     params = SamplingParams(max_tokens=min(sample.max_tokens, steps), stop=sample.stop)
     # The first token comes from prefill: there is no decode step to watch.
     for step, _ in enumerate(llm.stream(prompt, params), start=-1):
         if step >= 0:
             for vote in votes:
-                _count(vote, engine, len(prompt), step)
+                _count(vote, executor, len(prompt), step)
     for vote in votes:
         vote.rate.prompts += 1
 
 
-def _count(vote: Vote, engine: OnnxRuntimeEngine, length: int, step: int) -> None:
+def _count(vote: Vote, executor: Executor, length: int, step: int) -> None:
     for layer, place in enumerate(vote.geometry.layers):
         if place.K:
-            looked = _looked_at(engine, layer, length, step, place)
+            looked = _looked_at(executor, layer, length, step, place)
             vote.rate.add(step, layer, _mask(vote.kept[layer], looked, place), looked)
 
 
 def _looked_at(
-    engine: OnnxRuntimeEngine, layer: int, length: int, step: int, place: LayerGeometry
+    executor: Executor, layer: int, length: int, step: int, place: LayerGeometry
 ) -> NDArray[np.bool_]:
     """The eligible positions with more than theta of each query head's attention: bool [H, n]."""
-    keys = engine.decode_buffers[names.past_key(layer)][0, :, : length + step + 1]
-    query = engine.decode_buffers[names.query(layer)][0, :, 0]
+    keys = executor.decode_buffers[names.past_key(layer)][0, :, : length + step + 1]
+    query = executor.decode_buffers[names.query(layer)][0, :, 0]
     grouped = query.reshape(len(keys), -1, query.shape[-1]).astype(np.float32)
     scores = grouped @ keys.astype(np.float32).swapaxes(1, 2)
     scores -= scores.max(-1, keepdims=True)

@@ -19,9 +19,10 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
 from snapexport.contract.manifest import ModelFacts
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from snapexport.runtime.onnxruntime_prefill import PromptCache
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.prompt_cache import PromptCache
 from snapexport.runtime.prompts import load_tokenizer
 
 Choices = dict[str, Any]
@@ -185,18 +186,23 @@ class LoadedSystems:
 
     def load(self, systems: Sequence[System]) -> list[LLM]:
         """One LLM for each system, in order."""
-        return [self._load(self._engine(system.geometry)) for system in systems]
+        return [self._load(self._executor(system.geometry)) for system in systems]
 
-    def watch(self, geometry: CacheGeometry) -> tuple[LLM, OnnxRuntimeEngine]:
+    def watch(self, geometry: CacheGeometry) -> tuple[LLM, Executor]:
         """An LLM whose executor shows the queries of each decoded token."""
-        engine = self._engine(geometry, with_queries=True)
-        return self._load(engine), engine
+        executor = self._executor(geometry, with_queries=True)
+        return self._load(executor), executor
 
-    def _engine(self, geometry: CacheGeometry, with_queries: bool = False) -> OnnxRuntimeEngine:
+    def _executor(self, geometry: CacheGeometry, with_queries: bool = False) -> Executor:
         build = self._build_of(geometry, with_queries)
-        engine = OnnxRuntimeEngine(build, False, self._threads, prompt_cache=self._prompt_cache)
-        self._prompt_cache = engine.prompt_cache
-        return engine
+        executor = open_executor(
+            build,
+            backend="onnxruntime",
+            threads=self._threads,
+            prompt_cache=self._prompt_cache,
+        )
+        self._prompt_cache = executor.prompt_cache
+        return executor
 
     def _build_of(self, geometry: CacheGeometry, with_queries: bool) -> Build:
         """The build of a cache. Each is made once: the hit rates use the same ones again."""
@@ -206,8 +212,8 @@ class LoadedSystems:
             self._derived[key] = derive(self._build, geometry, out, with_queries=with_queries)
         return self._derived[key]
 
-    def _load(self, engine: OnnxRuntimeEngine) -> LLM:
-        return LLM.from_executor(engine, self._tokenizer)
+    def _load(self, executor: Executor) -> LLM:
+        return LLM.from_executor(executor, self._tokenizer)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _polygraphy_errors(graph: GraphName) -> Iterator[None]:
     except PolygraphyException as error:
         raise UserError(
             f"Polygraphy's runner failed on {graph}: {first_line(error)}",
-            "each engine needs GPU memory for a copy of the weights, its inputs and its outputs: see "
+            "each engine needs GPU memory for a copy of the weights, its inputs and outputs: see "
             "what else runs on the GPU (`nvidia-smi`)",
         ) from error
 
