@@ -78,7 +78,7 @@ def beside(build: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_answers_alone(
+def test_an_interrupted_eval_keeps_its_answers(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
@@ -105,7 +105,7 @@ def test_a_signal_leaves_the_answers_alone(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_killed_evaluation_goes_on(
+def test_a_killed_eval_resumes_and_gives_the_same_report(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -123,7 +123,7 @@ def test_a_killed_evaluation_goes_on(
     assert all(row["samples"] == 20 for row in report["results"])
 
 
-def test_other_questions_do_not_go_on(
+def test_eval_does_not_resume_another_evaluation(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -137,7 +137,7 @@ def test_other_questions_do_not_go_on(
     assert evaluate(build, "--out", out, **FEW | {"threads": 2, "hit_samples": 1}) == 0
 
 
-def test_it_prints_tables_or_one_json_object(
+def test_eval_prints_tables_or_one_json_object(
     capsys: pytest.CaptureFixture[str], build: Path
 ) -> None:
     asked = FEW | {"hit_samples": 1}
@@ -198,7 +198,7 @@ def told(capsys: pytest.CaptureFixture[str], build: Path, *more: object, **asked
         ({"threads": 0}, "--threads 0 is below 1"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
+def test_eval_refuses_impossible_options(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
@@ -241,7 +241,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_build_that_cannot_be_evaluated_is_refused(
+def test_eval_refuses_a_build_that_it_cannot_run(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path, name: str
 ) -> None:
     damage, message = DAMAGE[name]
@@ -261,7 +261,7 @@ def unlinked(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_a_place_that_is_no_evaluation_is_left_alone(
+def test_eval_leaves_directories_of_other_files_alone(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "note").write_text("mine")
@@ -272,7 +272,7 @@ def test_a_place_that_is_no_evaluation_is_left_alone(
     assert beside(build) == []
 
 
-def test_weights_that_cannot_be_linked_are_not_copied(
+def test_eval_refuses_to_copy_weights(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
@@ -292,7 +292,7 @@ def test_weights_that_cannot_be_linked_are_not_copied(
     assert beside(build) == list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_there_are_no_plots_but_tables(build: Path, tmp_path: Path) -> None:
+def test_eval_without_matplotlib_prints_tables_but_refuses_out(build: Path, tmp_path: Path) -> None:
     def python(*more: str) -> "subprocess.CompletedProcess[str]":
         argv = ["eval", str(build), *flags(**FEW | {"lengths": 128}), *more]
         code = (

@@ -109,7 +109,9 @@ def measured(request: pytest.FixtureRequest, sliding_build: Build) -> Iterator[M
         yield request.param, grid, hit_rate.measure(grid, loaded, STEPS)
 
 
-def test_it_is_what_transformers_attends_to(sliding_build: Build, measured: Measured) -> None:
+def test_hit_rate_equals_the_one_from_transformers_attention(
+    sliding_build: Build, measured: Measured
+) -> None:
     theta, grid, rates = measured
     systems = {one.name: one.geometry for one in grid.systems}
     assert [rate.system for rate in rates] == ["snapstream", "snapkv:pool=max"]
@@ -121,7 +123,7 @@ def test_it_is_what_transformers_attends_to(sliding_build: Build, measured: Meas
         assert 0 < rate.hits.sum() < rate.seen.sum()
 
 
-def test_a_layer_that_slides_is_never_counted(measured: Measured) -> None:
+def test_hit_rate_skips_sliding_window_layers(measured: Measured) -> None:
     _, _, rates = measured
     for rate in rates:
         assert not rate.seen[[0, 2]].any() and rate.seen[1].any()
@@ -129,7 +131,7 @@ def test_a_layer_that_slides_is_never_counted(measured: Measured) -> None:
         assert first is third is None and 0 < second < 1
 
 
-def test_the_report_divides_hits_by_what_was_looked_at() -> None:
+def test_hit_rate_report_is_hits_over_positions_looked_at() -> None:
     rate = HitRate("any", 8, np.array([[1, 0], [0, 0]]), np.array([[2, 0], [1, 3]]), prompts=1)
     report = rate.report()
     assert report["by_layer"] == [0.5, 0.0]
@@ -137,7 +139,7 @@ def test_the_report_divides_hits_by_what_was_looked_at() -> None:
     assert report["by_layer_and_step"] == [[0.5, None], [0.0, 0.0]]
 
 
-def test_prompts_are_spread_over_the_depths(sliding_build: Build) -> None:
+def test_hit_rate_prompts_are_spread_over_the_depths(sliding_build: Build) -> None:
     depths = (0.0, 0.25, 0.5, 0.75, 1.0)
     for count, expected_depths in ((0, []), (1, [0.5]), (2, [0.25, 0.75]), (9, list(depths))):
         grid = vault_grid(sliding_build, lengths=(90, 120), depths=depths, hit_samples=count)
@@ -146,7 +148,7 @@ def test_prompts_are_spread_over_the_depths(sliding_build: Build) -> None:
         assert {cell.length for cell in cells} <= {120}
 
 
-def test_without_prompts_or_votes_there_is_none(sliding_build: Build) -> None:
+def test_hit_rate_is_empty_without_prompts_or_votes(sliding_build: Build) -> None:
     for choices in ({"hit_samples": 0}, {"hit_samples": 1, "policies": ("full", "streaming")}):
         grid = vault_grid(sliding_build, lengths=(120,), **choices)
         with loading(sliding_build, threads=1) as loaded:

@@ -30,7 +30,9 @@ def together(vault_build: Build) -> list[Outcome]:
     return outcomes(vault_build, policies=POLICIES)
 
 
-def test_everybody_is_asked_everything_once(together: list[Outcome], vault_build: Build) -> None:
+def test_every_system_answers_every_request_once(
+    together: list[Outcome], vault_build: Build
+) -> None:
     grid = vault_grid(vault_build, **CHOICES, policies=POLICIES)
     assert len(together) == grid.answers == len({one.key for one in together}) == 4 * 3 * 2 * 3
     expected = defaultdict(set)
@@ -57,7 +59,7 @@ def mean(answers: list[Outcome], policy: str, mode: str) -> float:
     return float(np.mean(scores))
 
 
-def test_the_vote_keeps_what_a_ring_alone_has_lost(together: list[Outcome]) -> None:
+def test_snapstream_answers_what_streaming_has_lost(together: list[Outcome]) -> None:
     for mode in ("aware", "late"):
         assert mean(together, "full", mode) > 0.8
         assert mean(together, "snapstream", mode) > 0.6
@@ -65,7 +67,9 @@ def test_the_vote_keeps_what_a_ring_alone_has_lost(together: list[Outcome]) -> N
     assert mean(together, "full", "agnostic") > 0.8
 
 
-def test_prefill_gives_the_first_token_away(together: list[Outcome]) -> None:
+def test_the_first_token_is_right_even_when_the_cache_lost_the_answer(
+    together: list[Outcome],
+) -> None:
     aware = [one for one in together if (one.system, one.mode) == ("streaming", "aware")]
     assert sum(one.first for one in aware) > sum(one.rest for one in aware)
 
@@ -90,7 +94,7 @@ def kept(grid: Grid, mode: str, build: Build) -> list[list[np.ndarray]]:
     return found
 
 
-def test_agnostic_keeps_the_same_whatever_is_asked(vault_build: Build) -> None:
+def test_agnostic_mode_keeps_the_same_positions_for_any_question(vault_build: Build) -> None:
     grid = vault_grid(vault_build, **CHOICES, policies=("snapstream",))
     first, *rest = kept(grid, "agnostic", vault_build)
     for other in rest:
@@ -98,13 +102,13 @@ def test_agnostic_keeps_the_same_whatever_is_asked(vault_build: Build) -> None:
             np.testing.assert_array_equal(*pair)
 
 
-def test_aware_keeps_what_is_asked_for(vault_build: Build) -> None:
+def test_aware_mode_keeps_the_positions_of_the_answer(vault_build: Build) -> None:
     grid = vault_grid(vault_build, **CHOICES, policies=("snapstream",))
     first, *rest = kept(grid, "aware", vault_build)
     assert all(any((a != b).any() for a, b in zip(first, other, strict=True)) for other in rest)
 
 
-def test_late_asks_when_no_ring_holds_anything_of_prompt_or_answer(vault_build: Build) -> None:
+def test_late_mode_repeats_the_question_after_the_ring_was_overwritten(vault_build: Build) -> None:
     grid = vault_grid(vault_build, **CHOICES, policies=POLICIES, budgets=(32, 100))
     ring = max(layer.L_recent for one in grid.systems for layer in one.geometry.layers)
     assert ring == 96  # streaming's, beside 4 sinks
