@@ -1,6 +1,7 @@
-"""One graph in Polygraphy's hands: ONNX Runtime's runner on the CPU, or TensorRT's on a GPU.
+"""Loads one graph into a runner of Polygraphy: ONNX Runtime's on the CPU, or TensorRT's on a GPU.
 
-Both take and give NumPy arrays that are the caller's own, bf16 as ml_dtypes has it.
+Both take and return NumPy arrays that belong to the caller, bf16 in ml_dtypes' type. Knows no
+sequence.
 """
 
 import os
@@ -24,15 +25,15 @@ from snapexport.contract.manifest import GraphName
 from snapexport.eval.accuracy.sequence import Array, Feed
 
 Infer = Callable[[Feed], Feed]
-Backend = Callable[[GraphName], AbstractContextManager[Infer]]
-"""Loads a graph, and drops it at the end."""
+GraphLoader = Callable[[GraphName], AbstractContextManager[Infer]]
+"""Loads a graph, and drops it at the end of the block."""
 
 LoadPlan = Callable[[GraphName], Any]
-"""Gives a graph's engine as TensorRT has it: deserialized, with its plugins and its weights."""
+"""Returns a graph's deserialized engine, with its plugins and weights."""
 
 
-def on_onnxruntime(build: Build) -> Backend:
-    """The build's ONNX files."""
+def on_onnxruntime(build: Build) -> GraphLoader:
+    """Loads the build's ONNX files."""
 
     @contextmanager
     def load(graph: GraphName) -> Iterator[Infer]:
@@ -42,45 +43,46 @@ def on_onnxruntime(build: Build) -> Backend:
     return load
 
 
-def on_tensorrt(load_plan: LoadPlan) -> Backend:
-    """The build's plans.
+def on_tensorrt(load_plan: LoadPlan) -> GraphLoader:
+    """Loads the build's TensorRT engines.
 
-    Polygraphy asks TensorRT which output shares the memory of which input, and binds it there; the
-    memory is its own, filled from the feed before each run. Tensors of torch, since NumPy has no
-    bf16; copies, since the next run writes over what this one gave.
+    Polygraphy binds an output to the memory of the input that it shares, as TensorRT says, and
+    fills its own memory from the feed before each run. The feed has torch's tensors, since NumPy
+    has no bf16; outputs are copied, since the next run overwrites them.
     """
 
     @contextmanager
     def load(graph: GraphName) -> Iterator[Infer]:
         find_cudart()
-        with _told(graph), TrtRunner(lambda: load_plan(graph), name=graph) as runner:
+        with _polygraphy_errors(graph), TrtRunner(lambda: load_plan(graph), name=graph) as runner:
             yield lambda feed: _inferred(runner, feed)
 
     return load
 
 
 def _inferred(runner: TrtRunner, feed: Feed) -> Feed:
-    with _told(runner.name):
+    with _polygraphy_errors(runner.name):
         return _arrays(runner.infer(_tensors(feed)))
 
 
 @contextmanager
-def _told(graph: GraphName) -> Iterator[None]:
-    """Polygraphy's errors as ours. Most likely the GPU has no room."""
+def _polygraphy_errors(graph: GraphName) -> Iterator[None]:
+    """Turns Polygraphy's errors into a UserError. Most likely the GPU has no memory left."""
     try:
         yield
     except PolygraphyException as error:
         raise UserError(
             f"Polygraphy's runner failed on {graph}: {first_line(error)}",
-            "each plan takes a copy of the weights, and its inputs and outputs: see what else runs "
-            "on the GPU (`nvidia-smi`)",
+            "each engine needs GPU memory for a copy of the weights, its inputs and outputs: see "
+            "what else runs on the GPU (`nvidia-smi`)",
         ) from error
 
 
 def find_cudart() -> None:
-    """Let Polygraphy load CUDA's runtime, also from a wheel, where it does not look for it.
+    """Make sure that Polygraphy can load CUDA's runtime. Raises UserError.
 
-    It searches LD_LIBRARY_PATH and the places of CUDA's own installer. Raises UserError.
+    It searches LD_LIBRARY_PATH and the folders of CUDA's installer, but no wheels: the folder of
+    the wheel is added to LD_LIBRARY_PATH.
     """
     if _polygraphy_finds_cudart():
         return

@@ -10,8 +10,8 @@ from snapexport.builder.options import BuildOptions
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
-from snapexport.eval.contestants import Contestant, Lineup, typical_layer
 from snapexport.eval.options import POLICIES
+from snapexport.eval.systems import System, SystemMaker, typical_layer
 
 L_MAX = 512
 VARIANTS = ("snapstream:L_obs=3,pool=max", "snapstream:L_recent=9", "snapstream:K=7,L_sink=2")
@@ -35,8 +35,8 @@ def geometry(facts: ModelFacts, **choices: Any) -> CacheGeometry:
     return BuildOptions(model="", out=Path(), L_max=L_MAX, **choices).geometry(facts)
 
 
-def found(own: CacheGeometry, facts: ModelFacts, names: Any, budgets: Any) -> list[Contestant]:
-    return Lineup(facts, L_MAX, own).contestants(names, budgets)
+def found(own: CacheGeometry, facts: ModelFacts, names: Any, budgets: Any) -> list[System]:
+    return SystemMaker(facts, L_MAX, own).systems(names, budgets)
 
 
 OWN: dict[str, dict[str, Any]] = {
@@ -55,23 +55,25 @@ WINDOWS = {"all see all": (0,) * 6, "some slide": (32, 0, 32, 0, 0)}
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("name", OWN)
-def test_at_its_own_budget_the_build_meets_itself(name: str, windows: str) -> None:
+def test_the_builds_policy_at_its_own_budget_gives_its_own_geometry(
+    name: str, windows: str
+) -> None:
     facts = model(WINDOWS[windows])
     own = geometry(facts, **OWN[name])
-    (contestant,) = found(own, facts, [own.policy], [typical_layer(own, facts).cache_slots])
-    assert contestant.geometry == own
+    (system,) = found(own, facts, [own.policy], [typical_layer(own, facts).cache_slots])
+    assert system.geometry == own
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("name", OWN)
-def test_all_have_as_many_slots(name: str, windows: str) -> None:
+def test_every_system_has_the_cache_slots_of_its_budget(name: str, windows: str) -> None:
     facts = model(WINDOWS[windows])
     own = geometry(facts, **OWN[name])
     budgets = (24, 25, 31, 64, 100, 257, 511)
     names = [*POLICIES, *VARIANTS]
-    contestants = found(own, facts, names, budgets)
-    assert len(contestants) == 1 + (len(names) - 1) * len(budgets)
-    for one in contestants:
+    systems = found(own, facts, names, budgets)
+    assert len(systems) == 1 + (len(names) - 1) * len(budgets)
+    for one in systems:
         pairs = zip(one.geometry.layers, facts.sliding_window, strict=True)
         slots = [layer.cache_slots for layer, window in pairs if not window]
         assert sum(slots) == one.slots * len(slots)
@@ -79,7 +81,7 @@ def test_all_have_as_many_slots(name: str, windows: str) -> None:
             assert set(slots) == {one.slots}
 
 
-def test_the_builds_choices_are_everybodys_who_made_none() -> None:
+def test_systems_inherit_the_builds_choices() -> None:
     facts = model()
     own = geometry(
         facts, L_sink=2, L_recent=20, K=60, L_obs=5, pool_kernel=3, vote="sum-squares", group="max"
@@ -99,16 +101,16 @@ def test_the_builds_choices_are_everybodys_who_made_none() -> None:
     assert (streaming.L_sink, streaming.L_recent, streaming.K) == (2, 40, 0)
 
 
-def test_what_a_builds_policy_dictates_is_not_its_choice() -> None:
+def test_choices_that_the_builds_policy_fixes_are_not_inherited() -> None:
     facts = model()
     plain = geometry(facts, kv_budget=48)
     for policy in ("sage", "snapkv", "streaming"):
         own = geometry(facts, policy=policy, kv_budget=48)
-        (contestant,) = found(own, facts, ["snapstream"], [48])
-        assert contestant.geometry == plain
+        (system,) = found(own, facts, ["snapstream"], [48])
+        assert system.geometry == plain
 
 
-def test_the_builds_window_shrinks_to_a_smaller_ring() -> None:
+def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
     facts = model()
     own = geometry(facts, kv_budget=128, L_obs=32)
     for name in ("snapstream", "snapstream:L_recent=7", "snapstream:K=90"):
@@ -116,7 +118,7 @@ def test_the_builds_window_shrinks_to_a_smaller_ring() -> None:
         assert small.L_obs == min(32, small.layers[0].L_recent)
 
 
-def test_the_full_cache_comes_once() -> None:
+def test_the_full_cache_is_one_system_at_any_budgets() -> None:
     facts = model()
     full, *rest = found(geometry(facts), facts, ["full", "streaming"], [16, 32])
     assert (full.slots, full.ring, full.votes) == (L_MAX, 0, False)
@@ -146,14 +148,14 @@ def test_the_full_cache_comes_once() -> None:
         ("full:L_sink=4", 64, "'full:L_sink=4': --policy full keeps everything"),
     ],
 )
-def test_what_makes_no_cache_is_refused(name: str, slots: int, message: str) -> None:
+def test_an_invalid_policy_or_budget_is_refused(name: str, slots: int, message: str) -> None:
     facts = model()
     with pytest.raises(UserError) as refused:
         found(geometry(facts), facts, [name], [slots])
     assert message in refused.value.message
 
 
-def test_a_model_that_only_slides_has_nothing_to_compare() -> None:
+def test_a_model_with_only_sliding_layers_is_refused() -> None:
     facts = model((32, 32))
     with pytest.raises(UserError, match="every layer of the model slides"):
         typical_layer(geometry(facts), facts)
