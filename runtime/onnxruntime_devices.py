@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.manifest import REBUILD, TensorSpec
-from snapexport.contract.tensors import ITEM_BYTES
 
 RECORD = {"session.record_ep_graph_assignment_info": "1"}
 """So that a session can say which provider runs which operator."""

@@ -64,7 +64,7 @@ class OnnxRuntimeEngine:
         self._compresses = build.manifest.geometry.compresses and not baseline
         self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
         # A build of the full cache is its own baseline.
-        prefix = "baseline/" if baseline and build.has_baseline else ""
+        prefix = "baseline-" if baseline and build.has_baseline else ""
         # Weights of 4 bits have to be rearranged: as they lie they take 50 times as long.
         always = build.manifest.quantization is not None
         self._graphs: dict[GraphName, Graph] = {}

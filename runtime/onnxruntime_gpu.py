@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.cuda_device import Device
 from snapexport.runtime.onnxruntime_devices import RECORD, Buffer
 

@@ -38,7 +38,7 @@ class TrtEngine:
         self._manifest = build.manifest
         self._compresses = build.manifest.geometry.compresses and not baseline
         self.limits = Limits.of(build.manifest, full_cache=not self._compresses)
-        prefix = "baseline/" if baseline and build.has_baseline else ""
+        prefix = "baseline-" if baseline and build.has_baseline else ""
         wanted = self._graphs(prefix)
         self._device, self._plans = open_plans(build, wanted)
         self._load(prefix, wanted)

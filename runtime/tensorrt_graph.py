@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec
-from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.cuda_device import Device, DeviceError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ A row [Hkv, S, D] is contiguous, so that each is one copy within the GPU's memor
 from dataclasses import dataclass
 
 from snapexport.contract import names
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.cuda_device import Device
 from snapexport.runtime.prompt_cache import CachedTokens
 from snapexport.runtime.tensorrt_graph import BoundGraph

@@ -20,7 +20,7 @@ def test_the_command_finds_nothing_in_what_we_build(
     made: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lint", str(made.directory), "--for", "tensorrt"]) == 0
-    assert "found for TensorRT 11.0: nothing (checked: baseline/decode, " in (
+    assert "found for TensorRT 11.0: nothing (checked: baseline-decode, " in (
         capsys.readouterr().out
     )
 

@@ -7,8 +7,8 @@ from rich.text import Text
 from snapexport.cli.console import OUT
 from snapexport.cli.demo_ask import Answer
 from snapexport.cli.picture import kept_picture
-from snapexport.cli.summary import size
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.vault import VaultPrompt
 
 EXCERPT_LINES = 5
@@ -42,7 +42,7 @@ def print_answer(answer: Answer) -> None:
     verdict = "[green]right[/]" if answer.right else "[red]wrong[/]"
     others = f"{answer.others_right} of {answer.others} other prompts right, "
     OUT.print(
-        f"\n{verdict}, {others if answer.others else ''}{size(answer.cache_bytes)} of cache, "
+        f"\n{verdict}, {others if answer.others else ''}{spelled(answer.cache_bytes)} of cache, "
         f"{answer.seconds:.2f} s"
     )
 

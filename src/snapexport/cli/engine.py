@@ -20,10 +20,9 @@ from rich.table import Table
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
-from snapexport.cli.summary import size
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import parsed, spelled
 from snapexport.contract.engines import EngineEntry
-from snapexport.contract.sizes import size as parsed_size
 from snapexport.engines import EngineOptions, build_engines, require_target
 from snapexport.engines.memory import Estimate, estimate
 
@@ -56,9 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in FILES.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=Path, metavar="FILE", help=text)
-    parser.add_argument(
-        "--workspace", type=parsed_size, metavar="SIZE", help=WORKSPACE["workspace"]
-    )
+    parser.add_argument("--workspace", type=parsed, metavar="SIZE", help=WORKSPACE["workspace"])
     flags.add_fields(parser, EngineOptions, CHOICES)
     parser.add_argument(
         "--estimate",
@@ -93,7 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _note(build: Build, needed: Estimate) -> None:
     if build.manifest.dtype == "fp32":
         ERR.print("note: the build is fp32; --dtype bf16 or fp16 halves its memory, and is faster")
-    ERR.print(f"at least {size(needed.host)} of memory and {size(needed.gpu)} on the GPU are used")
+    ERR.print(
+        f"at least {spelled(needed.host)} of memory and {spelled(needed.gpu)} on the GPU are used"
+    )
 
 
 def _tell_estimate(needed: Estimate, *, as_json: bool) -> None:
@@ -104,13 +103,15 @@ def _tell_estimate(needed: Estimate, *, as_json: bool) -> None:
     for heading in ("building takes at least", "memory", "GPU memory", "plan on disk"):
         table.add_column(heading, justify="left" if heading.endswith("least") else "right")
     for name, needs in needed.graphs.items():
-        table.add_row(f"[bold]{name}[/]", size(needs.host), size(needs.gpu), size(needs.plan))
+        table.add_row(
+            f"[bold]{name}[/]", spelled(needs.host), spelled(needs.gpu), spelled(needs.plan)
+        )
     OUT.print(table)
     OUT.print(
-        f"one after the other: {size(needed.host)} of memory, {size(needed.gpu)} on the GPU, "
-        f"{size(needed.disk)} on disk; and what single layers need (--workspace)"
+        f"one after the other: {spelled(needed.host)} of memory, {spelled(needed.gpu)} on the GPU, "
+        f"{spelled(needed.disk)} on disk; and what single layers need (--workspace)"
     )
-    OUT.print(f"running takes at least {size(needed.running)} on the GPU")
+    OUT.print(f"running takes at least {spelled(needed.running)} on the GPU")
 
 
 def _estimate_report(needed: Estimate) -> dict[str, Any]:
@@ -131,7 +132,8 @@ def _print_entry(name: str, entry: EngineEntry) -> None:
     OUT.print(f"[bold]engines/{name}[/]: TensorRT {entry.tensorrt}, {entry.gpu}, {_choices(entry)}")
     for graph, plan in entry.plans.items():
         OUT.print(
-            f"  {graph}: {size(plan.size)}, {size(plan.device_memory)} of activations", markup=False
+            f"  {graph}: {spelled(plan.size)}, {spelled(plan.device_memory)} of activations",
+            markup=False,
         )
 
 
@@ -139,7 +141,7 @@ def _choices(entry: EngineEntry) -> str:
     """What its name does not say of it."""
     told = [f"optimization level {entry.optimization_level}"]
     if entry.workspace is not None:
-        told.append(f"workspace {size(entry.workspace)}")
+        told.append(f"workspace {spelled(entry.workspace)}")
     if entry.plugins:
         told.append(f"plugins {escape(Path(entry.plugins.file).name)}")
     return ", ".join(told)

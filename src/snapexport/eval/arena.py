@@ -48,7 +48,9 @@ class Arena:
         key = geometry, with_queries
         if key not in self._derived:
             out = self._directory / str(len(self._derived))
-            self._derived[key] = derive(self._build, geometry, out, with_queries=with_queries)
+            self._derived[key] = derive(
+                self._build, geometry, out, with_queries=with_queries, link_weights=True
+            )
         return self._derived[key]
 
     def _load(self, engine: OnnxRuntimeEngine) -> LLM:
@@ -59,6 +61,7 @@ class Arena:
 def arena(build: Build, threads: int | None) -> Iterator[Arena]:
     """An arena in a hidden directory beside the build, where its weights can be linked.
 
+    Until it is left, the build's own files have more than one link too, if they are linked.
     Raises UserError where they can't: a copy for each contestant would be gigabytes.
     """
     beside = build.directory.resolve()
