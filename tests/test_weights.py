@@ -80,7 +80,7 @@ def test_link_weights_without_hard_links_is_refused(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr("os.link", refuse)
-    with pytest.raises(UserError, match="--link-weights cannot link .*cross-device"):
+    with pytest.raises(UserError, match=r"--link-weights cannot link .*cross-device"):
         build(checkpoint, tmp_path / "b", L_max=32, link_weights=True)
     assert not (tmp_path / "b").exists()
 
