@@ -24,8 +24,8 @@ from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
-from snapexport.runtime import tensorrt_entry
 from snapexport.runtime.open_executor import BackendName
+from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, what a prompt kept"
 
