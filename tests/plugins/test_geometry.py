@@ -84,9 +84,9 @@ def test_staged_votes_lie_apart_and_meet_no_bank_twice(native: ctypes.CDLL) -> N
         assert (np.diff(out) >= 1).all()
         runs = out[: 32 * 8].reshape(32, 8)
         assert all(len(np.unique(runs[:, k] % 32)) == 32 for k in range(8))
-    assert native.staged(7055, at(filled(2048 + 7055 - 1)))
-    # 40 KiB beside the counts of digits: 9,102 votes, and a place skipped after each run of 8.
-    assert not native.staged(7056, None)
+    assert native.staged(7056, at(filled(2048 + 7056 - 1)))
+    # 40 KiB beside the counts of digits: 9,103 votes, and a place skipped after each run of 8.
+    assert not native.staged(7057, None)
     assert not native.staged(2**31 - 1, None)
 
 
