@@ -22,8 +22,8 @@ def prefill(engine: Executor, ids: list[int]) -> Logits:
     ends = [*range(C, len(ids), C), len(ids)]
     for end in ends:
         start = max(0, end - C)
-        said = engine.prefill(0, ids[start:end], start, len(ids))
-    return said.logits.copy()
+        prediction = engine.prefill(0, ids[start:end], start, len(ids))
+    return prediction.logits.copy()
 
 
 def runs(engine: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -45,7 +45,7 @@ def runs(engine: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (prompt(60, 1, common=48), prompt(10, 1, common=10), 0),
     ],
 )
-def test_a_common_beginning_is_kept_to_the_bit(
+def test_a_common_beginning_is_skipped_with_identical_logits(
     tiny_build: Build,
     monkeypatch: pytest.MonkeyPatch,
     first: list[int],
@@ -60,7 +60,9 @@ def test_a_common_beginning_is_kept_to_the_bit(
     assert len(counted) == max(1, -(-len(second) // C)) - skipped
 
 
-def test_engines_of_one_model_share_it(tiny_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_of_one_model_share_a_prompt_cache(
+    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = prompt(60)
     alone = prefill(open_executor(tiny_build, baseline=True), ids)
     first = open_executor(tiny_build)
@@ -71,9 +73,7 @@ def test_engines_of_one_model_share_it(tiny_build: Build, monkeypatch: pytest.Mo
     assert len(counted) == 2  # of three: the second chunk was overlapped by the last
 
 
-def test_nothing_is_kept_of_what_was_cleared(
-    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cleared_prompt_is_run_again(tiny_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, ids = open_executor(tiny_build), prompt(64)
     prefill(engine, ids)
     engine.clear(0)

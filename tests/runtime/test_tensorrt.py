@@ -59,11 +59,13 @@ def engines(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]
     build = build_of(case, folder)
     trt = open_executor(build, backend="tensorrt", baseline=baseline)
     ort = open_executor(build, backend="onnxruntime", baseline=baseline, threads=1)
-    return LLM.from_executor(trt, token_budget=40), LLM.from_executor(ort, token_budget=40)
+    return LLM.from_executor(trt, max_num_batched_tokens=40), LLM.from_executor(
+        ort, token_budget=40
+    )
 
 
 @layouts
-def test_answers_as_onnxruntime_does(
+def test_tensorrt_gives_onnxruntimes_tokens(
     gpu: FakeCuda, tmp_path: Path, case: Case, baseline: bool
 ) -> None:
     """Prompts that begin alike and others, in slots that others had before."""
@@ -82,24 +84,24 @@ def test_answers_as_onnxruntime_does(
             np.testing.assert_array_equal(mine, its)
 
 
-def test_neighbours_change_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_tensorrt_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, tmp_path: Path) -> None:
     """Arrivals, ends and cancels at random, sampled, against each request alone."""
     rng, (ours, alone) = random.Random(1), engines(CHUNKED, tmp_path)
-    asked: dict[int, tuple[Any, SamplingParams]] = {}
+    submitted: dict[int, tuple[Any, SamplingParams]] = {}
     got: dict[int, list[int]] = {}
     cancelled = set()
-    while len(asked) < 24 or ours.busy:
-        if len(asked) < 24 and rng.random() < 0.5:
-            prompt = cases.prompt(rng.randint(1, 96), len(asked))
-            params = SamplingParams(rng.randint(1, 10), 0.8, seed=len(asked), ignore_eos=True)
-            asked[ours.submit(prompt, params)] = prompt, params
-        if asked and rng.random() < 0.1:
-            cancelled.add(victim := rng.choice(list(asked)[-8:]))
+    while len(submitted) < 24 or ours.busy:
+        if len(submitted) < 24 and rng.random() < 0.5:
+            prompt = cases.prompt(rng.randint(1, 96), len(submitted))
+            params = SamplingParams(rng.randint(1, 10), 0.8, seed=len(submitted), ignore_eos=True)
+            submitted[ours.submit(prompt, params)] = prompt, params
+        if submitted and rng.random() < 0.1:
+            cancelled.add(victim := rng.choice(list(submitted)[-8:]))
             ours.cancel(victim)
         for delta in ours.step():
             got.setdefault(delta.request_id, []).extend(delta.token_ids)
     assert cancelled
-    for request_id, (prompt, params) in asked.items():
+    for request_id, (prompt, params) in submitted.items():
         (expected,) = alone.generate([prompt], params)
         length = len(got[request_id]) if request_id in cancelled else len(expected.token_ids)
         assert tuple(got[request_id]) == expected.token_ids[:length]
@@ -136,39 +138,41 @@ def test_a_step_is_one_launch_and_allocates_nothing(
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
     """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
     engine = open_executor(build_of(TOP_TOKENS, tmp_path), backend="tensorrt")
-    told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
+    downloads, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
     gpu.to_host.clear()
-    said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
-    second = said[1]
-    assert second.top_tokens and sorted(gpu.to_host) == told
+    predictions = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
+    second = predictions[1]
+    assert second.top_tokens and sorted(gpu.to_host) == downloads
     logits = second.logits
     assert second.logits is logits and gpu.to_host[3:] == [row]
     np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
-    np.testing.assert_array_equal(said.logits[1], logits)
+    np.testing.assert_array_equal(predictions.logits[1], logits)
     engine.close()
     with pytest.raises(DeviceError, match="the executor was closed"):
-        _ = said[0].logits
+        _ = predictions[0].logits
 
 
 @pytest.mark.parametrize(
     ("sampling", "rows"), [({"top_k": 5}, 0), ({"top_p": 0.5}, 0), ({"logprobs": 2}, 4), ({}, 4)]
 )
-def test_requests_take_the_logits_that_they_need(
+def test_only_requests_that_need_logits_download_them(
     gpu: FakeCuda, tmp_path: Path, sampling: dict[str, Any], rows: int
 ) -> None:
     """Four tokens of one, beside a greedy neighbour that never needs any."""
     ours, theirs = engines(TOP_TOKENS, tmp_path)
     neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
     params = SamplingParams(4, temperature=0.3, seed=0, ignore_eos=True, **sampling)
-    asked = [cases.prompt(length) for length in (40, 20)]
+    prompts = [cases.prompt(length) for length in (40, 20)]
     gpu.to_host.clear()
-    got = [one.token_ids for one in ours.generate(asked, [params, neighbour])]
+    got = [one.token_ids for one in ours.generate(prompts, [params, neighbour])]
     assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
     assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
-    assert got == [one.token_ids for one in theirs.generate(asked, [params, neighbour])]
+    assert got == [one.token_ids for one in theirs.generate(prompts, [params, neighbour])]
 
 
-def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_a_decode_step_that_cannot_be_captured_runs_with_a_warning(
+    gpu: FakeCuda, tmp_path: Path
+) -> None:
     build = build_of(CHUNKED, tmp_path, capturable=False)
     with pytest.warns(RuntimeWarning, match="decode runs without a CUDA graph"):
         engine = open_executor(build, backend="tensorrt")
@@ -267,7 +271,7 @@ def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
     assert not gpu.pinned
 
 
-def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_a_dropped_executor_frees_its_memory(gpu: FakeCuda, tmp_path: Path) -> None:
     logits = (
         open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
         .decode(ZEROS, ZEROS, ZEROS)
@@ -279,7 +283,7 @@ def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -
     assert not gpu.pinned
 
 
-def test_no_graph_writes_another_ones_memory(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_no_graph_writes_another_graphs_outputs(gpu: FakeCuda, tmp_path: Path) -> None:
     """But compress reads what prefill left, and they all share one workspace."""
     engine = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
     prefill, compress, decode = (
@@ -302,7 +306,7 @@ def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path
     assert completion.token_ids == (0, 0, 0)  # the fake leaves the logits zero
 
 
-def test_no_warning_otherwise(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_loading_warns_of_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
