@@ -157,7 +157,7 @@ def test_rolling_scores_each_token_once(full: SnapexportLM, reference: torch.nn.
     before = ids[len(ids) - window - 1 : -len(rest)]
     second, _ = expected(reference, before, rest)
     (total,) = full.loglikelihood_rolling(asked("loglikelihood_rolling", (text,)), True)
-    assert total == pytest.approx(first + second, abs=1e-3)
+    assert total == pytest.approx(first + second, rel=1e-6)
 
 
 def test_what_compression_costs_shows_after_the_first_token(

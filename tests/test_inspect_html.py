@@ -203,7 +203,7 @@ def test_the_page_names_the_numbers_of_the_cache() -> None:
         "kept by vote": "0–6",
         "window W": "4",
         "pool P": "31",
-        "vote": "eligible, sum, avg, mean",
+        "vote": "candidates, sum, avg, mean",
     }
 
 

@@ -92,7 +92,7 @@ def test_a_build_is_the_model_of_its_rounded_weights(
     (rounded / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     original = load_file(checkpoint / "model.safetensors")
     save_file(original | stored(int4_build, original), rounded / "model.safetensors")
-    engine = LLM(int4_build.directory).engine
+    engine = LLM(int4_build.directory).executor
     engine.prefill(0, prompt[:32], 0, 50)
     got = engine.prefill(0, prompt[18:], 18, 50).logits.copy()
     noise = np.abs(got - logits(rounded, prompt)).mean()

@@ -21,12 +21,14 @@ FEW: dict[str, Any] = {"tasks": ("vault",), "samples": 1, "threads": 1, "hit_sam
 
 @cache
 def vault() -> Build:
-    """The bundled checkpoint in 64 slots: 4 sinks, a ring of 30, 30 for the vote.
+    """The bundled checkpoint in 64 cache slots: 4 sinks, a ring of 30, 30 for the vote.
+
+    An answer is four tokens long: so few slots want a short pool.
 
     Alone in its directory.
     """
     options: dict[str, Any] = {"kv_budget": 64, "batch": 1, "prefill_chunk": 128, "baseline": True}
-    return build(CHECKPOINT, _directory() / "vault.build", L_max=600, **options)
+    return build(CHECKPOINT, _directory() / "vault.build", pool_kernel=7, L_max=600, **options)
 
 
 @cache
