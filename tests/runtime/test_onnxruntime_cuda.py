@@ -1,11 +1,10 @@
-"""The engine on a GPU, over FAKES of CUDA and of ONNX Runtime's provider for it.
+"""ONNX Runtime on a GPU, over FAKES of CUDA and of ONNX Runtime's provider for it.
 
 No GPU: the fakes run the same graphs on the CPU, at the addresses, and at the time, that our calls
 name (fake_cuda.py, fake_onnxruntime_cuda.py).
 """
 
 import gc
-import random
 import sys
 import warnings
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from tests.oracle import cases
 from tests.runtime import fake_onnxruntime_cuda
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.fake_onnxruntime_cuda import REAL, CudaSession, install
+from tests.runtime.traffic import assert_neighbours_change_nothing
 
 SIZES: dict[str, Any] = {"L_max": 96, "L_recent": 16, "K": 12, "L_obs": 8, "batch": 3}
 CHUNKS = {"prefill_chunk": 32, "decode_batches": (1, 2), "baseline": True}
@@ -54,7 +54,7 @@ ZEROS = np.zeros(3, np.int64)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """The fakes; nothing of them is left over when an engine is gone."""
+    """The fakes; nothing of them is left over when an executor is gone."""
     fake = install(monkeypatch)
     yield fake
     gc.collect()
@@ -76,21 +76,21 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def on_gpu(built: Build, baseline: bool = False) -> Executor:
-    engine = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
-    assert isinstance(engine, Executor)
-    return engine
+    executor = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
+    assert isinstance(executor, Executor)
+    return executor
 
 
 def on_cpu(built: Build, baseline: bool = False) -> Executor:
-    """The engine without fakes."""
+    """The executor without fakes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "InferenceSession", REAL)
         return open_executor(built, backend="onnxruntime", baseline=baseline, threads=1)
 
 
 def llms(built: Build, baseline: bool = False) -> list[LLM]:
-    engines = on_gpu(built, baseline), on_cpu(built, baseline)
-    return [LLM.from_executor(engine, max_num_batched_tokens=40) for engine in engines]
+    executors = on_gpu(built, baseline), on_cpu(built, baseline)
+    return [LLM.from_executor(executor, max_num_batched_tokens=40) for executor in executors]
 
 
 @pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
@@ -111,31 +111,16 @@ def test_cuda_gives_the_cpus_tokens(
         np.testing.assert_array_equal(ours.executor.topk_positions(), kept)
 
 
-def test_cuda_gives_the_cpus_deltas_while_requests_come_and_go(
-    gpu: FakeCuda, builds: dict[str, Build]
-) -> None:
-    """Cancels, ends and arrivals at random: slots are moved, and decode runs on fewer of them."""
-    runs = []
-    for llm in llms(builds["portable"]):
-        rng, submitted, got = random.Random(2), 0, []
-        while submitted < 24 or llm.busy:
-            if submitted < 24 and rng.random() < 0.4:
-                params = SamplingParams(rng.randint(1, 10), 0.8, seed=submitted, ignore_eos=True)
-                llm.submit(cases.prompt(rng.randint(1, 90), submitted), params)
-                submitted += 1
-            if submitted and rng.random() < 0.1:
-                llm.cancel(rng.randrange(submitted))
-            got.append([(one.request_id, one.token_ids) for one in llm.step()])
-        runs.append(got)
-    assert runs[0] == runs[1]
+def test_cuda_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    assert_neighbours_change_nothing(*llms(builds["portable"]), count=24)
 
 
 def test_a_cleared_slot_is_zeros(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["portable"])
-    engine.prefill(1, cases.prompt(30), 0, 30)
-    engine.move(1, 2)
-    engine.clear(2)
-    engine.clear(1)
+    executor = on_gpu(builds["portable"])
+    executor.prefill(1, cases.prompt(30), 0, 30)
+    executor.move(1, 2)
+    executor.clear(2)
+    executor.clear(1)
     gpu.run_queue()
     caches = [block for block in gpu.device.values() if len(block) >= 4096]
     assert caches and not any(block.any() for block in caches)
@@ -144,28 +129,28 @@ def test_a_cleared_slot_is_zeros(gpu: FakeCuda, builds: dict[str, Build]) -> Non
 def test_all_sessions_share_a_stream_and_decode_is_captured(
     gpu: FakeCuda, builds: dict[str, Build]
 ) -> None:
-    engine = on_gpu(builds["portable"])
+    executor = on_gpu(builds["portable"])
     captured = {session.path.name for session in CudaSession.opened if session.captures}
-    assert captured == {"decode.1.onnx", "decode.2.onnx", "decode.onnx"} and engine.captured
+    assert captured == {"decode.1.onnx", "decode.2.onnx", "decode.onnx"} and executor.captured
     assert {session.stream for session in CudaSession.opened} == gpu.streams
     assert len(CudaSession.opened) == 5
 
 
 def test_a_decode_step_downloads_logits_alone(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     """Up go the inputs that the host writes, and nothing is copied within the GPU."""
-    engine = on_gpu(builds["portable"])
+    executor = on_gpu(builds["portable"])
     gpu.calls.clear()
-    engine.decode(ZEROS, ZEROS, ZEROS)
+    executor.decode(ZEROS, ZEROS, ZEROS)
     assert gpu.calls["cudaMemcpyAsync"] == 3 + 1 and gpu.calls["cudaStreamSynchronize"] == 1
-    assert set(engine.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
+    assert set(executor.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
 
 
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
-    engine = on_gpu(builds["top_tokens"])
-    downloads, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
+    executor = on_gpu(builds["top_tokens"])
+    downloads, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * executor.limits.vocab_size
     gpu.to_host.clear()
-    predictions = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
+    predictions = executor.decode(ZEROS + 5, ZEROS, ZEROS + 1)
     second = predictions[1]
     assert second.top_tokens and sorted(gpu.to_host) == downloads
     logits = second.logits
@@ -201,9 +186,9 @@ def test_only_requests_that_need_logits_download_them(
 
 
 def test_logits_cannot_be_read_after_close(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["top_tokens"])
-    predictions = engine.decode(ZEROS, ZEROS, ZEROS)
-    engine.close()
+    executor = on_gpu(builds["top_tokens"])
+    predictions = executor.decode(ZEROS, ZEROS, ZEROS)
+    executor.close()
     assert predictions[0].top_tokens
     with pytest.raises(DeviceError, match="the executor was closed"):
         _ = predictions[0].logits
@@ -214,23 +199,23 @@ def test_a_decode_graph_that_cannot_be_captured_runs_with_a_warning(
 ) -> None:
     monkeypatch.setattr(fake_onnxruntime_cuda, "reads_on_host", lambda path: True)
     with pytest.warns(RuntimeWarning, match="without a CUDA graph, and slower: This session") as w:
-        engine = on_gpu(builds["portable"])
-    assert not engine.captured and len(w) == 3
-    assert engine.decode(ZEROS, ZEROS, ZEROS).logits.shape == (3, engine.limits.vocab_size)
+        executor = on_gpu(builds["portable"])
+    assert not executor.captured and len(w) == 3
+    assert executor.decode(ZEROS, ZEROS, ZEROS).logits.shape == (3, executor.limits.vocab_size)
 
 
 def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     build = builds["portable"]
     graphs = GraphSet.of(build, baseline=False)
     backend = OnnxRuntimeBackend(build, graphs, Cuda(), captures=False)
-    engine = Executor(build.manifest, graphs, backend)
-    assert not engine.captured and not any(session.captures for session in CudaSession.opened)
+    executor = Executor(build.manifest, graphs, backend)
+    assert not executor.captured and not any(session.captures for session in CudaSession.opened)
 
 
 def test_closing_frees_everything(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["portable"])
-    engine.close()
-    engine.close()
+    executor = on_gpu(builds["portable"])
+    executor.close()
+    executor.close()
     assert not gpu.device and not gpu.streams
 
 
