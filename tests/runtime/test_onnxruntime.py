@@ -1,6 +1,5 @@
-"""The engine on real builds: every layout answers as its graphs do when run by hand."""
+"""ONNX Runtime on the CPU, on real builds: every layout gives its graphs' own tokens."""
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -24,6 +23,7 @@ from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import handed_over
 from tests.oracle.raw import Slots
+from tests.runtime.traffic import assert_neighbours_change_nothing
 
 CHUNKED = Case(baseline=True)
 SINGLE_SHOT = Case(baseline=True, prefill_chunk=96)
@@ -47,7 +47,7 @@ def build_of(case: Case) -> Build:
     return Build.open(cases.built(case).directory)
 
 
-def engine_of(case: Case, baseline: bool = False) -> Executor:
+def executor_of(case: Case, baseline: bool = False) -> Executor:
     return open_executor(build_of(case), baseline=baseline, threads=1)
 
 
@@ -68,9 +68,9 @@ def reference(case: Case, baseline: bool) -> Case:
 
 
 @layouts
-def test_answers_as_its_graphs_do(case: Case, baseline: bool) -> None:
+def test_every_layout_gives_its_graphs_tokens(case: Case, baseline: bool) -> None:
     """All at once, through slots that others had before."""
-    llm = LLM.from_executor(engine_of(case, baseline))
+    llm = LLM.from_executor(executor_of(case, baseline))
     prompts = [cases.prompt(length) for length in LENGTHS]
     limit = llm.executor.limits.positions
     room = [min(12, limit - length + 1) for length in LENGTHS]
@@ -81,28 +81,10 @@ def test_answers_as_its_graphs_do(case: Case, baseline: bool) -> None:
 
 
 @layouts
-def test_neighbours_change_nothing(case: Case, baseline: bool) -> None:
-    """Arrivals, ends and cancels at random, sampled, against each request alone."""
-    rng, count = random.Random(1), 200 if (case, baseline) == LAYOUTS["chunked"] else 24
-    llm = LLM.from_executor(engine_of(case, baseline), token_budget=20)
-    lonely = LLM.from_executor(engine_of(case, baseline))
-    asked: dict[int, tuple[Any, SamplingParams]] = {}
-    got: dict[int, list[int]] = {}
-    cancelled = set()
-    while len(asked) < count or llm.busy:
-        if len(asked) < count and rng.random() < 0.5:
-            prompt = cases.prompt(rng.randint(1, 96), len(asked))
-            params = SamplingParams(rng.randint(1, 10), 0.8, seed=len(asked), ignore_eos=True)
-            asked[llm.submit(prompt, params)] = prompt, params
-        if asked and rng.random() < 0.05:
-            cancelled.add(victim := rng.choice(list(asked)[-8:]))
-            llm.cancel(victim)
-        for delta in llm.step():
-            got.setdefault(delta.request_id, []).extend(delta.token_ids)
-    for request_id, (prompt, params) in asked.items():
-        (alone,) = lonely.generate([prompt], params)
-        length = len(got[request_id]) if request_id in cancelled else len(alone.token_ids)
-        assert tuple(got[request_id]) == alone.token_ids[:length]
+def test_outputs_do_not_depend_on_neighbours(case: Case, baseline: bool) -> None:
+    count = 200 if (case, baseline) == LAYOUTS["chunked"] else 24
+    llm = LLM.from_executor(executor_of(case, baseline), max_num_batched_tokens=20)
+    assert_neighbours_change_nothing(llm, LLM.from_executor(executor_of(case, baseline)), count)
     assert slots_in_use_at_once(llm) == llm.executor.limits.batch, "a slot leaked"
 
 
@@ -131,13 +113,13 @@ def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: P
     """One breaks in decode while a long prompt is half-way, one in prefill, in several chunks."""
     case, params = Case(policy=policy, target="portable"), SamplingParams(6, ignore_eos=True)
     late, clean = cases.prompt(60), [cases.prompt(n, seed=1) for n in (90, 5, 33, 64, 1)]
-    (free,) = LLM.from_executor(engine_of(case)).generate(late, params)
+    (free,) = LLM.from_executor(executor_of(case)).generate(late, params)
     read = {*late, *chain(*clean)}
     step, token = next((i, t) for i, t in enumerate(free.token_ids[1:], 1) if t not in read)
     broken = broken_build(case, token, tmp_path)
     expected = [llm_of(broken).generate(prompt, params)[0] for prompt in clean]
     assert {completion.finish_reason for completion in expected} == {"length"}
-    llm = llm_of(broken, token_budget=20)
+    llm = llm_of(broken, most=20)
     ended, *others = llm.generate([late, *clean], params)
     assert (ended.token_ids, ended.finish_reason) == (free.token_ids[: step + 1], "error")
     assert others == expected
@@ -148,9 +130,9 @@ def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: P
         assert others == expected
 
 
-def llm_of(build: Build, token_budget: int | None = None) -> LLM:
-    engine = open_executor(build, threads=1)
-    return LLM.from_executor(engine, token_budget=token_budget)
+def llm_of(build: Build, most: int | None = None) -> LLM:
+    executor = open_executor(build, threads=1)
+    return LLM.from_executor(executor, max_num_batched_tokens=most)
 
 
 def test_prepacked_weights_change_nothing() -> None:
@@ -160,26 +142,26 @@ def test_prepacked_weights_change_nothing() -> None:
     assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
 
 
-def test_a_closed_engine_says_so() -> None:
-    engine, zeros = engine_of(CHUNKED), np.zeros(3, np.int64)
-    engine.close()
-    engine.close()
+def test_every_call_raises_after_close() -> None:
+    executor, zeros = executor_of(CHUNKED), np.zeros(3, np.int64)
+    executor.close()
+    executor.close()
     uses: list[Callable[[], object]] = [
-        lambda: engine.prefill(0, cases.prompt(20), 0, 20),
-        lambda: engine.decode(zeros, zeros, zeros),
-        lambda: engine.move(0, 1),
-        lambda: engine.clear(0),
-        lambda: engine.compress(0, 20),
+        lambda: executor.prefill(0, cases.prompt(20), 0, 20),
+        lambda: executor.decode(zeros, zeros, zeros),
+        lambda: executor.move(0, 1),
+        lambda: executor.clear(0),
+        lambda: executor.compress(0, 20),
     ]
     for use in uses:
         with pytest.raises(DeviceError, match="the executor was closed"):
             use()
 
 
-def test_goes_on_past_L_max_but_the_full_cache_does_not() -> None:
+def test_a_compressed_cache_goes_on_past_L_max_and_a_full_cache_does_not() -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     compressed, full = (
-        LLM.from_executor(engine_of(CHUNKED, baseline)).generate(cases.prompt(90), params)[0]
+        LLM.from_executor(executor_of(CHUNKED, baseline)).generate(cases.prompt(90), params)[0]
         for baseline in (False, True)
     )
     assert len(compressed.token_ids) == 40
@@ -187,27 +169,27 @@ def test_goes_on_past_L_max_but_the_full_cache_does_not() -> None:
 
 
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
-def test_tells_what_the_last_prompt_kept(case: Case) -> None:
-    engine, ids = engine_of(case), cases.prompt(70)
-    LLM.from_executor(engine).generate(ids, SamplingParams(max_tokens=1))
+def test_topk_positions_are_those_of_the_last_prompt(case: Case) -> None:
+    executor, ids = executor_of(case), cases.prompt(70)
+    LLM.from_executor(executor).generate(ids, SamplingParams(max_tokens=1))
     _, request = handed_over(cases.built(replace(case, baseline=False)), ids)
-    kept = engine.topk_positions()
+    kept = executor.topk_positions()
     assert kept is not None and len(kept) == len(request.topk)
     for got, expected in zip(kept, request.topk, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_nothing_is_kept_where_nothing_is_chosen() -> None:
-    assert engine_of(CHUNKED, baseline=True).topk_positions() is None
-    assert engine_of(Case(policy="full")).topk_positions() is None
-    kept = engine_of(Case(policy="streaming")).topk_positions()
+def test_topk_positions_are_none_without_compression_and_empty_without_a_vote() -> None:
+    assert executor_of(CHUNKED, baseline=True).topk_positions() is None
+    assert executor_of(Case(policy="full")).topk_positions() is None
+    kept = executor_of(Case(policy="streaming")).topk_positions()
     assert kept is not None and [layer.shape for layer in kept] == [(2, 0), (2, 0)]
 
 
-def test_fp16_gives_fp32_logits_and_nearly_the_same(tmp_path: Path) -> None:
+def test_fp16_gives_nearly_the_same_logits_in_fp32(tmp_path: Path) -> None:
     out = tmp_path / "half"
     build(cases.checkpoint("llama"), out, L_max=96, L_recent=16, K=12, batch=3, dtype="fp16")
-    half, single = open_executor(Build.open(out), threads=1), engine_of(CHUNKED)
+    half, single = open_executor(Build.open(out), threads=1), executor_of(CHUNKED)
     ids = cases.prompt(20)
     expected, got = single.prefill(0, ids, 0, 20).logits, half.prefill(0, ids, 0, 20).logits
     assert got.dtype == np.float32 and np.abs(got - expected).max() < 0.1
@@ -225,16 +207,16 @@ def test_cache_bytes_follow_from_the_shapes() -> None:
 
 
 def test_a_full_build_is_its_own_baseline() -> None:
-    assert engine_of(Case(policy="full"), baseline=True).limits.positions == 96
+    assert executor_of(Case(policy="full"), baseline=True).limits.positions == 96
 
 
-def test_refuses_a_baseline_that_was_not_built() -> None:
+def test_a_baseline_that_was_not_built_is_refused() -> None:
     with pytest.raises(UserError, match="no baseline graphs") as refusal:
-        engine_of(Case(policy="streaming"), baseline=True)
+        executor_of(Case(policy="streaming"), baseline=True)
     assert "--baseline" in refusal.value.hint
 
 
-def test_refuses_bf16_and_says_the_way_out() -> None:
+def test_bf16_on_the_cpu_is_refused_with_a_hint() -> None:
     good = build_of(CHUNKED)
     half = Build(good.directory, good.manifest.model_copy(update={"dtype": "bf16"}))
     with pytest.raises(UserError, match="bf16") as refusal:
@@ -245,7 +227,7 @@ def test_refuses_bf16_and_says_the_way_out() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("shape", [3, 2, 31, 16]), ("dtype", "float16"), ("name", "other")]
 )
-def test_refuses_graphs_that_the_manifest_does_not_describe(field: str, value: Any) -> None:
+def test_graphs_that_differ_from_the_manifest_are_refused(field: str, value: Any) -> None:
     good = build_of(CHUNKED)
     decode = good.manifest.graphs["decode"]
     *rest, last = decode.inputs
@@ -256,12 +238,12 @@ def test_refuses_graphs_that_the_manifest_does_not_describe(field: str, value: A
         open_executor(wrong)
 
 
-def test_refuses_what_is_no_graph(tmp_path: Path) -> None:
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "decode.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match="cannot load"):
         open_executor(Build(tmp_path, build_of(CHUNKED).manifest))
 
 
-def test_refuses_no_threads() -> None:
+def test_zero_threads_are_refused() -> None:
     with pytest.raises(UserError, match="0 threads"):
         open_executor(build_of(CHUNKED), threads=0)

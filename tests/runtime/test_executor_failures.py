@@ -1,4 +1,4 @@
-"""An engine that raises: whom it was working for hears of it, and nobody else."""
+"""An executor that raises ends the requests of that call, and no others."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ LENGTH = 7
 PARAMS = SamplingParams(max_tokens=6)
 
 
-class FailingEngine(FakeExecutor):
+class FailingExecutor(FakeExecutor):
     """Raises in prefill or in decode for a prompt of LENGTH, once it has done half of its work."""
 
     def __init__(self, in_prefill: bool = False, in_decode: bool = False) -> None:
@@ -35,10 +35,10 @@ class FailingEngine(FakeExecutor):
         prompt_length: int,
         temperature: float = 1.0,
     ) -> Prediction:
-        said = super().prefill(slot, token_ids, past_length, prompt_length, temperature)
+        prediction = super().prefill(slot, token_ids, past_length, prompt_length, temperature)
         if self.fails_in_prefill and prompt_length == LENGTH:
             raise RuntimeError("planted")
-        return said
+        return prediction
 
     def decode(
         self,
@@ -66,11 +66,11 @@ def alone(length: int) -> tuple[int, ...]:
 
 
 def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
-    told: dict[int, list[OutputDelta]] = defaultdict(list)
+    deltas_of: dict[int, list[OutputDelta]] = defaultdict(list)
     while llm.busy:
         for delta in llm.step():
-            told[delta.request_id].append(delta)
-    return told
+            deltas_of[delta.request_id].append(delta)
+    return deltas_of
 
 
 def ids(deltas: list[OutputDelta]) -> tuple[int, ...]:
@@ -84,57 +84,57 @@ def assert_failed(deltas: list[OutputDelta]) -> None:
 
 
 def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
-    engine = FailingEngine(in_prefill=True)
-    llm = LLM.from_executor(engine)
+    executor = FailingExecutor(in_prefill=True)
+    llm = LLM.from_executor(executor)
     first, fails, later = (llm.submit(prompt(length), PARAMS) for length in (4, LENGTH, 5))
-    told = drain(llm)
-    assert_failed(told[fails])
-    assert len(told[fails]) == 1 and len(engine.cleared) == 1
-    assert ids(told[first]) == alone(4) and ids(told[later]) == alone(5)
+    deltas_of = drain(llm)
+    assert_failed(deltas_of[fails])
+    assert len(deltas_of[fails]) == 1 and len(executor.cleared) == 1
+    assert ids(deltas_of[first]) == alone(4) and ids(deltas_of[later]) == alone(5)
 
 
-class UnreadableEngine(FakeExecutor):
+class UnreadableExecutor(FakeExecutor):
     """Its logits can't be fetched after the prefill of a prompt of LENGTH."""
 
     def prefill(self, *chunk: Any, **more: Any) -> Prediction:
-        said = super().prefill(*chunk, **more)
-        return Prediction(lambda: 1 / 0) if len(self.in_prefill) == LENGTH else said
+        prediction = super().prefill(*chunk, **more)
+        return Prediction(lambda: 1 / 0) if len(self.in_prefill) == LENGTH else prediction
 
 
 def test_logits_that_cannot_be_fetched_end_their_request_and_no_other() -> None:
-    llm = LLM.from_executor(UnreadableEngine(make_limits()))
+    llm = LLM.from_executor(UnreadableExecutor(make_limits()))
     fails, other = (llm.submit(prompt(length), PARAMS) for length in (LENGTH, 5))
-    told = drain(llm)
-    (last,) = told[fails]
+    deltas_of = drain(llm)
+    (last,) = deltas_of[fails]
     assert last.finish_reason == "error" and isinstance(last.exception, ZeroDivisionError)
-    assert ids(told[other]) == alone(5)
+    assert ids(deltas_of[other]) == alone(5)
 
 
-def test_what_others_gained_in_the_same_step_is_not_lost() -> None:
-    llm = LLM.from_executor(FailingEngine(in_prefill=True))
+def test_a_failing_prefill_keeps_the_other_deltas_of_its_step() -> None:
+    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
     runs = llm.submit(prompt(3), PARAMS)
     llm.step()
     fails = llm.submit(prompt(LENGTH), PARAMS)
-    said = llm.step()
-    assert [one.request_id for one in said] == [runs, fails]
-    assert said[0].token_ids and said[1].finish_reason == "error"
+    deltas = llm.step()
+    assert [one.request_id for one in deltas] == [runs, fails]
+    assert deltas[0].token_ids and deltas[1].finish_reason == "error"
 
 
-def test_a_failing_decode_ends_those_that_ran_and_not_those_that_wait() -> None:
-    engine = FailingEngine(in_decode=True)
-    llm = LLM.from_executor(engine)
+def test_a_failing_decode_ends_running_requests_and_no_waiting_one() -> None:
+    executor = FailingExecutor(in_decode=True)
+    llm = LLM.from_executor(executor)
     ran = [llm.submit(prompt(length), PARAMS) for length in (3, 2, LENGTH)]
     waited = llm.submit(prompt(5), PARAMS)
-    told = drain(llm)
+    deltas_of = drain(llm)
     for request_id in ran:
-        assert_failed(told[request_id])
-    assert ids(told[waited]) == alone(5)
-    assert sorted(engine.cleared) == [0, 1, 2]
+        assert_failed(deltas_of[request_id])
+    assert ids(deltas_of[waited]) == alone(5)
+    assert sorted(executor.cleared) == [0, 1, 2]
     assert llm.slots_used == 0 and not llm.waiting
 
 
-def test_generate_and_stream_raise_what_the_engine_raised() -> None:
-    llm = LLM.from_executor(FailingEngine(in_decode=True))
+def test_generate_and_stream_raise_the_executors_exception() -> None:
+    llm = LLM.from_executor(FailingExecutor(in_decode=True))
     with pytest.raises(RuntimeError, match="planted"):
         llm.generate([prompt(4), prompt(LENGTH)], PARAMS)
     assert not llm.busy
@@ -145,22 +145,22 @@ def test_generate_and_stream_raise_what_the_engine_raised() -> None:
     assert llm.generate(prompt(4), PARAMS)[0].token_ids == alone(4)
 
 
-def test_an_engine_that_cannot_even_clear_is_told_of_as_well(
+def test_an_executor_that_cannot_clear_still_ends_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    llm = LLM.from_executor(FailingEngine(in_prefill=True))
-    monkeypatch.setattr(FailingEngine, "clear", lambda *_: 1 / 0)
+    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
+    monkeypatch.setattr(FailingExecutor, "clear", lambda *_: 1 / 0)
     fails = llm.submit(prompt(LENGTH), PARAMS)
     assert_failed(drain(llm)[fails])
 
 
-def test_failures_at_random_leave_the_others_what_they_are_alone() -> None:
+def test_random_failures_leave_other_requests_unchanged() -> None:
     rng = np.random.default_rng(0)
-    llm = LLM.from_executor(FailingEngine(in_prefill=True))
+    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
     lengths = {llm.submit(prompt(n), PARAMS): n for n in rng.integers(1, 12, 100).tolist()}
-    told = drain(llm)
+    deltas_of = drain(llm)
     for request_id, length in lengths.items():
         if length == LENGTH:
-            assert_failed(told[request_id])
+            assert_failed(deltas_of[request_id])
         else:
-            assert ids(told[request_id]) == alone(length)
+            assert ids(deltas_of[request_id]) == alone(length)

@@ -5,7 +5,6 @@ calls name (fake_cuda.py, fake_tensorrt.py).
 """
 
 import gc
-import random
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.oracle.cases import Case
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import entry_of, install, with_engines
+from tests.runtime.traffic import assert_neighbours_change_nothing
 
 CHUNKED = Case(target="tensorrt", baseline=True, decode_batches=(1, 2))
 SINGLE_SHOT = Case(target="tensorrt", baseline=True, prefill_chunk=96)
@@ -54,20 +54,22 @@ def build_of(case: Case, folder: Path, **plan: Any) -> Build:
     return with_engines(build, sm_90=entry_of(build, folder, **plan))
 
 
-def engines(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
+def llms(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
     """On the fakes, and on ONNX Runtime."""
     build = build_of(case, folder)
     trt = open_executor(build, backend="tensorrt", baseline=baseline)
     ort = open_executor(build, backend="onnxruntime", baseline=baseline, threads=1)
-    return LLM.from_executor(trt, token_budget=40), LLM.from_executor(ort, token_budget=40)
+    return LLM.from_executor(trt, max_num_batched_tokens=40), LLM.from_executor(
+        ort, token_budget=40
+    )
 
 
 @layouts
-def test_answers_as_onnxruntime_does(
+def test_tensorrt_gives_onnxruntimes_tokens(
     gpu: FakeCuda, tmp_path: Path, case: Case, baseline: bool
 ) -> None:
     """Prompts that begin alike and others, in slots that others had before."""
-    ours, theirs = engines(case, tmp_path, baseline)
+    ours, theirs = llms(case, tmp_path, baseline)
     common = cases.prompt(50)
     prompts = [cases.prompt(length) for length in (1, 7, 32, 33, 64, 70, 80)]
     prompts += [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
@@ -82,27 +84,8 @@ def test_answers_as_onnxruntime_does(
             np.testing.assert_array_equal(mine, its)
 
 
-def test_neighbours_change_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
-    """Arrivals, ends and cancels at random, sampled, against each request alone."""
-    rng, (ours, alone) = random.Random(1), engines(CHUNKED, tmp_path)
-    asked: dict[int, tuple[Any, SamplingParams]] = {}
-    got: dict[int, list[int]] = {}
-    cancelled = set()
-    while len(asked) < 24 or ours.busy:
-        if len(asked) < 24 and rng.random() < 0.5:
-            prompt = cases.prompt(rng.randint(1, 96), len(asked))
-            params = SamplingParams(rng.randint(1, 10), 0.8, seed=len(asked), ignore_eos=True)
-            asked[ours.submit(prompt, params)] = prompt, params
-        if asked and rng.random() < 0.1:
-            cancelled.add(victim := rng.choice(list(asked)[-8:]))
-            ours.cancel(victim)
-        for delta in ours.step():
-            got.setdefault(delta.request_id, []).extend(delta.token_ids)
-    assert cancelled
-    for request_id, (prompt, params) in asked.items():
-        (expected,) = alone.generate([prompt], params)
-        length = len(got[request_id]) if request_id in cancelled else len(expected.token_ids)
-        assert tuple(got[request_id]) == expected.token_ids[:length]
+def test_tensorrt_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, tmp_path: Path) -> None:
+    assert_neighbours_change_nothing(*llms(CHUNKED, tmp_path), count=24)
 
 
 def test_a_common_beginning_is_not_run_again(gpu: FakeCuda, tmp_path: Path) -> None:
@@ -119,65 +102,67 @@ def test_a_common_beginning_is_not_run_again(gpu: FakeCuda, tmp_path: Path) -> N
 def test_a_step_is_one_launch_and_allocates_nothing(
     gpu: FakeCuda, tmp_path: Path, case: Case
 ) -> None:
-    engine = open_executor(build_of(case, tmp_path), backend="tensorrt")
+    executor = open_executor(build_of(case, tmp_path), backend="tensorrt")
     before = gpu.calls.copy()
-    first = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1).logits.copy()
+    first = executor.decode(ZEROS + 5, ZEROS, ZEROS + 1).logits.copy()
     assert gpu.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
-    assert not np.array_equal(first, engine.decode(ZEROS + 6, ZEROS, ZEROS + 1).logits)
+    assert not np.array_equal(first, executor.decode(ZEROS + 6, ZEROS, ZEROS + 1).logits)
     for slot in range(3):
         prompt = cases.prompt(70, slot)
         chunks = [(0, 70)] if case is SINGLE_SHOT else [(0, 32), (32, 64), (38, 70)]
         for start, end in chunks:
-            engine.prefill(slot, prompt[start:end], start, 70)
+            executor.prefill(slot, prompt[start:end], start, 70)
     grown = gpu.calls - before
     assert not {"cudaMalloc", "cudaMallocHost", "cudaFree", "cudaGraphInstantiate"} & grown.keys()
 
 
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
     """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
-    engine = open_executor(build_of(TOP_TOKENS, tmp_path), backend="tensorrt")
-    told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
+    executor = open_executor(build_of(TOP_TOKENS, tmp_path), backend="tensorrt")
+    downloads, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * executor.limits.vocab_size
     gpu.to_host.clear()
-    said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
-    second = said[1]
-    assert second.top_tokens and sorted(gpu.to_host) == told
+    predictions = executor.decode(ZEROS + 5, ZEROS, ZEROS + 1)
+    second = predictions[1]
+    assert second.top_tokens and sorted(gpu.to_host) == downloads
     logits = second.logits
     assert second.logits is logits and gpu.to_host[3:] == [row]
     np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
-    np.testing.assert_array_equal(said.logits[1], logits)
-    engine.close()
+    np.testing.assert_array_equal(predictions.logits[1], logits)
+    executor.close()
     with pytest.raises(DeviceError, match="the executor was closed"):
-        _ = said[0].logits
+        _ = predictions[0].logits
 
 
 @pytest.mark.parametrize(
     ("sampling", "rows"), [({"top_k": 5}, 0), ({"top_p": 0.5}, 0), ({"logprobs": 2}, 4), ({}, 4)]
 )
-def test_requests_take_the_logits_that_they_need(
+def test_only_requests_that_need_logits_download_them(
     gpu: FakeCuda, tmp_path: Path, sampling: dict[str, Any], rows: int
 ) -> None:
     """Four tokens of one, beside a greedy neighbour that never needs any."""
-    ours, theirs = engines(TOP_TOKENS, tmp_path)
+    ours, theirs = llms(TOP_TOKENS, tmp_path)
     neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
     params = SamplingParams(4, temperature=0.3, seed=0, ignore_eos=True, **sampling)
-    asked = [cases.prompt(length) for length in (40, 20)]
+    prompts = [cases.prompt(length) for length in (40, 20)]
     gpu.to_host.clear()
-    got = [one.token_ids for one in ours.generate(asked, [params, neighbour])]
+    got = [one.token_ids for one in ours.generate(prompts, [params, neighbour])]
     assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
     assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
-    assert got == [one.token_ids for one in theirs.generate(asked, [params, neighbour])]
+    assert got == [one.token_ids for one in theirs.generate(prompts, [params, neighbour])]
 
 
-def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_a_decode_step_that_cannot_be_captured_runs_with_a_warning(
+    gpu: FakeCuda, tmp_path: Path
+) -> None:
     build = build_of(CHUNKED, tmp_path, capturable=False)
     with pytest.warns(RuntimeWarning, match="decode runs without a CUDA graph"):
-        engine = open_executor(build, backend="tensorrt")
-    assert not engine.captured and not gpu.launchable and gpu.capturing is None
+        executor = open_executor(build, backend="tensorrt")
+    assert not executor.captured and not gpu.launchable and gpu.capturing is None
     params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(70)
     (expected,) = LLM.from_executor(
         open_executor(build, backend="onnxruntime", threads=1)
     ).generate(prompt, params)
-    assert LLM.from_executor(engine).generate(prompt, params) == [expected]
+    assert LLM.from_executor(executor).generate(prompt, params) == [expected]
 
 
 def test_a_capture_ends_whatever_happens_in_it(gpu: FakeCuda) -> None:
@@ -193,7 +178,7 @@ def test_a_capture_ends_whatever_happens_in_it(gpu: FakeCuda) -> None:
 
 
 def test_garbage_may_be_collected_during_a_capture(gpu: FakeCuda) -> None:
-    """Another engine's memory: a finalizer frees it when Python likes."""
+    """Another executor's memory: a finalizer frees it when Python likes."""
     device, address = Device(), gpu.cudaMalloc(16)[1]
     source, target = device.allocate(4), device.allocate(4)
 
@@ -209,7 +194,7 @@ def test_garbage_may_be_collected_during_a_capture(gpu: FakeCuda) -> None:
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
 def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, case: Case) -> None:
     """Its neighbour goes on, and the next prompt in its slot answers as it should."""
-    ours, theirs = engines(case, tmp_path)
+    ours, theirs = llms(case, tmp_path)
     for slot in (0, 1):
         feed_whole(ours, theirs, slot)
     break_slot(gpu, ours.executor, 1)
@@ -231,11 +216,11 @@ def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
             llm.executor.prefill(slot, prompt[start:end], start, 70)
 
 
-def break_slot(gpu: FakeCuda, engine: Executor, slot: int) -> None:
+def break_slot(gpu: FakeCuda, executor: Executor, slot: int) -> None:
     """NaN in all that the slot's prompt left, as a model that overflows does."""
     gpu.run_queue()
-    shared = engine.prompt_cache.buffers.values() if engine.prompt_cache else ()
-    for cache in (*engine._rows[slot], *shared):
+    shared = executor.prompt_cache.buffers.values() if executor.prompt_cache else ()
+    for cache in (*executor._rows[slot], *shared):
         gpu.bytes_at(cache.address, cache.nbytes).fill(0xFF)
 
 
@@ -253,21 +238,21 @@ def test_new_memory_is_zeroed(
 
 
 def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
-    engine = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
+    executor = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
     assert gpu.device and gpu.launchable
-    engine.close()
-    engine.close()
+    executor.close()
+    executor.close()
     assert not (gpu.device or gpu.launchable or gpu.graphs or gpu.streams)
     with pytest.raises(DeviceError, match="the executor was closed"):
-        engine.decode(ZEROS, ZEROS, ZEROS)
+        executor.decode(ZEROS, ZEROS, ZEROS)
     with pytest.raises(DeviceError, match="the executor was closed"):
-        engine.clear(0)
-    del engine
+        executor.clear(0)
+    del executor
     gc.collect()
     assert not gpu.pinned
 
 
-def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_a_dropped_executor_frees_its_memory(gpu: FakeCuda, tmp_path: Path) -> None:
     logits = (
         open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
         .decode(ZEROS, ZEROS, ZEROS)
@@ -279,15 +264,15 @@ def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -
     assert not gpu.pinned
 
 
-def test_no_graph_writes_another_ones_memory(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_no_graph_writes_another_graphs_outputs(gpu: FakeCuda, tmp_path: Path) -> None:
     """But compress reads what prefill left, and they all share one workspace."""
-    engine = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
+    executor = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
     prefill, compress, decode = (
         {c._addresses[n] for n in c.engine.outputs}
-        for c in (engine.backend._contexts[n] for n in ("prefill", "compress", "decode"))
+        for c in (executor.backend._contexts[n] for n in ("prefill", "compress", "decode"))
     )
     assert not prefill & compress and not prefill & decode and not compress & decode
-    assert len({context._workspace for context in engine.backend._contexts.values()}) == 1
+    assert len({context._workspace for context in executor.backend._contexts.values()}) == 1
 
 
 def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path: Path) -> None:
@@ -302,7 +287,7 @@ def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path
     assert completion.token_ids == (0, 0, 0)  # the fake leaves the logits zero
 
 
-def test_no_warning_otherwise(gpu: FakeCuda, tmp_path: Path) -> None:
+def test_loading_warns_of_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
