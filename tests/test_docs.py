@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import parser
+from snapexport.serving.metrics import METRICS
 from tools import cli_reference
 
 ROOT = Path(__file__).parent.parent
@@ -129,3 +130,16 @@ def test_glossary_has_each_term_once_and_in_order() -> None:
     ]
     assert len(terms) == len(set(terms))
     assert terms[1:] == sorted(terms[1:])
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    homes = ("src/snapexport", "exporter", "graphs", "runtime", "plugins", "tools", "tests")
+    files = [file for home in homes for file in (ROOT / home).rglob("*.py")] + [ROOT / "Makefile"]
+    theirs = {"docs/operators.md", "docs/TRT_custom_ops.md", "docs/OperatorKernels.md"}
+    named = {page for file in files for page in re.findall(r"docs/[\w/-]+\.md", file.read_text())}
+    assert [page for page in sorted(named - theirs) if not (ROOT / page).is_file()] == []
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    assert [one.name for one in METRICS if one.name.partition("requests_")[2] not in text] == []
