@@ -19,8 +19,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from snapexport.builder import BuildOptions
-from snapexport.builder import run as build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.plots import COLOURS, STYLE
 from snapexport.runtime.llm import LLM
@@ -100,10 +99,7 @@ def draw_cache(axes: Axes) -> None:
 
 def _run(out: Path, prompt: VaultPrompt) -> tuple[LLM, Any]:
     """Build the bundled checkpoint and prefill the prompt."""
-    options = BuildOptions(
-        model=str(CHECKPOINT), out=out, L_max=PROMPT_TOKENS, kv_budget=KV_BUDGET, batch=1
-    )
-    build(options)
+    build(CHECKPOINT, out, L_max=PROMPT_TOKENS, kv_budget=KV_BUDGET, batch=1)
     llm = LLM(out)
     llm.generate(prompt.text, SamplingParams(max_tokens=1))
     return llm, Build.open(out).manifest.geometry
