@@ -56,7 +56,8 @@ def draw_steps(axes: Axes, result: dict[str, Any]) -> None:
         (None, "full cache", FULL, "s"),
         (1024, "SnapStream, 1,024 cache slots", COMPRESSED, "o"),
     ):
-        rows = [row for row in result["decode"] if row["kv_budget"] == slots]
+        decode = result.get("sections", result)["decode"]
+        rows = [row for row in decode if row["kv_budget"] == slots]
         contexts = [row["context"] for row in rows]
         medians = [1000 * row["seconds"]["median"] for row in rows]
         axes.plot(contexts, medians, marker=marker, color=colour, label=label)
