@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.manifest import GraphName, TensorSpec
-from snapexport.contract.tensors import ITEM_BYTES
 
 Work = Callable[[], None]
 """Something to run. On a GPU it only puts work on the stream."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.backend import Buffer, DeviceError
 
 
@@ -60,7 +60,7 @@ class Device:
         if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
             self._cuda.cudaGetLastError()
             raise UserError(
-                f"the GPU has no {nbytes / 2**20:,.1f} MiB left for the build's buffers",
+                f"the GPU has no {spelled(nbytes)} left for the build's buffers",
                 "end what else runs on it, or build again with a smaller --batch or --L-max",
             )
         self._check("cudaMalloc", error)

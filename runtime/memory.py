@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from snapexport.contract import names
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.manifest import GraphName, Manifest, TensorSpec
-from snapexport.contract.tensors import full_cache_bytes, tensor_bytes
+from snapexport.contract.tensors import full_cache_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def test_a_whole_engine_comes_before_one_that_lacks_a_plan(
     tiny_build: Build, tmp_path: Path
 ) -> None:
     whole = entry_of(tiny_build, tmp_path, changed(hardware_compatibility="ampere_plus"))
-    plans = {name: plan for name, plan in whole.plans.items() if name != "baseline/decode"}
+    plans = {name: plan for name, plan in whole.plans.items() if name != "baseline-decode"}
     partial = changed(plans=plans)
     build = with_engines(tiny_build, partial=partial, whole=whole)
     assert choose(build, HERE) is whole
@@ -192,11 +192,11 @@ def test_a_plan_that_was_not_built_is_named(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     entry = entry_of(tiny_build, tmp_path)
-    some = {name: plan for name, plan in entry.plans.items() if name != "baseline/decode"}
+    some = {name: plan for name, plan in entry.plans.items() if name != "baseline-decode"}
     build = with_engines(tiny_build, it=entry.model_copy(update={"plans": some}))
     open_executor(build, backend="tensorrt")
     missing = refusal(build, baseline=True)
-    assert "has no plan of baseline/decode.onnx" in missing.message
+    assert "has no plan of baseline-decode.onnx" in missing.message
     assert "--overwrite" not in missing.hint, "the others would be built again"
 
 
