@@ -61,7 +61,7 @@ def llms(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
     trt = open_executor(build, backend="tensorrt", baseline=baseline)
     ort = open_executor(build, backend="onnxruntime", baseline=baseline, threads=1)
     return LLM.from_executor(trt, max_num_batched_tokens=40), LLM.from_executor(
-        ort, token_budget=40
+        ort, max_num_batched_tokens=40
     )
 
 

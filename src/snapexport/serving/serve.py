@@ -60,7 +60,7 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
     llm = LLM(
         options.build,
         threads=options.threads,
-        token_budget=options.token_budget,
+        max_num_batched_tokens=options.token_budget,
         backend=options.backend,
     )
     try:
