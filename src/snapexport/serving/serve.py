@@ -23,7 +23,8 @@ from snapexport.serving.openai.http_server import bound, drain, first_of, listen
 from snapexport.serving.openai.preprocess import Preprocessor
 from snapexport.serving.openai.signals import Signals
 from snapexport.serving.options import ServeOptions
-from snapexport.serving.worker import InProcessGenerator, warm_up
+from snapexport.serving.warm_up import warm_up
+from snapexport.serving.worker import InProcessGenerator
 
 FIRST_TOKEN_SECONDS = 900.0
 """For the first answer, before the addresses are told."""

@@ -15,10 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, Request, SamplingParams
+from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.serving.generator import Failure, GenerationError, joined
 from snapexport.serving.metrics import Counters, TextForm
 
@@ -216,7 +214,7 @@ class Worker(Generic[Active]):
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
         """What a delta means for its request: an output, or why there are no more."""
         active = self._live[delta.request_id]
-        self._count(active, delta, now)
+        self.counters.count(active, delta, now)
         if delta.finish_reason:
             self._forget(delta.request_id)
         if delta.finish_reason == "cancelled":
@@ -224,23 +222,6 @@ class Worker(Generic[Active]):
         if delta.finish_reason == "error":
             return active, _internal(delta.exception) if delta.exception else NOT_FINITE
         return active, delta
-
-    def _count(self, active: Active, delta: OutputDelta, now: float) -> None:
-        counters, new = self.counters, len(delta.token_ids)
-        active.tokens += new
-        counters.generated_tokens_total += new
-        if new and active.first_token is None:
-            active.first_token = now
-            counters.observe("time_to_first_token_seconds", now - active.arrived)
-        if delta.finish_reason == "cancelled":
-            counters.requests_cancelled_total += 1
-        elif delta.finish_reason == "error":
-            counters.requests_failed_total += 1
-        elif delta.finish_reason:
-            counters.requests_finished_total += 1
-            if active.first_token is not None and active.tokens > 1:
-                mean = (now - active.first_token) / (active.tokens - 1)
-                counters.observe("time_per_output_token_seconds", mean)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
@@ -391,18 +372,3 @@ class InProcessGenerator:
             if stream.unread_tokens > MOST_UNREAD_TOKENS:
                 self.worker.cancel(stream, _too_slow())
         self._text_form.take(self.worker.counters.observations)
-
-
-def warm_up(llm: LLM) -> None:
-    """Run every graph once, before the first request."""
-    run_every_decode(llm)
-    limits = llm.executor.limits
-    prompt = [0] * min(limits.prefill_chunk + 1, limits.longest_prompt)
-    llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
-
-
-def run_every_decode(llm: LLM) -> None:
-    """Run a decode step of idle batch slots on each decode graph. Slots lose what they hold."""
-    for count in llm.executor.limits.decode_batches:
-        idle = np.zeros(count, np.int64)
-        llm.executor.decode(idle, idle, idle)
