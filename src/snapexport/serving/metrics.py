@@ -1,6 +1,6 @@
 """Metrics of a served build: names, counts, and Prometheus' text form.
 
-Knows neither the worker nor who asks. The Triton backend publishes the same metrics through
+Knows neither the worker nor HTTP. The Triton backend publishes the same metrics through
 Triton's own endpoint.
 """
 
@@ -68,7 +68,7 @@ class Counters:
     requests_failed_total: int = 0
     requests_refused_total: int = 0
     observations: "deque[tuple[str, float]]" = field(default_factory=deque)
-    """For the histograms, name and seconds: whoever publishes them takes them out."""
+    """For the histograms, name and seconds; the publisher takes them out."""
 
     def values(self) -> dict[str, float]:
         """The counters by their metrics' names."""

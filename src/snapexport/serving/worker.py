@@ -1,6 +1,6 @@
-"""Runs an LLM in a thread of its own: takes requests, steps, and delivers what they gain.
+"""Runs an LLM in a thread of its own: takes requests, steps, and delivers their outputs.
 
-`Worker` serves whoever passes it a `deliver` function; `InProcessGenerator` is the worker behind an
+`Worker` delivers through a function of the caller's; `InProcessGenerator` is a worker behind an
 event loop. Knows neither HTTP nor Triton. Nothing but the worker's thread touches the LLM, except
 for `LLM.read`: others leave requests and cancellations under a lock, and the worker takes them up
 between two steps.
@@ -34,7 +34,7 @@ STOP_SECONDS = 5.0
 
 MOST_UNREAD_TOKENS = 1 << 14
 """A client that leaves more tokens unread loses its request. Up to there, the outputs that wait for
-a slow client are joined into one, and the worker never waits for anybody."""
+a slow client are joined into one; the worker never waits for a client."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ Event = OutputDelta | Failure
 class Worker(Generic[Active]):
     """The thread that owns the LLM, from `start` to `stop`.
 
-    deliver: called in this thread after a step, with all that the step has to tell.
+    deliver: called in this thread after a step, with all events of the step.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Worker(Generic[Active]):
                 self._step_or_end_all()
         finally:
             with self._changed:
-                self._stopping = True  # whatever ended the loop: nobody may wait for it
+                self._stopping = True  # however the loop ended: no request may wait for it
             self._take_up()
             self._tell(self._end_all(STOPPING))
 
@@ -358,7 +358,7 @@ class InProcessGenerator:
         return self.last_failure > self.last_output
 
     def _deliver(self, events: list[tuple[_Stream, Event]]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is there any more
+        with suppress(RuntimeError):  # the loop is closed, and with it every stream
             self._loop.call_soon_threadsafe(self._hand_out, events)
 
     def _hand_out(self, events: list[tuple[_Stream, Event]]) -> None:
