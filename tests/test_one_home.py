@@ -13,7 +13,7 @@ HOMES = {
     "safetensors headers": (r"data_offsets|\"<Q\"", {"contract/safetensors.py"}),
     "unfinished files": (r"[\"'.]partial\b[\"'-]", {"contract/files.py", "builder/staging.py"}),
     "renames": (r"os\.(rename|replace)\(|\w\.rename\(", {"builder/staging.py"}),
-    "hard links": (r"os\.link\(", {"exporter/weights.py", "eval/arena.py"}),
+    "hard links": (r"os\.link\(", {"exporter/weights.py", "eval/systems.py"}),
     "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/bytes.py"}),
 }
 

@@ -52,6 +52,7 @@ def test_a_written_header_is_read_back(tmp_path: Path) -> None:
         ({"x": entry(-8, 0)}, "no readable"),
         ({"x": entry(0, 8, (-2,))}, "no readable"),
         ({"x": entry(0, 8, (True, 2))}, "no readable"),
+        ({"x": entry(0, 8) | {"dtype": 32}}, "no readable"),
         ({"x": {"dtype": "F32"}}, "no readable"),
         ({"x": 1}, "no readable"),
         ([], "no readable"),
