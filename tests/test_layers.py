@@ -35,7 +35,6 @@ ALLOWED = {
         "bench",
         "serving",
         "vault",
-        "start",
     },
 }
 """Who may import whom. Whatever a package is not allowed stays out of it."""
