@@ -12,8 +12,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.eval.accuracy.difference import Difference, differences, run_all
 from snapexport.eval.accuracy.graph_loader import GraphLoader
 from snapexport.eval.accuracy.graph_runner import GraphRunner
-from snapexport.eval.accuracy.reference import ReferenceRunner
-from snapexport.eval.accuracy.reference_model import reference_model
+from snapexport.eval.accuracy.reference import ReferenceRunner, reference_model
 from snapexport.eval.accuracy.repeat import write_repeat
 from snapexport.eval.accuracy.sequence import feed
 from snapexport.exporter.quiet import quiet

@@ -13,9 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.serving import chat
-from snapexport.serving.chat import Message
-from snapexport.serving.chat.special_tokens import CONFIG, read_config, special_tokens
+from snapexport.serving import chat_template
+from snapexport.serving.chat_template import CONFIG, Message, read_config, special_tokens
 
 __all__ = ["ChatTemplate", "Encoder", "Message", "load_template", "read_config"]
 
@@ -79,7 +78,7 @@ def _first_added(tokenizer: Tokenizer) -> int | None:
 class ChatTemplate:
     """The build's chat template, whose errors name the harness's flags."""
 
-    template: chat.ChatTemplate
+    template: chat_template.ChatTemplate
 
     @property
     def source(self) -> str:
@@ -94,7 +93,7 @@ class ChatTemplate:
 def load_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template. Raises UserError."""
     with _flags_in_hint("--apply_chat_template"):
-        return ChatTemplate(chat.load(directory, config))
+        return ChatTemplate(chat_template.load(directory, config))
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 import snapexport
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
-from snapexport.serving.triton.options import Device, RepositoryOptions
+from snapexport.serving.triton.interface import Device
+from snapexport.serving.triton.options import RepositoryOptions
 
 
 def readme_values(options: RepositoryOptions, manifest: Manifest, device: Device) -> dict[str, str]:

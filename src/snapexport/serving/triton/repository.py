@@ -19,8 +19,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.scheduler import Scheduler
-from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION
-from snapexport.serving.triton.options import Device, RepositoryOptions
+from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
+from snapexport.serving.triton.options import RepositoryOptions
 from snapexport.serving.triton.readme import dockerfile_values, readme_values
 
 RECORD = "repository.json"
