@@ -228,7 +228,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "the tokenizer can't spell the task 'vault'",
     ),
     "a broken trace": (
-        lambda b: (b / "baseline" / "decode.trace.onnx").write_bytes(b""),
+        lambda b: (b / "decode.trace.onnx").write_bytes(b""),
         "was changed after the build",
     ),
 }
@@ -242,7 +242,7 @@ def test_eval_refuses_a_build_that_it_cannot_run(
     copy = Path(shutil.copytree(build, tmp_path / "copy", copy_function=os.link))
     for file in ("manifest.json", "manifest.json.sha256", "tokenizer.json"):
         unlinked(copy / file)
-    unlinked(copy / "baseline" / "decode.trace.onnx")
+    unlinked(copy / "decode.trace.onnx")
     damage(copy)
     assert message in refused(capsys, "eval", copy, "--out", tmp_path / "out", *flags(**FEW))
     assert {path.name for path in tmp_path.iterdir()} <= {"copy"}
