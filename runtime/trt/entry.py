@@ -131,7 +131,8 @@ def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool, bool, bo
 
     Engines for this very GPU come first, then for GPUs like it, then for more. Engines without
     hardware compatibility run on other GPUs of the capability, but are not meant to: they come
-    last. Among equals a plain engine wins: a refittable one may be slower, a stripped one loads later.
+    last. Among equals a plain engine wins: a refittable one may be slower, a stripped one loads
+    later.
     """
     meant_for_others = entry.hardware_compatibility == "none" and entry.gpu != machine.gpu
     order = ("none", "same_compute_capability", "ampere_plus")
