@@ -177,7 +177,7 @@ def test_plain_commands_parse_with_polygraphys_parser(
     lines = [line for line in script.read_text().splitlines() if "polygraphy run" in line]
     commands = [parsed(line) for line in lines]
     ways = [(known.runners, known.model_type, known.model_file) for known in commands]
-    names = ("baseline/prefill", "baseline/decode", "prefill", "decode")
+    names = ("baseline-prefill", "baseline-decode", "prefill", "decode")
     onnx = [f"{build.directory}/{name}.onnx" for name in names]
     plans = [f"{build.directory}/engines/sm_90/{name}.plan" for name in names]
     assert ways == [
@@ -284,7 +284,7 @@ def test_diff_reports_a_full_gpu(
     monkeypatch.setattr(PolygraphyCuda, "malloc", malloc)
     assert main(["diff", str(build.directory), "--backends", "tensorrt"]) == 2
     error = capsys.readouterr().err
-    assert "error: Polygraphy's runner failed on baseline/prefill: CUDA Error: 2" in error
+    assert "error: Polygraphy's runner failed on baseline-prefill: CUDA Error: 2" in error
     assert "nvidia-smi" in error and "Traceback" not in error
 
 

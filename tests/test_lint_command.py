@@ -18,7 +18,7 @@ def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 def test_lint_finds_nothing_in_a_build(made: Build, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(made.directory), "--for", "tensorrt"]) == 0
-    assert "found for TensorRT 11.0: nothing (checked: baseline/decode, " in (
+    assert "found for TensorRT 11.0: nothing (checked: baseline-decode, " in (
         capsys.readouterr().out
     )
 

@@ -106,12 +106,20 @@ def test_a_derived_build_equals_a_build_of_the_same_options(
             np.testing.assert_array_equal(*pair)
 
 
-def test_a_derived_build_links_the_weights_and_has_no_traces(
-    tiny_build: Build, tmp_path: Path
+@pytest.mark.parametrize("link", [False, True])
+def test_a_derived_build_has_the_same_weights_and_no_traces(
+    tiny_build: Build, tmp_path: Path, link: bool
 ) -> None:
-    derived = derive(tiny_build, system(tiny_build, "streaming"), tmp_path / "d")
+    geometry = system(tiny_build, "streaming")
+    copy = Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+    derived = derive(Build.open(copy), geometry, tmp_path / "d", link_weights=link)
+    linked = derived.manifest.linked_weights
     for file in derived.manifest.weights:
-        assert (derived.directory / file.file).samefile(tiny_build.directory / file.file)
+        path = derived.directory / file.file
+        assert path.stat().st_nlink == 1 + linked
+        assert path.samefile(copy / file.file) == linked
+    assert linked <= link  # a file system with reflinks needs no hard link
+    assert derived.verify_weights() == []
     assert not derived.manifest.traces
     with pytest.raises(UserError, match="has no baseline"):
         derive(derived, system(tiny_build, "full"), tmp_path / "e")

@@ -48,7 +48,7 @@ class _OneLine:
 
 
 class BuildProgress(_OneLine):
-    """Shows the stage of a build, and the bytes of weights converted."""
+    """Shows the stage of a build, and the bytes of weights written."""
 
     def __init__(self) -> None:
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -59,11 +59,11 @@ class BuildProgress(_OneLine):
         self._stage, self._bytes = text, 0
         self._bars.update(self._line, description=text)
 
-    def converted(self, nbytes: int) -> None:
-        """Add bytes to the stage's count."""
+    def written(self, nbytes: int) -> None:
+        """Count bytes into the stage's line."""
         self._bytes += nbytes
         self._bars.update(
-            self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB converted"
+            self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB written"
         )
 
 

@@ -24,8 +24,9 @@ from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.cli.console import OUT, BuildProgress
 from snapexport.cli.picture import kept_picture
-from snapexport.cli.summary import print_summary, size
+from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
@@ -200,7 +201,7 @@ def _print_answer(answer: Answer) -> None:
     verdict = "[green]right[/]" if answer.right else "[red]wrong[/]"
     others = f"{answer.others_right} of {answer.others} other prompts right, "
     OUT.print(
-        f"\n{verdict}, {others if answer.others else ''}{size(answer.cache_bytes)} of cache, "
+        f"\n{verdict}, {others if answer.others else ''}{spelled(answer.cache_bytes)} of cache, "
         f"{answer.seconds:.2f} s"
     )
 

@@ -20,10 +20,9 @@ from rich.table import Table
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
-from snapexport.cli.summary import size
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import parsed, spelled
 from snapexport.contract.engines import EngineEntry
-from snapexport.contract.sizes import size as parsed_size
 from snapexport.engines import EngineOptions, build_engines, require_target
 from snapexport.engines.memory import Estimate, estimate
 
@@ -59,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in FILES.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=Path, metavar="FILE", help=text)
-    parser.add_argument(
-        "--workspace", type=parsed_size, metavar="SIZE", help=WORKSPACE["workspace"]
-    )
+    parser.add_argument("--workspace", type=parsed, metavar="SIZE", help=WORKSPACE["workspace"])
     flags.add_fields(parser, EngineOptions, CHOICES)
     parser.add_argument(
         "--estimate",
@@ -98,7 +95,9 @@ def _print_needs(build: Build, needed: Estimate) -> None:
         ERR.print(
             "note: this is an fp32 build; --dtype bf16 or fp16 halves its memory and is faster"
         )
-    ERR.print(f"needs at least {size(needed.host)} of memory and {size(needed.gpu)} of GPU memory")
+    ERR.print(
+        f"needs at least {spelled(needed.host)} of memory and {spelled(needed.gpu)} of GPU memory"
+    )
 
 
 def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
@@ -109,13 +108,15 @@ def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
     for heading in ("building needs at least", "memory", "GPU memory", "engine on disk"):
         table.add_column(heading, justify="left" if heading.endswith("least") else "right")
     for name, needs in needed.graphs.items():
-        table.add_row(f"[bold]{name}[/]", size(needs.host), size(needs.gpu), size(needs.engine))
+        table.add_row(
+            f"[bold]{name}[/]", spelled(needs.host), spelled(needs.gpu), spelled(needs.engine)
+        )
     OUT.print(table)
     OUT.print(
-        f"one after the other: {size(needed.host)} of memory, {size(needed.gpu)} of GPU memory, "
-        f"{size(needed.disk)} on disk; and memory for single layers (--workspace)"
+        f"one after the other: {spelled(needed.host)} of memory, {spelled(needed.gpu)} of GPU "
+        f"memory, {spelled(needed.disk)} on disk; and memory for single layers (--workspace)"
     )
-    OUT.print(f"running needs at least {size(needed.running)} of GPU memory")
+    OUT.print(f"running needs at least {spelled(needed.running)} of GPU memory")
 
 
 def _estimate_report(needed: Estimate) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _print_entry(name: str, entry: EngineEntry) -> None:
     OUT.print(f"[bold]engines/{name}[/]: TensorRT {entry.tensorrt}, {entry.gpu}, {_choices(entry)}")
     for graph, engine in entry.graphs.items():
         OUT.print(
-            f"  {graph}: {size(engine.size)}, {size(engine.device_memory)} of activations",
+            f"  {graph}: {spelled(engine.size)}, {spelled(engine.device_memory)} of activations",
             markup=False,
         )
 
@@ -145,7 +146,7 @@ def _choices(entry: EngineEntry) -> str:
     """The choices that the name of the engine doesn't show."""
     choices = [f"optimization level {entry.optimization_level}"]
     if entry.workspace is not None:
-        choices.append(f"workspace {size(entry.workspace)}")
+        choices.append(f"workspace {spelled(entry.workspace)}")
     if entry.plugins:
         choices.append(f"plugins {escape(Path(entry.plugins.file).name)}")
     return ", ".join(choices)

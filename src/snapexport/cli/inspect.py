@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from snapexport.cli import flags, page, prompt
 from snapexport.cli.console import OUT
 from snapexport.cli.picture import kept_picture
-from snapexport.cli.summary import build_summary, print_summary, size
+from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
 from snapexport.runtime.open_executor import BackendName
 from snapexport.runtime.trt import entry as tensorrt_entry
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kept:
         _print_kept(build, kept)
     if arguments.html:
-        OUT.print(f"{report['html']['file']}: {size(report['html']['bytes'])}", markup=False)
+        OUT.print(f"{report['html']['file']}: {spelled(report['html']['bytes'])}", markup=False)
     return 0
 
 
@@ -146,9 +147,15 @@ def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
 
 def _print_verified(unverified: list[str]) -> None:
     if unverified:
-        OUT.print(f"weights: not verified, as they have no recorded hash: {', '.join(unverified)}")
+        OUT.print(f"weights: not verified, as they have no recorded hash: {_few(unverified)}")
     else:
         OUT.print("weights: all hashes match")
+
+
+def _few(names: list[str]) -> str:
+    """The first of many."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _print_kept(build: Build, kept: dict[str, Any]) -> None:

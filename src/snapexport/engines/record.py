@@ -4,12 +4,11 @@ At every moment the manifest names whole engines alone, all built by the same Te
 same options. A kill loses the engine that is being built, and no other.
 """
 
-import shutil
 from pathlib import Path
 
-from snapexport.contract.build_directory import sha256_of
 from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import copy_whole, finish, sha256_of
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.engines.folder import EngineFolder
 
@@ -50,8 +49,8 @@ def record(
     """Put a finished engine into its place, and into the manifest. `facts` has no engines."""
     engines = _make_way(folder, facts, graph)
     if facts.plugins and library:
-        _copy(library, folder.directory / facts.plugins.file)
-    folder.partial(graph).replace(folder.engine(graph))
+        copy_whole(library, folder.directory / facts.plugins.file)
+    finish(folder.engine(graph))
     _write(folder, facts.model_copy(update={"graphs": engines | {graph: engine}}))
 
 
@@ -94,9 +93,3 @@ def _write(folder: EngineFolder, entry: EngineEntry | None) -> None:
     engines = {name: one for name, one in manifest.engines.items() if name != folder.name}
     engines |= {folder.name: entry} if entry else {}
     manifest.model_copy(update={"engines": engines}).write(folder.directory)
-
-
-def _copy(library: Path, place: Path) -> None:
-    partial = place.with_name(place.name + ".partial")
-    shutil.copyfile(library, partial)
-    partial.replace(place)

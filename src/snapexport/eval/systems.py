@@ -209,7 +209,9 @@ class LoadedSystems:
         key = geometry, with_queries
         if key not in self._derived:
             out = self._directory / str(len(self._derived))
-            self._derived[key] = derive(self._build, geometry, out, with_queries=with_queries)
+            self._derived[key] = derive(
+                self._build, geometry, out, with_queries=with_queries, link_weights=True
+            )
         return self._derived[key]
 
     def _load(self, executor: Executor) -> LLM:

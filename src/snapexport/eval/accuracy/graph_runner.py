@@ -50,8 +50,8 @@ class GraphRunner(SequenceRunner):
         self._loader = loader or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"
         self.rounds_cache = not baseline and build.manifest.cache_form.dtype is not None
-        self._prefill: GraphName = "baseline/prefill" if baseline else "prefill"
-        self._decode: GraphName = "baseline/decode" if baseline else "decode"
+        self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
+        self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
         self._sessions = ExitStack()
 

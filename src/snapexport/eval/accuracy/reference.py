@@ -3,7 +3,6 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,9 +82,10 @@ def _own_model(build: Build) -> Any:
         )
     config = _matching_config(build, _config_alone(build))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    missing = set(model.state_dict())
-    for file in build.manifest.weights:
-        missing -= _load(model, build.directory / file.file)
+    files = [build.directory / file.file for file in build.manifest.weights]
+    tensors = {n: tensor.float() for file in files for n, tensor in load_file(file).items()}
+    missing = set(model.state_dict()) - set(tensors)
+    model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     if build.manifest.quantization and any(".layers." in name for name in missing):
         raise UserError(
@@ -93,13 +93,6 @@ def _own_model(build: Build) -> Any:
             "pass the checkpoint that was built as --model",
         )
     return model
-
-
-def _load(model: Any, file: Path) -> set[str]:
-    """Load a file of weights; the names of its tensors."""
-    tensors = {name: tensor.float() for name, tensor in load_file(file).items()}
-    model.load_state_dict(tensors, strict=False, assign=True)
-    return set(tensors)
 
 
 def _config_alone(build: Build) -> Checkpoint:

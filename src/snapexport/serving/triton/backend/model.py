@@ -63,7 +63,7 @@ class Model:
         return LLM(
             settings.build,
             threads=settings.threads,
-            token_budget=settings.token_budget,
+            max_num_batched_tokens=settings.token_budget,
             backend=settings.backend,
         )
 
