@@ -287,7 +287,7 @@ def engine(tensorrt: str) -> EngineEntry:
         version_compatible=False,
         stripped=False,
         plugins=None,
-        plans={},
+        graphs={},
     )
 
 
