@@ -40,6 +40,7 @@ ELSEWHERE = {
     "exporter/architectures/families/phi3.py",
     "docs/operators.md",
     "engines/NAME.log",
+    "weights/model.norm.weight.safetensors",
 }
 """Files that the pages name and the repository does not have."""
 
