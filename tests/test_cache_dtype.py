@@ -23,7 +23,7 @@ from snapexport.contract.tensors import full_cache_bytes
 from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
@@ -89,7 +89,7 @@ def test_a_step_writes_in_place(capfd: Any) -> None:
 
 
 def test_neighbours_change_nothing() -> None:
-    llm = LLM.from_executor(OnnxRuntimeEngine(build_of(FP16), threads=1))
+    llm = LLM.from_executor(open_executor(build_of(FP16), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     together = llm.generate(prompts, params)

@@ -188,7 +188,7 @@ def test_a_bad_checkpoint_is_refused(
         (["--policy", "streaming", "--K", "4"], "keeps no top-k"),
         (["--policy", "streaming", "--vote", "sum"], "keeps no top-k, but --vote is sum"),
         (["--policy", "sage", "--pool-kernel", "7"], "--policy sage means --pool-kernel 1"),
-        (["--policy", "snapkv", "--softmax", "top_tokens"], "means --softmax causal"),
+        (["--policy", "snapkv", "--softmax", "candidates"], "means --softmax causal"),
         (["--policy", "snapkv", "--L-sink", "4"], "--policy snapkv means --L-sink 0"),
         (["--policy", "full", "--budget", "pyramid"], "--policy full keeps everything"),
         (["--vote", "loudest"], "invalid choice: 'loudest'"),

@@ -26,7 +26,7 @@ from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.backends import find_cudart, on_tensorrt
-from snapexport.runtime.tensorrt_plans import open_plans
+from snapexport.runtime.trt.plans import open_plans
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines

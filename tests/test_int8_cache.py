@@ -23,7 +23,7 @@ from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
@@ -183,7 +183,7 @@ def test_the_graph_of_fewer_slots_computes_the_same() -> None:
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["chunked", "single shot"])
 def test_a_request_is_answered_as_if_alone(case: Case) -> None:
     """Through slots that others had, with scales of their own."""
-    llm = LLM.from_executor(OnnxRuntimeEngine(build_of(case), threads=1))
+    llm = LLM.from_executor(open_executor(build_of(case), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     together = llm.generate(prompts, params)

@@ -25,7 +25,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.graphs.functions import function
 from snapexport.graphs.targets.tensorrt import split_topk, topk_rounds
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
@@ -75,7 +75,7 @@ def test_fp16_agrees_with_the_onnxruntime_target(tiny: Build, tmp_path: Path) ->
 
 def answer(made: Build) -> Array:
     """The logits [9, V] of a prompt's end and of eight tokens after it."""
-    engine, prompt = OnnxRuntimeEngine(made, threads=1), cases.prompt(60)
+    engine, prompt = open_executor(made, threads=1), cases.prompt(60)
     engine.prefill(0, prompt[:32], 0, 60)
     logits = [engine.prefill(0, prompt[28:], 28, 60).logits.copy()]
     for step in range(8):

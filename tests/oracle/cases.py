@@ -61,7 +61,7 @@ class Case:
     baseline: bool = False
     cache_dtype: str | None = None
     decode_attention: str | None = None
-    eligible: int = 0
+    top_tokens: int = 0
     target: str = "onnxruntime"
 
     @property

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
-from snapexport.runtime.executor import Integers, Limits, Temperatures
+from snapexport.runtime.decode_inputs import Integers, Temperatures
+from snapexport.runtime.executor import Limits
 from snapexport.runtime.predictions import Logits, Prediction, Predictions
 
 

@@ -20,12 +20,15 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, TensorSpec
-from snapexport.runtime.cuda_device import DeviceError
+from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.bound_graph import allocate
+from snapexport.runtime.executor import Executor, GraphSet
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine, require_runnable
-from snapexport.runtime.onnxruntime_gpu import CUDA, Gpu
-from snapexport.runtime.onnxruntime_session import BoundGraph, buffers_for
 from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend, require_runnable
+from snapexport.runtime.ort.cuda import PROVIDER as CUDA
+from snapexport.runtime.ort.cuda import Cuda
+from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.runtime import fake_onnxruntime_cuda
@@ -72,17 +75,17 @@ def prompts() -> list[tuple[int, ...]]:
     return alone + [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
 
 
-def on_gpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
+def on_gpu(built: Build, baseline: bool = False) -> Executor:
     engine = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
-    assert isinstance(engine, OnnxRuntimeEngine)
+    assert isinstance(engine, Executor)
     return engine
 
 
-def on_cpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
+def on_cpu(built: Build, baseline: bool = False) -> Executor:
     """The engine without fakes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "InferenceSession", REAL)
-        return OnnxRuntimeEngine(built, baseline, threads=1)
+        return open_executor(built, backend="onnxruntime", baseline=baseline, threads=1)
 
 
 def llms(built: Build, baseline: bool = False) -> list[LLM]:
@@ -102,10 +105,10 @@ def test_answers_as_the_cpu_does(
         [c.token_ids for c in llm.generate(prompts(), params)] for llm in (ours, theirs)
     )
     assert got == expected
-    if (kept := theirs.engine.topk_positions()) is None:
-        assert ours.engine.topk_positions() is None
+    if (kept := theirs.executor.topk_positions()) is None:
+        assert ours.executor.topk_positions() is None
     else:
-        np.testing.assert_array_equal(ours.engine.topk_positions(), kept)
+        np.testing.assert_array_equal(ours.executor.topk_positions(), kept)
 
 
 def test_requests_come_and_go(gpu: FakeCuda, builds: dict[str, Build]) -> None:
@@ -190,8 +193,8 @@ def test_requests_take_the_logits_that_they_need(
     asked = [cases.prompt(length) for length in (40, 20)]
     gpu.to_host.clear()
     got = ours.generate(asked, params)
-    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
+    assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
+    assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
     assert got == theirs.generate(asked, params)
 
 
@@ -200,7 +203,7 @@ def test_logits_of_a_closed_engine_are_gone(gpu: FakeCuda, builds: dict[str, Bui
     said = engine.decode(ZEROS, ZEROS, ZEROS)
     engine.close()
     assert said[0].top_tokens
-    with pytest.raises(DeviceError, match="the engine was closed"):
+    with pytest.raises(DeviceError, match="the executor was closed"):
         _ = said[0].logits
 
 
@@ -215,7 +218,10 @@ def test_what_cannot_be_captured_runs_and_says_so(
 
 
 def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = OnnxRuntimeEngine(builds["portable"], device=Gpu(), captures=False)
+    build = builds["portable"]
+    graphs = GraphSet.of(build, baseline=False)
+    backend = OnnxRuntimeBackend(build, graphs, Cuda(), captures=False)
+    engine = Executor(build.manifest, graphs, backend)
     assert not engine.captured and not any(session.captures for session in CudaSession.opened)
 
 
@@ -240,7 +246,7 @@ def test_tells_which_operators_are_left_to_the_cpu(
     """Those that cost a copy by a warning, and all of them where one asks."""
     monkeypatch.setattr(CudaSession, "leaves_to_cpu", frozenset({"TopK", "Range"}))
     with pytest.warns(RuntimeWarning, match="the CPU runs TopK of compress: ") as told:
-        found = on_gpu(builds["portable"]).operators()
+        found = on_gpu(builds["portable"]).backend.operators()
     assert len(told) == 1
     assert found["compress"]["CPUExecutionProvider"].keys() == {"TopK", "Range"}
     assert found["decode"][CUDA]["MatMul"] == 15
@@ -257,15 +263,16 @@ def test_bf16_is_bound_by_its_number(gpu: FakeCuda) -> None:
     """NumPy has no such type."""
     specs = [TensorSpec(name=name, dtype="bfloat16", shape=[2, 4]) for name in ("x", "y")]
     entry = GraphEntry(file="", sha256="", inputs=specs[:1], outputs=specs[1:])
-    device = Gpu()
+    device = Cuda()
     session = CudaSession(
         IDENTITY, ort.SessionOptions(), providers=[device.provider(False)], enable_fallback=0
     )
-    buffers = buffers_for(entry, device)
-    bound = BoundGraph(session, entry, device, buffers)
+    buffers = allocate(device.memory, entry, {})
+    run = bind(session, entry, device.name, buffers)
     gpu.run_queue()
     gpu.bytes_at(buffers["x"].address, 16)[:] = np.arange(16)
-    bound.run()
+    run()
+    gpu.run_queue()
     assert list(gpu.bytes_at(buffers["y"].address, 16)) == list(range(16))
 
 

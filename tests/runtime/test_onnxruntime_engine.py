@@ -14,10 +14,11 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import Policy
-from snapexport.runtime.cuda_device import DeviceError
+from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -46,8 +47,8 @@ def build_of(case: Case) -> Build:
     return Build.open(cases.built(case).directory)
 
 
-def engine_of(case: Case, baseline: bool = False) -> OnnxRuntimeEngine:
-    return OnnxRuntimeEngine(build_of(case), baseline, threads=1)
+def engine_of(case: Case, baseline: bool = False) -> Executor:
+    return open_executor(build_of(case), baseline=baseline, threads=1)
 
 
 def by_hand(case: Case, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
@@ -148,13 +149,13 @@ def test_a_broken_request_leaves_nothing_to_the_next(policy: Policy, tmp_path: P
 
 
 def llm_of(build: Build, token_budget: int | None = None) -> LLM:
-    engine = OnnxRuntimeEngine(build, threads=1)
+    engine = open_executor(build, threads=1)
     return LLM.from_executor(engine, token_budget=token_budget)
 
 
 def test_prepacked_weights_change_nothing() -> None:
     prompt, params = cases.prompt(50), SamplingParams(max_tokens=12, ignore_eos=True)
-    prepacked = OnnxRuntimeEngine(build_of(CHUNKED), threads=1, prepack=True)
+    prepacked = open_executor(build_of(CHUNKED), threads=1, prepack=True)
     (completion,) = LLM.from_executor(prepacked).generate(prompt, params)
     assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
 
@@ -168,10 +169,10 @@ def test_a_closed_engine_says_so() -> None:
         lambda: engine.decode(zeros, zeros, zeros),
         lambda: engine.move(0, 1),
         lambda: engine.clear(0),
-        lambda: engine.hand_over(0, 20),
+        lambda: engine.compress(0, 20),
     ]
     for use in uses:
-        with pytest.raises(DeviceError, match="the engine was closed"):
+        with pytest.raises(DeviceError, match="the executor was closed"):
             use()
 
 
@@ -206,7 +207,7 @@ def test_nothing_is_kept_where_nothing_is_chosen() -> None:
 def test_fp16_gives_fp32_logits_and_nearly_the_same(tmp_path: Path) -> None:
     out = tmp_path / "half"
     build(cases.checkpoint("llama"), out, L_max=96, L_recent=16, K=12, batch=3, dtype="fp16")
-    half, single = OnnxRuntimeEngine(Build.open(out), threads=1), engine_of(CHUNKED)
+    half, single = open_executor(Build.open(out), threads=1), engine_of(CHUNKED)
     ids = cases.prompt(20)
     expected, got = single.prefill(0, ids, 0, 20).logits, half.prefill(0, ids, 0, 20).logits
     assert got.dtype == np.float32 and np.abs(got - expected).max() < 0.1
@@ -237,7 +238,7 @@ def test_refuses_bf16_and_says_the_way_out() -> None:
     good = build_of(CHUNKED)
     half = Build(good.directory, good.manifest.model_copy(update={"dtype": "bf16"}))
     with pytest.raises(UserError, match="bf16") as refusal:
-        OnnxRuntimeEngine(half)
+        open_executor(half)
     assert "--dtype fp32" in refusal.value.hint
 
 
@@ -252,15 +253,15 @@ def test_refuses_graphs_that_the_manifest_does_not_describe(field: str, value: A
     graphs = good.manifest.graphs | {"decode": changed}
     wrong = Build(good.directory, good.manifest.model_copy(update={"graphs": graphs}))
     with pytest.raises(UserError, match=r"decode\.onnx .*the manifest says"):
-        OnnxRuntimeEngine(wrong)
+        open_executor(wrong)
 
 
 def test_refuses_what_is_no_graph(tmp_path: Path) -> None:
     (tmp_path / "decode.onnx").write_bytes(b"no graph")
     with pytest.raises(UserError, match="cannot load"):
-        OnnxRuntimeEngine(Build(tmp_path, build_of(CHUNKED).manifest))
+        open_executor(Build(tmp_path, build_of(CHUNKED).manifest))
 
 
 def test_refuses_no_threads() -> None:
     with pytest.raises(UserError, match="0 threads"):
-        OnnxRuntimeEngine(build_of(CHUNKED), threads=0)
+        open_executor(build_of(CHUNKED), threads=0)

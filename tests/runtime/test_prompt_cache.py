@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.predictions import Logits
 
 C = 24  # the tiny build's prefill chunk
@@ -16,7 +17,7 @@ def prompt(length: int, seed: int = 0, common: int = 0) -> list[int]:
     return [*range(3, 3 + common), *rng.integers(3, 257, length - common).tolist()]
 
 
-def prefill(engine: OnnxRuntimeEngine, ids: list[int]) -> Logits:
+def prefill(engine: Executor, ids: list[int]) -> Logits:
     """The whole prompt into slot 0, as the scheduler would feed it."""
     ends = [*range(C, len(ids), C), len(ids)]
     for end in ends:
@@ -25,9 +26,9 @@ def prefill(engine: OnnxRuntimeEngine, ids: list[int]) -> Logits:
     return said.logits.copy()
 
 
-def runs(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def runs(engine: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each chunk that is really run."""
-    bound, counted = engine._prefill._bound, []
+    bound, counted = engine._prefill._graph, []
     run = bound.run
     monkeypatch.setattr(bound, "run", lambda: (counted.append(1), run())[1])
     return counted
@@ -51,8 +52,8 @@ def test_a_common_beginning_is_kept_to_the_bit(
     second: list[int],
     skipped: int,
 ) -> None:
-    fresh = prefill(OnnxRuntimeEngine(tiny_build), second)
-    engine = OnnxRuntimeEngine(tiny_build)
+    fresh = prefill(open_executor(tiny_build), second)
+    engine = open_executor(tiny_build)
     prefill(engine, first)
     counted = runs(engine, monkeypatch)
     assert np.array_equal(prefill(engine, second), fresh)
@@ -61,9 +62,9 @@ def test_a_common_beginning_is_kept_to_the_bit(
 
 def test_engines_of_one_model_share_it(tiny_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = prompt(60)
-    alone = prefill(OnnxRuntimeEngine(tiny_build, baseline=True), ids)
-    first = OnnxRuntimeEngine(tiny_build)
-    second = OnnxRuntimeEngine(tiny_build, baseline=True, prompt_cache=first.prompt_cache)
+    alone = prefill(open_executor(tiny_build, baseline=True), ids)
+    first = open_executor(tiny_build)
+    second = open_executor(tiny_build, baseline=True, prompt_cache=first.prompt_cache)
     prefill(first, ids)
     counted = runs(second, monkeypatch)
     assert np.array_equal(prefill(second, ids), alone)
@@ -73,7 +74,7 @@ def test_engines_of_one_model_share_it(tiny_build: Build, monkeypatch: pytest.Mo
 def test_nothing_is_kept_of_what_was_cleared(
     tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, ids = OnnxRuntimeEngine(tiny_build), prompt(64)
+    engine, ids = open_executor(tiny_build), prompt(64)
     prefill(engine, ids)
     engine.clear(0)
     counted = runs(engine, monkeypatch)

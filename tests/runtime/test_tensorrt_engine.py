@@ -1,4 +1,4 @@
-"""TrtEngine over FAKES of CUDA and TensorRT: every layout answers as ONNX Runtime's engine does.
+"""Executor over FAKES of CUDA and TensorRT: every layout answers as ONNX Runtime's engine does.
 
 No GPU and no TensorRT: the fakes run the same graphs at the addresses, and at the time, that our
 calls name (fake_cuda.py, fake_tensorrt.py).
@@ -16,11 +16,12 @@ import pytest
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.cuda_device import Device, DeviceError
+from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.cuda import Device
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
-from snapexport.runtime.tensorrt_engine import TrtEngine
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.runtime import fake_tensorrt
@@ -56,7 +57,8 @@ def build_of(case: Case, folder: Path, **plan: Any) -> Build:
 def engines(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
     """On the fakes, and on ONNX Runtime."""
     build = build_of(case, folder)
-    trt, ort = TrtEngine(build, baseline), OnnxRuntimeEngine(build, baseline, threads=1)
+    trt = open_executor(build, backend="tensorrt", baseline=baseline)
+    ort = open_executor(build, backend="onnxruntime", baseline=baseline, threads=1)
     return LLM.from_executor(trt, token_budget=40), LLM.from_executor(ort, token_budget=40)
 
 
@@ -72,11 +74,11 @@ def test_answers_as_onnxruntime_does(
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     got = [completion.token_ids for completion in ours.generate(prompts, params)]
     assert got == [completion.token_ids for completion in theirs.generate(prompts, params)]
-    assert isinstance(ours.engine, TrtEngine) and ours.engine.captured
-    if (kept := theirs.engine.topk_positions()) is None:
-        assert ours.engine.topk_positions() is None
+    assert ours.executor.captured
+    if (kept := theirs.executor.topk_positions()) is None:
+        assert ours.executor.topk_positions() is None
     else:
-        for mine, its in zip(ours.engine.topk_positions() or [], kept, strict=True):
+        for mine, its in zip(ours.executor.topk_positions() or [], kept, strict=True):
             np.testing.assert_array_equal(mine, its)
 
 
@@ -105,7 +107,7 @@ def test_neighbours_change_nothing(gpu: FakeCuda, tmp_path: Path) -> None:
 
 def test_a_common_beginning_is_not_run_again(gpu: FakeCuda, tmp_path: Path) -> None:
     """Four chunks of 24 or less; the last is off the grid and spoils the one that it overlaps."""
-    llm = LLM.from_executor(TrtEngine(build_of(SLIDING, tmp_path)))
+    llm = LLM.from_executor(open_executor(build_of(SLIDING, tmp_path), backend="tensorrt"))
     ran = fake_tensorrt.ICudaEngine.executions
     for prompt, chunks in ((cases.prompt(90), 4), ((*cases.prompt(90)[:60], *range(9, 39)), 2)):
         ran.clear()
@@ -117,7 +119,7 @@ def test_a_common_beginning_is_not_run_again(gpu: FakeCuda, tmp_path: Path) -> N
 def test_a_step_is_one_launch_and_allocates_nothing(
     gpu: FakeCuda, tmp_path: Path, case: Case
 ) -> None:
-    engine = TrtEngine(build_of(case, tmp_path))
+    engine = open_executor(build_of(case, tmp_path), backend="tensorrt")
     before = gpu.calls.copy()
     first = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1).logits.copy()
     assert gpu.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
@@ -133,7 +135,7 @@ def test_a_step_is_one_launch_and_allocates_nothing(
 
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
     """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
-    engine = TrtEngine(build_of(TOP_TOKENS, tmp_path))
+    engine = open_executor(build_of(TOP_TOKENS, tmp_path), backend="tensorrt")
     told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
     gpu.to_host.clear()
     said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
@@ -144,7 +146,7 @@ def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) 
     np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
     np.testing.assert_array_equal(said.logits[1], logits)
     engine.close()
-    with pytest.raises(DeviceError, match="the engine was closed"):
+    with pytest.raises(DeviceError, match="the executor was closed"):
         _ = said[0].logits
 
 
@@ -161,18 +163,20 @@ def test_requests_take_the_logits_that_they_need(
     asked = [cases.prompt(length) for length in (40, 20)]
     gpu.to_host.clear()
     got = [one.token_ids for one in ours.generate(asked, [params, neighbour])]
-    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
+    assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
+    assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
     assert got == [one.token_ids for one in theirs.generate(asked, [params, neighbour])]
 
 
 def test_what_cannot_be_captured_runs_without(gpu: FakeCuda, tmp_path: Path) -> None:
     build = build_of(CHUNKED, tmp_path, capturable=False)
     with pytest.warns(RuntimeWarning, match="decode runs without a CUDA graph"):
-        engine = TrtEngine(build)
+        engine = open_executor(build, backend="tensorrt")
     assert not engine.captured and not gpu.launchable and gpu.capturing is None
     params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(70)
-    (expected,) = LLM.from_executor(OnnxRuntimeEngine(build, threads=1)).generate(prompt, params)
+    (expected,) = LLM.from_executor(
+        open_executor(build, backend="onnxruntime", threads=1)
+    ).generate(prompt, params)
     assert LLM.from_executor(engine).generate(prompt, params) == [expected]
 
 
@@ -208,19 +212,18 @@ def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, c
     ours, theirs = engines(case, tmp_path)
     for slot in (0, 1):
         feed_whole(ours, theirs, slot)
-    assert isinstance(ours.engine, TrtEngine)
-    break_slot(gpu, ours.engine, 1)
+    break_slot(gpu, ours.executor, 1)
     step = (np.array([5, 0, 0]), np.array([70, 0, 0]), np.array([70, 0, 0]))
-    assert np.isnan(ours.engine.decode(*step)[1].logits).all(), "nothing was broken"
-    ours.engine.clear(1)
-    expected = theirs.engine.decode(*step)[0].logits
-    np.testing.assert_allclose(ours.engine.decode(*step)[0].logits, expected, atol=1e-4)
+    assert np.isnan(ours.executor.decode(*step)[1].logits).all(), "nothing was broken"
+    ours.executor.clear(1)
+    expected = theirs.executor.decode(*step)[0].logits
+    np.testing.assert_allclose(ours.executor.decode(*step)[0].logits, expected, atol=1e-4)
     params, prompt = SamplingParams(max_tokens=8, ignore_eos=True), cases.prompt(80)
     assert ours.generate([prompt] * 3, params) == theirs.generate([prompt] * 3, params)
 
 
 def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
-    prompt, chunk = cases.prompt(70, slot), ours.engine.limits.prefill_chunk
+    prompt, chunk = cases.prompt(70, slot), ours.executor.limits.prefill_chunk
     ends = [70] if chunk >= 70 else [32, 64, 70]
     for llm in (ours, theirs):
         for end in ends:
@@ -228,35 +231,36 @@ def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
             llm.executor.prefill(slot, prompt[start:end], start, 70)
 
 
-def break_slot(gpu: FakeCuda, engine: TrtEngine, slot: int) -> None:
+def break_slot(gpu: FakeCuda, engine: Executor, slot: int) -> None:
     """NaN in all that the slot's prompt left, as a model that overflows does."""
     gpu.run_queue()
-    for cache in engine._slots.values():
-        gpu.bytes_at(cache.row(slot), cache.row_bytes).fill(0xFF)
-    for cache in getattr(getattr(engine._prefill, "_cache", None), "_caches", {}).values():
-        gpu.bytes_at(cache.address, cache.row_bytes).fill(0xFF)
+    shared = engine.prompt_cache.buffers.values() if engine.prompt_cache else ()
+    for cache in (*engine._rows[slot], *shared):
+        gpu.bytes_at(cache.address, cache.nbytes).fill(0xFF)
 
 
 def test_new_memory_is_zeroed(
     gpu: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = build_of(CHUNKED, tmp_path)
-    assert np.isfinite(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS).logits).all()
+    assert np.isfinite(
+        open_executor(build, backend="tensorrt").decode(ZEROS, ZEROS, ZEROS).logits
+    ).all()
     monkeypatch.setattr(Device, "zero", lambda *_: None)
-    assert np.isnan(TrtEngine(build).decode(ZEROS, ZEROS, ZEROS).logits).any(), (
-        "the fake poisons nothing"
-    )
+    assert np.isnan(
+        open_executor(build, backend="tensorrt").decode(ZEROS, ZEROS, ZEROS).logits
+    ).any(), "the fake poisons nothing"
 
 
 def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
-    engine = TrtEngine(build_of(CHUNKED, tmp_path))
+    engine = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
     assert gpu.device and gpu.launchable
     engine.close()
     engine.close()
     assert not (gpu.device or gpu.launchable or gpu.graphs or gpu.streams)
-    with pytest.raises(DeviceError, match="the engine was closed"):
+    with pytest.raises(DeviceError, match="the executor was closed"):
         engine.decode(ZEROS, ZEROS, ZEROS)
-    with pytest.raises(DeviceError, match="the engine was closed"):
+    with pytest.raises(DeviceError, match="the executor was closed"):
         engine.clear(0)
     del engine
     gc.collect()
@@ -264,7 +268,11 @@ def test_closing_frees_everything(gpu: FakeCuda, tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -> None:
-    logits = TrtEngine(build_of(CHUNKED, tmp_path)).decode(ZEROS, ZEROS, ZEROS).logits
+    logits = (
+        open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
+        .decode(ZEROS, ZEROS, ZEROS)
+        .logits
+    )
     gc.collect()
     assert not gpu.device and len(gpu.pinned) == 1 and np.isfinite(logits).all()
     del logits
@@ -273,13 +281,13 @@ def test_an_engine_that_is_dropped_frees_itself(gpu: FakeCuda, tmp_path: Path) -
 
 def test_no_graph_writes_another_ones_memory(gpu: FakeCuda, tmp_path: Path) -> None:
     """But compress reads what prefill left, and they all share one workspace."""
-    engine = TrtEngine(build_of(CHUNKED, tmp_path))
+    engine = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
     prefill, compress, decode = (
         {c._addresses[n] for n in c.engine.outputs}
-        for c in (engine._contexts[n] for n in ("prefill", "compress", "decode"))  # type: ignore
+        for c in (engine.backend._contexts[n] for n in ("prefill", "compress", "decode"))
     )
     assert not prefill & compress and not prefill & decode and not compress & decode
-    assert len({context._workspace for context in engine._contexts.values()}) == 1  # type: ignore
+    assert len({context._workspace for context in engine.backend._contexts.values()}) == 1
 
 
 def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path: Path) -> None:
@@ -287,7 +295,9 @@ def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path
     build = build_of(CHUNKED, tmp_path, bf16=True)
     text = build.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
     text = text.replace('"logits","dtype":"bfloat16"', '"logits","dtype":"float32"')
-    llm = LLM.from_executor(TrtEngine(replace(build, manifest=Manifest.model_validate_json(text))))
+    llm = LLM.from_executor(
+        open_executor(replace(build, manifest=Manifest.model_validate_json(text)))
+    )
     (completion,) = llm.generate([cases.prompt(40)], SamplingParams(max_tokens=3, ignore_eos=True))
     assert completion.token_ids == (0, 0, 0)  # the fake leaves the logits zero
 
@@ -295,4 +305,4 @@ def test_bf16_caches_are_bytes_that_the_host_never_reads(gpu: FakeCuda, tmp_path
 def test_no_warning_otherwise(gpu: FakeCuda, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        TrtEngine(build_of(CHUNKED, tmp_path))
+        open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")

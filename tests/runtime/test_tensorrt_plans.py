@@ -12,12 +12,12 @@ from snapexport.cli.app import parser
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
-from snapexport.runtime import tensorrt_entry
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.open_executor import open_executor
-from snapexport.runtime.tensorrt_engine import TrtEngine
-from snapexport.runtime.tensorrt_entry import Machine, choose
-from snapexport.runtime.tensorrt_plans import LOG, tensorrt_version
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+from snapexport.runtime.trt import entry as tensorrt_entry
+from snapexport.runtime.trt.backend import TensorRtBackend
+from snapexport.runtime.trt.entry import Machine, choose
+from snapexport.runtime.trt.plans import LOG, tensorrt_version
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
 
@@ -142,7 +142,7 @@ def test_a_missing_plugin_library_has_to_be_named(
 
 def refusal(build: Build, **options: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        TrtEngine(build, **options)
+        open_executor(build, backend="tensorrt", **options)
     assert "`snapexport engine " in caught.value.hint
     return caught.value
 
@@ -176,7 +176,7 @@ def test_plans_that_are_not_what_the_manifest_says_are_refused(
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, **plan))
     with pytest.raises(UserError, match=message):
-        TrtEngine(build)
+        open_executor(build, backend="tensorrt")
 
 
 def test_a_plan_of_another_graph_is_refused(
@@ -194,7 +194,7 @@ def test_a_plan_that_was_not_built_is_named(
     entry = entry_of(tiny_build, tmp_path)
     some = {name: plan for name, plan in entry.plans.items() if name != "baseline/decode"}
     build = with_engines(tiny_build, it=entry.model_copy(update={"plans": some}))
-    TrtEngine(build)
+    open_executor(build, backend="tensorrt")
     missing = refusal(build, baseline=True)
     assert "has no plan of baseline/decode.onnx" in missing.message
     assert "--overwrite" not in missing.hint, "the others would be built again"
@@ -205,14 +205,14 @@ def test_version_compatible_plans_may_bring_code(
 ) -> None:
     entry = changed(tensorrt="11.0.0.1", version_compatible=True)
     options: dict[str, Any] = {"tensorrt": "11.0.0.1", "version_compatible": True}
-    TrtEngine(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, **options)))
+    open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, **options)))
 
 
 def test_stripped_plans_take_the_weights_of_their_graphs(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     entry = changed(stripped=True)
-    TrtEngine(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, stripped=True)))
+    open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, stripped=True)))
     stuck = entry_of(tiny_build, tmp_path, entry, stripped=True, refittable=False)
     message = refusal(with_engines(tiny_build, it=stuck)).message
     assert message.endswith(".onnx: the weights don't fit")
@@ -220,7 +220,7 @@ def test_stripped_plans_take_the_weights_of_their_graphs(
 
 def test_plugins_are_loaded_first(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
     entry = changed(plugins=file(tmp_path / "lib.so", b"machine code"))
-    TrtEngine(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True)))
+    open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True)))
     empty = changed(plugins=file(tmp_path / "empty.so", b""))
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, empty, plugins=True))
     assert "cannot load the plugins" in refusal(build).message
@@ -232,7 +232,7 @@ def test_version_compatible_plans_bring_their_plugins(
     """What lies beside them is no library that the fake could load."""
     entry = changed(version_compatible=True, plugins=file(tmp_path / "empty.so", b""))
     entry = entry_of(tiny_build, tmp_path, entry, version_compatible=True)
-    TrtEngine(with_engines(tiny_build, it=entry))
+    open_executor(with_engines(tiny_build, it=entry), backend="tensorrt")
 
 
 def test_an_engine_that_does_not_load_may_lack_memory(
@@ -281,14 +281,14 @@ def test_without_a_driver(
     install(monkeypatch, driver=False)
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match="no GPU that it can use: cudaErrorInsufficientDriver"):
-        TrtEngine(build)
+        open_executor(build, backend="tensorrt")
 
 
 def test_without_memory(monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path) -> None:
     gpu = install(monkeypatch, memory=20_000)
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match=r"the GPU has no .* MiB left") as refusal:
-        TrtEngine(build)
+        open_executor(build, backend="tensorrt")
     del refusal
     assert not gpu.device, "memory stayed allocated"
 
@@ -317,10 +317,13 @@ def test_a_tensorrt_without_its_library_is_told(
 def test_who_runs_a_build(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
     """TensorRT where there are engines, ONNX Runtime where there are none or it is asked for."""
     engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
-    assert isinstance(open_executor(tiny_build), OnnxRuntimeEngine)
-    assert isinstance(open_executor(with_engines(tiny_build)), OnnxRuntimeEngine)
-    assert isinstance(open_executor(engines), TrtEngine)
-    assert isinstance(open_executor(engines, backend="onnxruntime", threads=1), OnnxRuntimeEngine)
+    onnxruntime = (
+        open_executor(tiny_build),
+        open_executor(with_engines(tiny_build)),
+        open_executor(engines, backend="onnxruntime", threads=1),
+    )
+    assert {type(one.backend) for one in onnxruntime} == {OnnxRuntimeBackend}
+    assert isinstance(open_executor(engines).backend, TensorRtBackend)
 
 
 @pytest.mark.parametrize(

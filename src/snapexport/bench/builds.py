@@ -86,8 +86,9 @@ class Builds:
     def _path(self, batch: int, what: str) -> Path:
         """Builds that other code has made are not found."""
         made_by = self.directory / code_digest()
-        name = f"{self.model.name}.{self.weights or self.dtype}.{self.target}.top{self.top_tokens}.{batch}slots"
-        return made_by / f"{name}.{what}"
+        weights, top = self.weights or self.dtype, f"top{self.top_tokens}"
+        parts = self.model.name, weights, self.target, top, f"{batch}slots", what
+        return made_by / ".".join(parts)
 
     def _options(self, out: Path, batch: int, L_max: int, kv_budget: int | None) -> BuildOptions:
         return BuildOptions(

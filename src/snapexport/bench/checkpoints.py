@@ -145,7 +145,7 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def _header(shape: dict[str, Any], dtype: DType) -> tuple[bytes, int]:
-    """8 bytes of length, then JSON; https://github.com/huggingface/safetensors. And what follows."""
+    """The header (https://github.com/huggingface/safetensors), and the bytes that follow it."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, one in tensors(shape):

@@ -12,6 +12,7 @@ from snapexport.bench import machine
 from snapexport.bench.probes import Bandwidth, DeviceCopy, MatMul, Probe
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.open_executor import open_executor
 
 Name = Literal["cpu", "cuda"]
@@ -38,7 +39,7 @@ class Device:
         return {"gpu": machine.gpu()} if self.name == "cuda" and not self.dry else {}
 
     @contextmanager
-    def opened(self, build: Build, **options: Any) -> Iterator[Any]:
+    def opened(self, build: Build, **options: Any) -> Iterator[Executor]:
         """A build's executor, closed at the end. Raises UserError."""
         executor = self.open(build, **options)
         try:
@@ -54,7 +55,7 @@ class Device:
         finally:
             executor.close()
 
-    def open(self, build: Build, **options: Any) -> Any:
+    def open(self, build: Build, **options: Any) -> Executor:
         """A build's executor, through the runtime's front door. Raises UserError."""
         if self.name == "cuda" and not self.dry:
             return open_executor(build, backend="onnxruntime-cuda", **options)
@@ -70,9 +71,9 @@ class Device:
 
     def _copies(self) -> DeviceCopy:
         if self.dry:
-            from snapexport.runtime.onnxruntime_devices import Host
+            from snapexport.runtime.ort.devices import HostMemory
 
-            return DeviceCopy(Host(), _QUICK_BYTES)
-        from snapexport.runtime.onnxruntime_gpu import Gpu
+            return DeviceCopy(HostMemory(), _QUICK_BYTES)
+        from snapexport.runtime.cuda import CudaMemory
 
-        return DeviceCopy(Gpu())
+        return DeviceCopy(CudaMemory())

@@ -21,6 +21,8 @@ from snapexport.bench.systems import ExecutorSystem, load
 from snapexport.bench.turns import Case, clocked
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
 _BLOCK = 1 << 20
 NOTE = (
@@ -41,8 +43,9 @@ def fill(arrays: Mapping[str, NDArray[Any]]) -> None:
                 part[:] = block[: part.size]
 
 
-def fill_prompt(executor: Any) -> None:
+def fill_prompt(executor: Executor) -> None:
     """The full-length cache of the prompt in prefill; a GPU's holds zeros, which are there."""
+    assert executor.prompt_cache is not None, "a single shot has none"
     buffers = executor.prompt_cache.buffers.items()
     fill({name: one.array for name, one in buffers if one.array is not None})
 
@@ -50,7 +53,7 @@ def fill_prompt(executor: Any) -> None:
 class FilledSystem:
     """A system whose prefill costs nothing. prompt: the length that a GPU prefills in its place."""
 
-    def __init__(self, build: Build, executor: Any, prompt: int | None = None) -> None:
+    def __init__(self, build: Build, executor: Executor, prompt: int | None = None) -> None:
         self.build, self.executor = build, executor
         self._context = 1
         if prompt is None:
@@ -106,7 +109,9 @@ def open_filled(
             results.note(NOTE)
             yield FilledSystem(build, executor)
             return
-        graphs = {n: by.get("CPUExecutionProvider", {}) for n, by in executor.operators().items()}
+        assert isinstance(executor.backend, OnnxRuntimeBackend)
+        operators = executor.backend.operators().items()
+        graphs = {name: found.get("CPUExecutionProvider", {}) for name, found in operators}
         row = {"build": build.directory.name, "captured": executor.captured, "on_cpu": graphs}
         if not results.has("operators", {"build": row["build"]}):
             results.add("operators", row)

@@ -11,8 +11,13 @@ from typing import Any
 import snapexport
 
 _PACKAGES = (
-    ("onnxruntime", "onnxruntime-gpu", "numpy")
-    + ("torch", "transformers", "onnx", "safetensors")
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "numpy",
+    "torch",
+    "transformers",
+    "onnx",
+    "safetensors",
 )
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -40,8 +45,8 @@ def described() -> dict[str, Any]:
 
 def gpu() -> dict[str, Any]:
     """The GPU's name, its driver, and the CUDA versions of driver and runtime. Raises UserError."""
-    from snapexport.runtime.cuda_device import Device
-    from snapexport.runtime.onnxruntime_gpu import require_cuda_provider
+    from snapexport.runtime.cuda import Device
+    from snapexport.runtime.ort.cuda import require_cuda_provider
 
     require_cuda_provider()
     device = Device()

@@ -5,8 +5,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from snapexport.bench import results, tables
+from snapexport.bench import tables
 from snapexport.bench.experiments import EXPERIMENTS
+from snapexport.bench.results import read
 from snapexport.bench.turns import RATES, Row
 from snapexport.contract.errors import UserError
 
@@ -31,7 +32,7 @@ def write(page: Path, directory: Path) -> list[str]:
         _, ended, after = rest.partition(end)
         if not (found and ended):
             raise UserError(f"{page} has no place for {name}", f"mark it: {start}{end}")
-        text = before + start + block(results.read(path)) + end + after
+        text = before + start + block(read(path)) + end + after
         written.append(name)
     page.write_text(text)
     return written

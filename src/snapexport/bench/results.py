@@ -139,7 +139,7 @@ class Results:
         self.write()
 
     def _plain_rows(self, section: str) -> list[Row]:
-        return self.sections[section] if section in self.sections else []
+        return self.sections.get(section, [])
 
 
 def read(path: Path) -> Row:

@@ -20,7 +20,7 @@ def open_session(model: Path | bytes, threads: int | None) -> Any:
     with needs_extra("cpu"):
         import onnxruntime as ort
 
-        from snapexport.runtime.onnxruntime_session import session_options
+        from snapexport.runtime.ort.session import session_options
     return ort.InferenceSession(
         model,
         session_options(threads, prepack=False, settings={}),

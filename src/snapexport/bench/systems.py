@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class ExecutorSystem:
             self._inputs[0, slot] = sample(predictions[slot], _GREEDY, self._rng)
         self._inputs[1, :active] += 1
 
+    def compress(self, prompt_length: int) -> None:
+        """The compress step of the prompt that was prefilled last, once more, into slot 0."""
+        self.executor.compress(0, prompt_length)
+
 
 def chunks(length: int, chunk: int) -> Iterator[Chunk]:
     """The chunks of a prompt that is alone, as the runtime's scheduler cuts them."""
@@ -124,8 +128,3 @@ def load(build: Path, baseline: bool, threads: int | None, prepack: bool) -> Exe
             prepack=prepack,
         )
     )
-
-
-def compress(executor: Any, prompt_length: int) -> None:
-    """The compress step of the prompt that was prefilled last, once more, into slot 0."""
-    executor.hand_over(0, prompt_length)

@@ -53,8 +53,8 @@ CACHE = {
     "7 for snapkv)",
     "vote": "how the queries' attention adds up; squares favour one that is sure (default: sum)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
-    "softmax": "attention among the top_tokens alone, or all keys up to the query "
-    "(default: top_tokens)",
+    "softmax": "attention among the eligible positions alone, or all keys up to the query "
+    "(default: candidates)",
     "group": "how the query heads of a KV head agree (default: mean)",
     "budget": "top-k slots alike in all layers, or fewer in each further one as PyramidKV has it "
     "(default: uniform)",

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     if "onnxruntime" in arguments.backends:
         with needs_extra("cpu"):
-            from snapexport.runtime.onnxruntime_engine import require_runnable
+            from snapexport.runtime.ort.backend import require_runnable
         require_runnable(build, baseline=False)
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
@@ -108,8 +108,8 @@ def _backends(build: Build, chosen: tuple[str, ...]) -> "dict[str, Backend]":
 
     if "tensorrt" not in chosen:
         return {}
-    from snapexport.runtime.cuda_device import DeviceError
-    from snapexport.runtime.tensorrt_plans import open_plans
+    from snapexport.runtime.backend import DeviceError
+    from snapexport.runtime.trt.plans import open_plans
 
     try:
         _, plans = open_plans(build)

@@ -23,8 +23,8 @@ from snapexport.cli.picture import kept_picture
 from snapexport.cli.summary import build_summary, print_summary, size
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.runtime import tensorrt_entry
 from snapexport.runtime.open_executor import BackendName
+from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, what a prompt kept"
 

@@ -11,9 +11,10 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.eval.contestants import Contestant
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from snapexport.runtime.onnxruntime_prefill import PromptCache
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.prompt_cache import PromptCache
 from snapexport.runtime.prompts import load_tokenizer
 
 
@@ -32,14 +33,19 @@ class Arena:
         """One LLM for each, in order."""
         return [self._load(self._engine(contestant.geometry)) for contestant in contestants]
 
-    def watch(self, geometry: CacheGeometry) -> tuple[LLM, OnnxRuntimeEngine]:
+    def watch(self, geometry: CacheGeometry) -> tuple[LLM, Executor]:
         """An LLM whose engine shows the queries of each decoded token."""
         engine = self._engine(geometry, with_queries=True)
         return self._load(engine), engine
 
-    def _engine(self, geometry: CacheGeometry, with_queries: bool = False) -> OnnxRuntimeEngine:
+    def _engine(self, geometry: CacheGeometry, with_queries: bool = False) -> Executor:
         build = self._build_of(geometry, with_queries)
-        engine = OnnxRuntimeEngine(build, False, self._threads, prompt_cache=self._prompt_cache)
+        engine = open_executor(
+            build,
+            backend="onnxruntime",
+            threads=self._threads,
+            prompt_cache=self._prompt_cache,
+        )
         self._prompt_cache = engine.prompt_cache
         return engine
 
@@ -51,7 +57,7 @@ class Arena:
             self._derived[key] = derive(self._build, geometry, out, with_queries=with_queries)
         return self._derived[key]
 
-    def _load(self, engine: OnnxRuntimeEngine) -> LLM:
+    def _load(self, engine: Executor) -> LLM:
         return LLM.from_executor(engine, self._tokenizer)
 
 

@@ -18,8 +18,8 @@ from snapexport.eval.contestants import Contestant
 from snapexport.eval.plan import Plan
 from snapexport.eval.questions import Cell
 from snapexport.eval.tasks import Sample
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.requests import SamplingParams
 
 THETA = 0.05
@@ -121,7 +121,7 @@ def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
 def _watch(
     sample: Sample,
     prompt: Sequence[int],
-    watcher: tuple[LLM, OnnxRuntimeEngine],
+    watcher: tuple[LLM, Executor],
     votes: Sequence[Vote],
     steps: int,
 ) -> None:
@@ -137,7 +137,7 @@ def _watch(
         vote.rate.prompts += 1
 
 
-def _count(vote: Vote, engine: OnnxRuntimeEngine, length: int, step: int) -> None:
+def _count(vote: Vote, engine: Executor, length: int, step: int) -> None:
     for layer, place in enumerate(vote.geometry.layers):
         if place.K:
             looked = _looked_at(engine, layer, length, step, place)
@@ -145,7 +145,7 @@ def _count(vote: Vote, engine: OnnxRuntimeEngine, length: int, step: int) -> Non
 
 
 def _looked_at(
-    engine: OnnxRuntimeEngine, layer: int, length: int, step: int, place: LayerGeometry
+    engine: Executor, layer: int, length: int, step: int, place: LayerGeometry
 ) -> NDArray[np.bool_]:
     """Which eligible have a share above theta of each query head's attention: [H, n]."""
     keys = engine.decode_buffers[names.past_key(layer)][0, :, : length + step + 1]

@@ -13,7 +13,7 @@ from snapexport.contract.errors import UserError
 from snapexport.eval.contestants import Contestant, Lineup, typical_layer
 from snapexport.eval.options import EvalOptions
 from snapexport.eval.questions import Questions
-from snapexport.runtime.onnxruntime_engine import require_runnable
+from snapexport.runtime.ort.backend import require_runnable
 from snapexport.runtime.prompts import load_tokenizer
 
 

@@ -7,7 +7,7 @@
     summary(sections)       rows that follow from the sections (optional)
     tables(report)          what a page or a terminal shows
 
-`speed` and `load` are `snapexport bench BUILD`: they measure a given build, by options of their own.
+`speed` and the load test are `snapexport bench BUILD`: they measure a build that is given.
 """
 
 from types import ModuleType

@@ -47,8 +47,12 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     """All caches at all contexts, in turn; on a GPU one cache after the other."""
     found = list(builds(setup, options))
     for together in [found] if setup.device.holds_all else [[one] for one in found]:
-        labels = [(b, {"context": n, "kv_budget": b}) for n in options.contexts for b, _ in together]
-        todo = [(b, label) for b, label in labels if not results.has("decode", label)]
+        at = [(n, budget) for n in options.contexts for budget, _ in together]
+        todo = [
+            (n, budget)
+            for n, budget in at
+            if not results.has("decode", {"context": n, "kv_budget": budget})
+        ]
         if not todo:
             continue
         with ExitStack() as stack:
@@ -58,7 +62,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
                 )
                 for budget, build in together
             }
-            cases = [systems[b].case(times=options.steps, **label) for b, label in todo]
+            cases = [systems[b].case(n, options.steps, kv_budget=b) for n, b in todo]
             results.measure("decode", alone(cases), options.rounds, setup.device.probes())
             for budget in filter(None, systems):
                 compressed = [case for case in cases if case.labels["kv_budget"] == budget]

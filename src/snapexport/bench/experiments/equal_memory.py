@@ -94,8 +94,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
     On a GPU, one build after the other.
     """
+    results.note(*left_out(setup, options))
     together: dict[object, list[Entry]] = defaultdict(list)
-    for entry in builds(setup, options, results):
+    for entry in builds(setup, options):
         if not results.has("decode", entry.labels):
             key = entry.prompt if setup.device.holds_all else entry.build.directory
             together[key].append(entry)
@@ -117,10 +118,10 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             del systems, cases  # before the next ones are loaded: 4 GiB each
 
 
-def builds(setup: Setup, options: Options, results: Results) -> Iterator[Entry]:
+def builds(setup: Setup, options: Options) -> Iterator[Entry]:
     """Each with the largest batch that the memory has room for. Raises UserError.
 
-    A full cache of which not even one fits is left out, and noted.
+    A full cache of which not even one fits is left out.
     """
     made, position = setup.builds(options.checkpoint), _position_bytes(setup, options.checkpoint)
     positions = options.cache_bytes // position
@@ -132,16 +133,22 @@ def builds(setup: Setup, options: Options, results: Results) -> Iterator[Entry]:
                 L_max = max(options.prompts) if cache.kv_budget else prompt
                 form = CacheForm(cache.dtype, "valid") if cache.dtype else setup.form
                 yield Entry(prompt, cache, made.get(L_max, slots, batch, form))
-            elif slots is None:
-                results.note(
-                    f"full cache of {prompt:,} left out: one slot takes {prompt * position:,} "
-                    f"bytes of {options.cache_bytes:,}"
-                )
-            else:
+            elif slots is not None:
                 raise UserError(
                     f"--cache-budget {options.cache_bytes} does not hold one slot of SnapStream",
                     f"give {slots * position // cache.smaller} bytes or more",
                 )
+
+
+def left_out(setup: Setup, options: Options) -> Iterator[str]:
+    """A line for each full cache that the memory has no room for."""
+    position = _position_bytes(setup, options.checkpoint)
+    for prompt in options.prompts:
+        if prompt * position > options.cache_bytes:
+            yield (
+                f"full cache of {prompt:,} left out: one slot takes {prompt * position:,} "
+                f"bytes of {options.cache_bytes:,}"
+            )
 
 
 def _position_bytes(setup: Setup, checkpoint: str) -> int:

@@ -18,10 +18,11 @@ from snapexport.bench.filled import fill_prompt
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Setup
 from snapexport.bench.spread import rounded
-from snapexport.bench.systems import chunks, compress
+from snapexport.bench.systems import chunks
 from snapexport.bench.tables import Table
 from snapexport.bench.turns import Case, Row, alone, clocked
 from snapexport.contract.build_directory import Build
+from snapexport.runtime.executor import Executor
 
 HELP = "the compress step's share of prefill, prompts of 1K to 128K"
 DEVICES = ("cpu", "cuda")
@@ -107,7 +108,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 class Prefill:
     """An executor's prefill over a cache of random numbers, with tokens that it has never seen."""
 
-    def __init__(self, build: Build, executor: Any) -> None:
+    def __init__(self, build: Build, executor: Executor) -> None:
         self.build, self.executor = build, executor
         self.costs = Costs.of(build, full_cache=False)
         self._rng = np.random.default_rng(0)
@@ -142,7 +143,7 @@ def _prefills(prefill: Prefill, options: Options) -> Iterator[Case]:
 
 
 def _compress(prefill: Prefill, length: int) -> Case:
-    step = clocked(partial(compress, prefill.executor, length))
+    step = clocked(partial(prefill.executor.compress, 0, length))
     work = prefill.costs.compress(length)
     return Case("compress", _labels(prefill.build, length), step, work=work)
 

@@ -71,7 +71,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         results.tell(name, done, len(options.only))
         if not results.has("memory", {"setting": name}):
             with scratch(setup.work / "plan") as directory:
-                results.add("memory", {"setting": name, **_compared(model, directory, name, options)})
+                results.add(
+                    "memory", {"setting": name, **_compared(model, directory, name, options)}
+                )
 
 
 def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:

@@ -1,10 +1,9 @@
 """Speed and memory of a given build: `snapexport bench BUILD`.
 
-Prefill by prompt length, decode steps by context and active batch slots, the compress step, and peak
-memory. A visit fills the batch slots with prompts, then decodes with fewer and fewer of them.
+Prefill by prompt length, decode steps by context and active batch slots, the compress step, and
+peak memory. A visit fills the batch slots with prompts, then decodes with fewer and fewer of them.
 """
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +17,12 @@ from snapexport.bench.memory import Filling
 from snapexport.bench.options import BenchOptions
 from snapexport.bench.results import Results
 from snapexport.bench.spread import rounded
-from snapexport.bench.systems import ExecutorSystem, System, SystemSpec, compress, spec_of
+from snapexport.bench.systems import ExecutorSystem, System, SystemSpec, spec_of
 from snapexport.bench.tables import TIMING, Table, mib, ms, number, timing
 from snapexport.bench.turns import SHORT, Case, Group, Row, clocked
 from snapexport.bench.vote import Vote
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.runtime.open_executor import require_runnable
 
 KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
 INSIDE_PREFILL = "single shot: prefill.onnx compresses inside itself, which can't be timed apart"
@@ -49,10 +47,13 @@ class Plan:
 
         peers: others that take their turns in the same run, under names of their own.
         """
-        require_runnable(build, options.baseline)
+        from snapexport.runtime.ort.backend import require_runnable
+
+        require_runnable(build, baseline=options.baseline)
         sides = (False, True) if options.baseline else (False,)
-        kept = {"threads": options.threads, "prepack": options.prepack}
-        return cls.over(build, options, [*(spec_of(build, baseline=b, **kept) for b in sides), *peers])
+        threads, prepack = options.threads, options.prepack
+        own = [spec_of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
+        return cls.over(build, options, [*own, *peers])
 
     @classmethod
     def over(cls, build: Build, options: BenchOptions, specs: Sequence[SystemSpec]) -> "Plan":
@@ -157,7 +158,7 @@ def _compression(plan: Plan, system: ExecutorSystem, vote: Vote | None, context:
     spec = plan.specs[0]
     labels = {"system": spec.name, "context": context}
     work = spec.costs.compress(context) if spec.costs else None
-    step = clocked(partial(compress, system.executor, context))
+    step = clocked(partial(system.compress, context))
     cases = [Case("compress", labels, step, SHORT, work=work)]
     if vote:
         cases.append(Case("vote", labels, clocked(partial(vote.run, context)), SHORT))
@@ -229,20 +230,20 @@ def tables(report: Row) -> Iterator[Table]:
     sections = report["sections"]
     heads = ["prompt", "system", "TTFT, ms", *TIMING, "tokens/s"]
     cells = [
-        [str(r["context"]), r["system"], *timing(r), number(r["tokens_per_second"])]
+        [str(r["context"]), r["system"], *timing(r), _rate(r)]
         for r in sorted(sections["prefill"], key=lambda row: int(row["context"]))
     ]
     yield Table("prefill", heads, cells)
     heads = ["context", "batch", "system", "step, ms", *TIMING, "tokens/s"]
     rows = sorted(sections["decode"], key=lambda row: (row["context"], row["batch"]))
-    cells = [
-        [str(r["context"]), str(r["batch"]), r["system"], *timing(r)]
-        + [number(r["tokens_per_second"])]
-        for r in rows
-    ]
+    cells = [[f"{r['context']}", f"{r['batch']}", r["system"], *timing(r), _rate(r)] for r in rows]
     yield Table("decode", heads, cells)
     yield _compression_table(report)
     yield _memory_table(sections["memory"])
+
+
+def _rate(row: Row) -> str:
+    return number(row["tokens_per_second"])
 
 
 def _compression_table(report: Row) -> Table:
@@ -265,7 +266,14 @@ def _compression_table(report: Row) -> Table:
 
 
 def _memory_table(rows: list[Row]) -> Table:
-    heads = ["system", "loaded, MiB", "peak, MiB", "least, MiB", "x of least", "own, at the end, MiB"]
+    heads = [
+        "system",
+        "loaded, MiB",
+        "peak, MiB",
+        "least, MiB",
+        "x of least",
+        "own, at the end, MiB",
+    ]
     cells = []
     for row in rows:
         used = row["bytes"]
@@ -273,7 +281,14 @@ def _memory_table(rows: list[Row]) -> Table:
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
         caches = "-" if row["cache_bytes"] is None else f"{row['cache_bytes'] / 2**20:.1f}"
         cells.append(
-            [row["system"], mib(used["loaded"]), mib(used["peak"]), least, ratio]
-            + [mib(used["anonymous"]), caches]
+            [
+                row["system"],
+                mib(used["loaded"]),
+                mib(used["peak"]),
+                least,
+                ratio,
+                mib(used["anonymous"]),
+                caches,
+            ]
         )
     return Table("memory", [*heads, "caches, MiB"], cells)

@@ -1,8 +1,8 @@
 """A decode step with `--top-tokens` in the graphs and without: the graph's part, and all.
 
-Requests of one kind of sampling fill the slots of two builds that differ in that option alone; these
-take turns, a step each. What the option adds is less than the noise of such a step: its operators
-are timed by themselves, too.
+Requests of one kind of sampling fill the slots of two builds that differ in that option alone;
+these take turns, a step each. What the option adds is less than the noise of such a step: its
+operators are timed by themselves, too.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -15,7 +15,6 @@ from snapexport.bench.results import Results
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Limits
-from snapexport.runtime.open_executor import require_runnable
 
 Drive = Callable[[Workload], list[Exchange]]
 
@@ -30,7 +29,9 @@ class LoadPlan:
     @classmethod
     def of(cls, build: Build, options: LoadOptions) -> "LoadPlan":
         """Raises UserError."""
-        require_runnable(build, baseline=False)
+        from snapexport.runtime.ort.backend import require_runnable
+
+        require_runnable(build)
         return cls(build, replace(options, prompt_tokens=_prompt_tokens(build, options)))
 
     def about(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Peers: other libraries, a plug-in each, run by processes of their own interpreters.
 
-A plug-in is one file of this folder that loads without snapexport, whose interpreter may not have it:
+A plug-in is one file of this folder. It loads without snapexport, which its interpreter lacks:
 
     PACKAGES            names whose versions are kept
     variants(scene)     the systems that it takes part with (asked here, by snapexport)

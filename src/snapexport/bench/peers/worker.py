@@ -1,9 +1,9 @@
 """The program of a peer's process: `worker.py PLUGIN_FILE {"option": ...}`. Imports no snapexport.
 
-It reads a line of JSON from standard input, does what it says, answers with a line, and sleeps until
-the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N} or {"do": "step"}. The
-answer is {"seconds": ...}, or {"failed": ...} with the reason. The first one is about loading, and
-has "versions".
+It reads a line of JSON from standard input, does what it says, answers with a line, and sleeps
+until the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N} or
+{"do": "step"}. The answer is {"seconds": ...}, or {"failed": ...} with the reason. The first
+one is about loading, and has "versions".
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
-"""From a build's plan files to TensorRT's engines: plugins, deserializing, refitting, checks.
+"""Loads a build's plan files as TensorRT engines: plugins, deserializing, refitting, checks.
 
-Works with TensorRT 10.15 and newer. What an engine runs on, and when, is `tensorrt_graph`'s.
+Works with TensorRT 10.15 and newer. Knows no buffer and runs nothing.
 """
 
 import logging
@@ -15,20 +15,20 @@ from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.tensors import OF_TENSORRT, in_place
-from snapexport.runtime import tensorrt_entry
-from snapexport.runtime.cuda_device import Device
+from snapexport.runtime.cuda import CudaMemory
+from snapexport.runtime.trt import entry
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
 LOG = logging.getLogger("snapexport.tensorrt")
-LOG.addHandler(logging.NullHandler())  # or Python prints on stderr what no one asked for
+LOG.addHandler(logging.NullHandler())  # or Python prints warnings on stderr
 
 _KEPT_ERRORS = 8
 
 
 def tensorrt_version() -> str:
-    """The installed TensorRT's. Raises UserError where none can be loaded."""
+    """Return the installed TensorRT's version. Raises UserError where none can be loaded."""
     with needs_extra("tensorrt"):
         try:
             import tensorrt as trt
@@ -42,41 +42,43 @@ def tensorrt_version() -> str:
     return str(trt.__version__)
 
 
-def open_plans(build: Build, wanted: Iterable[GraphName] | None = None) -> "tuple[Device, Plans]":
-    """The present GPU, and the plans that were built for it. Raises UserError.
+def open_plans(
+    build: Build, wanted: Iterable[GraphName] | None = None
+) -> "tuple[CudaMemory, Plans]":
+    """Open the present GPU, and the plans that were built for it. Raises UserError.
 
     wanted: the graphs that are going to be loaded; None means all.
     """
     version = tensorrt_version()
-    device = Device()
-    machine = tensorrt_entry.Machine(version, device.compute_capability, device.name)
-    return device, Plans(build, tensorrt_entry.choose(build, machine, wanted))
+    memory = CudaMemory()
+    machine = entry.Machine(version, memory.device.compute_capability, memory.device.name)
+    return memory, Plans(build, entry.choose(build, machine, wanted))
 
 
 class Plans:
-    """The plans of one engine entry. Keep it as long as what it loaded.
+    """The plans of one engine entry. Keep the object as long as what it loaded.
 
-    errors: the latest of TensorRT's own.
+    errors: TensorRT's latest error messages.
     """
 
-    def __init__(self, build: Build, entry: EngineEntry) -> None:
+    def __init__(self, build: Build, chosen: EngineEntry) -> None:
         """Load the plugins, and check the files' sizes. Raises UserError."""
         import tensorrt as trt
 
-        tensorrt_entry.check_files(build, entry)
+        entry.check_files(build, chosen)
         self._build = build
-        self._entry = entry
+        self._entry = chosen
         self._logger, self.errors = _logger()
         self._runtime = trt.Runtime(self._logger)
         # A version-compatible plan brings the code of the TensorRT that built it.
-        self._runtime.engine_host_code_allowed = entry.version_compatible
-        if entry.plugins and entry.needs_plugins:
-            self._load_plugins(build.directory / entry.plugins.file)
+        self._runtime.engine_host_code_allowed = chosen.version_compatible
+        if chosen.plugins and chosen.needs_plugins:
+            self._load_plugins(build.directory / chosen.plugins.file)
 
     def load(self, name: GraphName) -> "trt.ICudaEngine":
-        """One graph's engine, with its weights, as the manifest describes it. Raises UserError."""
+        """Load one graph's engine with its weights, and check it. Raises UserError."""
         if name not in self._entry.plans:
-            more = tensorrt_entry.command(self._build, self._entry, overwrite=False)
+            more = entry.command(self._build, self._entry, overwrite=False)
             raise UserError(
                 f"the engine for {self._entry.gpu} has no plan of {name}.onnx",
                 f"make it: `{more}`",
@@ -125,20 +127,20 @@ class Plans:
                 )
 
     def _check_aliases(self, path: Path, engine: "trt.ICudaEngine", pairs: dict[str, str]) -> None:
-        """Ask TensorRT whether the caches are written in place."""
+        """Refuse an engine that does not write the caches in place."""
         for present, past in pairs.items():
             if engine.get_aliased_input_tensor(present) != past:
                 raise self._refused(f"{path} does not write '{past}' in place")
 
     def _refused(self, message: str, problems: Sequence[str] = (), way_out: str = "") -> UserError:
-        """With what TensorRT said last. way_out: other than making the engine again."""
+        """An error with TensorRT's last message. way_out: beside making the engine again."""
         reasons = [*problems, *self.errors]
-        told = f": {reasons[-1].strip()}" if reasons else ""
-        return UserError(message + told, f"make the engine again: `{self._again}`{way_out}")
+        reason = f": {reasons[-1].strip()}" if reasons else ""
+        return UserError(message + reason, f"make the engine again: `{self._again}`{way_out}")
 
     @property
     def _again(self) -> str:
-        return tensorrt_entry.command(self._build, self._entry)
+        return entry.command(self._build, self._entry)
 
 
 def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
@@ -147,7 +149,7 @@ def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
 
 
 def _logger() -> "tuple[trt.ILogger, deque[str]]":
-    """TensorRT's messages into Python's log; its latest errors are kept for ours."""
+    """Send TensorRT's messages to Python's log, and keep its latest errors for ours."""
     import tensorrt as trt
 
     severities = trt.ILogger.Severity
@@ -160,7 +162,7 @@ def _logger() -> "tuple[trt.ILogger, deque[str]]":
 
     class Logger(trt.ILogger):
         def __init__(self) -> None:
-            trt.ILogger.__init__(self)  # not super(): the bindings ask for it
+            trt.ILogger.__init__(self)  # not super(): the bindings require it
 
         def log(self, severity: "trt.ILogger.Severity", msg: str) -> None:
             level = levels.get(severity, logging.DEBUG)

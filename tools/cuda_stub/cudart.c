@@ -1,6 +1,6 @@
 /* Those of CUDA's runtime functions whose answers ONNX Runtime looks at. There is no GPU: device
  * memory is the host's, a launched kernel does nothing, and what is copied or waited for while a
- * graph is captured is told, since a graph must not hold either. stub.py adds the other functions,
+ * graph is captured is told, since a graph must not hold either. __main__.py adds the other functions,
  * which answer that all went well. */
 
 #include <cuda_runtime_api.h>

@@ -1,6 +1,6 @@
-"""Which of a build's engines runs on this machine, and whether its files are as they were built.
+"""Chooses the engine of a build that suits this machine, and checks that its files are unchanged.
 
-Decides by the manifest alone: TensorRT itself is asked nothing, and refuses later what it must.
+Decides by the manifest alone and never loads TensorRT, which may still refuse a plan later.
 """
 
 import shlex
@@ -15,7 +15,7 @@ from snapexport.contract.manifest import GraphName
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What plans are tied to. tensorrt: its version. compute_capability: as "9.0"."""
+    """What plans are tied to. tensorrt: a version. compute_capability: such as "9.0"."""
 
     tensorrt: str
     compute_capability: str
@@ -28,9 +28,9 @@ class Machine:
 def choose(
     build: Build, machine: Machine, wanted: Iterable[GraphName] | None = None
 ) -> EngineEntry:
-    """The engine that suits this machine best. Raises UserError for none.
+    """Return the engine that suits this machine best. Raises UserError if none does.
 
-    wanted: the graphs that it is for, None meaning all: whichever lacks the fewest comes first.
+    wanted: the graphs that it has to run; None for all. An engine that lacks fewer comes first.
     """
     engines = build.manifest.engines
     if not engines:
@@ -41,10 +41,10 @@ def choose(
     obstacles = {name: _obstacle(entry, machine) for name, entry in engines.items()}
     fitting = [engines[name] for name, obstacle in obstacles.items() if not obstacle]
     if not fitting:
-        told = "; ".join(f"{name} {obstacle}" for name, obstacle in obstacles.items())
+        reasons = "; ".join(f"{name} {obstacle}" for name, obstacle in obstacles.items())
         *_, latest = engines.values()
         raise UserError(
-            f"{build.directory} has no engine for {machine}: {told}",
+            f"{build.directory} has no engine for {machine}: {reasons}",
             f"make one on this machine: `{command(build, latest)}`",
         )
     graphs = set(build.manifest.graphs if wanted is None else wanted)
@@ -52,11 +52,12 @@ def choose(
 
 
 def command(
-    build: Build, entry: EngineEntry, *, overwrite: bool = True, spoilt: PlanFile | None = None
+    build: Build, entry: EngineEntry, *, overwrite: bool = True, changed: PlanFile | None = None
 ) -> str:
-    """What makes an engine like `entry` on this machine, or without overwrite what it lacks.
+    """Return the command that makes an engine like `entry` on this machine.
 
-    spoilt: a file that is not as it was. Where that is the plugin library, the user has to name it.
+    overwrite: False makes only the plans that it lacks. changed: a file that is missing or not as
+    it was. If that is the plugin library, the command has a place for the user to name it.
     """
     words = ["snapexport", "engine", str(build.directory)]
     if entry.hardware_compatibility != "none":
@@ -70,14 +71,14 @@ def command(
         words += ["--workspace", str(entry.workspace)]
     if entry.plugins:
         place = build.directory / entry.plugins.file
-        usable = place.is_file() and entry.plugins != spoilt
+        usable = place.is_file() and entry.plugins != changed
         words += ["--plugins", str(place) if usable else "FILE"]
     words += ["--overwrite"] * overwrite
     return shlex.join(words)
 
 
 def check_files(build: Build, entry: EngineEntry) -> None:
-    """Raise UserError for a file that is missing or of another size. Contents are `verify`'s."""
+    """Raise UserError for a file that is missing or of another size. `verify` reads contents."""
     for file in _files(entry):
         path = build.directory / file.file
         size = path.stat().st_size if path.is_file() else None
@@ -85,19 +86,19 @@ def check_files(build: Build, entry: EngineEntry) -> None:
             found = "is missing" if size is None else f"has {size} bytes"
             raise UserError(
                 f"{path} {found}, the manifest says {file.size} bytes",
-                f"make the engine again: `{command(build, entry, spoilt=file)}`",
+                f"make the engine again: `{command(build, entry, changed=file)}`",
             )
 
 
 def verify(build: Build) -> None:
-    """Read every file of every engine and compare its hash: many gigabytes. Raises UserError."""
+    """Read every file of every engine, many gigabytes, and compare hashes. Raises UserError."""
     for entry in build.manifest.engines.values():
         check_files(build, entry)
         for file in _files(entry):
             if sha256_of(build.directory / file.file) != file.sha256:
                 raise UserError(
                     f"{build.directory / file.file} was changed after it was made",
-                    f"make the engine again: `{command(build, entry, spoilt=file)}`",
+                    f"make the engine again: `{command(build, entry, changed=file)}`",
                 )
 
 
@@ -126,12 +127,11 @@ def _hardware_fits(entry: EngineEntry, machine: Machine) -> bool:
 
 
 def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool, bool, bool]:
-    """Less is better: what was built for this very GPU, then for GPUs like it, then for more.
+    """Return a sort key, best first.
 
-    Then the plain plan, which may be faster than one that is open to other weights, and is loaded
-    sooner than one that has none.
-
-    Plans without hardware compatibility run on other GPUs of the capability, but are not meant to.
+    Plans for this very GPU come first, then for GPUs like it, then for more. Plans without hardware
+    compatibility run on other GPUs of the capability, but are not meant to: they come last. Among
+    equals a plain plan wins: a refittable one may be slower, a stripped one loads later.
     """
     meant_for_others = entry.hardware_compatibility == "none" and entry.gpu != machine.gpu
     order = ("none", "same_compute_capability", "ampere_plus")

@@ -1,4 +1,4 @@
-"""Spreads, floors, and the work that they are made of."""
+"""Spreads, rooflines, and the work that they are made of."""
 
 import math
 from itertools import product
@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from snapexport.bench.costs import Costs, LayerCosts
-from snapexport.bench.floors import Floor, Rates, Work
+from snapexport.bench.roofline import Rates, Roofline, Work
 from snapexport.bench.spread import Spread, Tail
 from snapexport.bench.weights import Tensor, Weights
 from snapexport.contract.build_directory import Build
@@ -15,23 +15,23 @@ from snapexport.contract.geometry import LayerGeometry
 from snapexport.runtime.memory import cache_bytes
 
 
-def test_a_spread_is_quartiles_of_any_order() -> None:
+def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:
     assert Spread.of([5, 1, 4, 2, 3]) == Spread(5, 1, 2, 3, 4, 5)
     assert Spread.of([7.0]) == Spread(1, 7, 7, 7, 7, 7)
     assert Spread.of([1 / 3]).report()["median"] == 0.333333
 
 
-def test_a_tail_is_what_few_see() -> None:
+def test_a_tail_has_median_90th_and_99th_percentile() -> None:
     assert Tail.of(range(101)) == Tail(101, 50, 90, 99)
 
 
-def test_a_floor_is_the_longer_of_two_times() -> None:
+def test_a_roofline_is_the_longer_of_memory_and_compute_time() -> None:
     rates = Rates(nbytes=100, operations=1000)
-    assert Floor.of(Work(50, 100), rates) == Floor(0.5, 0.1)
-    assert Floor.of(Work(50, 100), rates).seconds == 0.5
-    assert Floor.of(Work(50, 100), rates).bound == "memory"
-    assert Floor.of(Work(50, 2000), rates).seconds == 2
-    assert Floor.of(Work(50, 2000), rates).bound == "compute"
+    assert Roofline.of(Work(50, 100), rates) == Roofline(0.5, 0.1)
+    assert Roofline.of(Work(50, 100), rates).seconds == 0.5
+    assert Roofline.of(Work(50, 100), rates).bound == "memory"
+    assert Roofline.of(Work(50, 2000), rates).seconds == 2
+    assert Roofline.of(Work(50, 2000), rates).bound == "compute"
 
 
 TIED = [
@@ -108,7 +108,7 @@ def test_a_decode_step_reads_weights_once_and_each_requests_valid_slots() -> Non
     assert three == Work(1000 + 3 * (alone.nbytes - 1000), 3 * alone.operations)
 
 
-def test_a_compressed_step_stays_and_a_full_one_grows() -> None:
+def test_a_compressed_step_reads_the_same_bytes_at_any_context_and_a_full_one_more() -> None:
     compressed, full = (Costs(WEIGHTS, (layer,), L_obs=3) for layer in (SNAPSTREAM, FULL))
     assert compressed.decode(20, 20, 1) == compressed.decode(90, 90, 1)
     grown = full.decode(90, 90, 1).nbytes - full.decode(20, 20, 1).nbytes
@@ -120,7 +120,7 @@ def test_prefill_multiplies_the_output_matrix_once() -> None:
     assert costs.prefill(4) == Work(1000 + 16 * 4, 2 * (4 * 150 + 50) + 16 * 10)
 
 
-def test_a_hand_over_reads_eligibles_keys_and_moves_what_stays() -> None:
+def test_a_compress_step_reads_eligible_keys_and_moves_what_stays() -> None:
     costs = Costs(WEIGHTS, (SNAPSTREAM, SLIDING), L_obs=3)
     # Of 20 tokens 12 are eligible; 12 slots and 5 slots are filled.
-    assert costs.hand_over(20) == Work(8 * 12 + 2 * 16 * (12 + 5), 3 * 8 * 12)
+    assert costs.compress(20) == Work(8 * 12 + 2 * 16 * (12 + 5), 3 * 8 * 12)

@@ -1,7 +1,7 @@
-"""A GPU: memory, one stream, and captured work. The only place that knows CUDA.
+"""Drives a GPU: memory, one stream, and captured work. The only module that calls CUDA.
 
-What is put on the stream runs in that order, and later: `synchronize` waits for it. Every call's
-status is looked at. Knows neither TensorRT nor caches.
+Work on the stream runs in call order, and later: `synchronize` waits for it. Every call's status is
+checked. Knows neither TensorRT nor ONNX Runtime, and no cache.
 """
 
 import ctypes
@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from snapexport.contract import names
 from snapexport.contract.errors import UserError, needs_extra
-
-
-class DeviceError(RuntimeError):
-    """CUDA or TensorRT failed at something that they had been able to do."""
+from snapexport.contract.manifest import TensorSpec
+from snapexport.contract.tensors import tensor_bytes
+from snapexport.runtime.backend import Buffer, DeviceError
 
 
 class Device:
     """CUDA's current GPU, the first that CUDA_VISIBLE_DEVICES names.
 
     Memory is allocated once and freed by `close`, or with the object. name: "NVIDIA H200".
-    compute_capability: "9.0". stream: its handle, as other libraries take it.
+    compute_capability: "9.0". stream: its handle, for other libraries. Calls raise DeviceError.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Device:
         error, count = self._cuda.cudaGetDeviceCount()
         if error != self._cuda.cudaError_t.cudaSuccess or not count:
             raise UserError(
-                f"CUDA finds no GPU that it can use: {self._say(error)}",
+                f"CUDA finds no GPU that it can use: {self._describe(error)}",
                 "install NVIDIA's driver, and see what `nvidia-smi` says",
             )
         return int(self._call("cudaGetDevice"))
@@ -160,19 +160,61 @@ class Device:
     def _call(self, name: str, *arguments: Any) -> Any:
         """What the call returns beside its status, or None."""
         if self._closed:
-            raise DeviceError(f"{name}: the engine was closed")
+            raise DeviceError(f"{name}: the executor was closed")
         error, *values = getattr(self._cuda, name)(*arguments)
         self._check(name, error)
         return values[0] if values else None
 
     def _check(self, name: str, error: Any) -> None:
         if error != self._cuda.cudaError_t.cudaSuccess:
-            self._cuda.cudaGetLastError()  # or the next to ask would take it for his own
-            raise DeviceError(f"{name}: {self._say(error)}")
+            self._cuda.cudaGetLastError()  # or the next call would report it as its own
+            raise DeviceError(f"{name}: {self._describe(error)}")
 
-    def _say(self, error: Any) -> str:
+    def _describe(self, error: Any) -> str:
         _, text = self._cuda.cudaGetErrorString(error)
         return str(text.decode())
+
+
+class CudaMemory:
+    """Buffers in a GPU's memory (a `Memory`). The host's side of a buffer is pinned memory."""
+
+    def __init__(self) -> None:
+        """Raise UserError where no GPU can be used."""
+        self.device = Device()
+
+    def allocate(self, spec: TensorSpec) -> Buffer:
+        of_host = spec.name in names.OF_HOST
+        array = self.device.pinned(spec.shape, spec.dtype) if of_host else None
+        address = self.device.allocate(tensor_bytes(spec))
+        return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, array)
+
+    def upload(self, buffer: Buffer) -> None:
+        self.device.upload(buffer.address, buffer.host)
+
+    def download(self, buffer: Buffer) -> None:
+        self.device.download(buffer.host, buffer.address)
+
+    def read(self, buffer: Buffer) -> NDArray[Any]:
+        array: NDArray[Any] = np.zeros(buffer.shape, buffer.dtype)
+        self.device.download(array, buffer.address)
+        self.device.synchronize()
+        return array
+
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        assert target.nbytes == source.nbytes
+        self.device.copy(target.address, source.address, target.nbytes)
+
+    def copy_positions(self, target: Buffer, source: Buffer, count: int) -> None:
+        _, heads, positions, _ = target.shape
+        pitch = target.nbytes // heads
+        width = pitch // positions * count
+        self.device.copy_rows(target.address, source.address, heads, pitch, width)
+
+    def zero(self, buffer: Buffer) -> None:
+        self.device.zero(buffer.address, buffer.nbytes)
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
 
 
 def _release(cuda: Any, stream: Any, memory: list[int], launchable: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What onnxruntime-gpu would make of a build's graphs, on a machine without a GPU.
+"""Shows what onnxruntime-gpu would make of a build's graphs, on a machine without a GPU.
 
 Compiles libraries with the names of CUDA's whose functions do nothing, loads onnxruntime-gpu over
 them, and opens a session of each graph. Where nodes are placed, and whether decode can be captured,
@@ -7,7 +7,7 @@ Nothing is calculated: no number that comes out means anything.
 
 Needs gcc and nm, onnxruntime-gpu[cuda] (for CUDA's headers, too), and no driver. Prints JSON.
 
-    python -m tools.gpu_bench.stub BUILD
+    python -m tools.cuda_stub BUILD
 """
 
 import argparse
@@ -28,10 +28,12 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import TensorSpec
 from snapexport.contract.tensors import tensor_bytes
-from snapexport.runtime.onnxruntime_devices import Buffer, Host
+from snapexport.runtime.backend import Buffer
+from snapexport.runtime.bound_graph import allocate
+from snapexport.runtime.ort.devices import HostMemory
 
 with needs_extra("gpu"):
-    from snapexport.runtime.onnxruntime_session import BoundGraph, buffers_for
+    from snapexport.runtime.ort.session import bind
 
 CUDART = Path(__file__).with_name("cudart.c")
 DRIVER = "libcuda.so.1"
@@ -47,7 +49,7 @@ ANNOTATIONS = (
 def main(argv: list[str] | None = None) -> int:
     """Compile, then look in a process that finds the stubs first."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.gpu_bench.stub",
+        prog="python -m tools.cuda_stub",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,7 +83,7 @@ def look(build: Build) -> int:
         )
     with tempfile.TemporaryDirectory() as folder:
         compile_stubs(Path(folder))
-        command = [sys.executable, "-m", "tools.gpu_bench.stub", str(build.directory), "--inside"]
+        command = [sys.executable, "-m", "tools.cuda_stub", str(build.directory), "--inside"]
         environment = os.environ | {"LD_LIBRARY_PATH": folder}
         return subprocess.run(command, env=environment).returncode
 
@@ -180,18 +182,17 @@ def _session(path: Path, captures: bool) -> Any:
 
 def _run(build: Build, name: str, session: Any) -> None:
     """Twice: what is captured, and its launch, are told on standard error."""
-    device, entry = _StubMemory(), build.manifest.graphs[name]
-    bound = BoundGraph(session, entry, device, buffers_for(entry, device))
+    entry = build.manifest.graphs[name]
+    run = bind(session, entry, "cuda", buffers := allocate(_StubMemory(), entry, {}))
     for _ in range(2):
-        bound.run()
+        run()
+    del buffers  # ONNX Runtime holds their addresses alone
 
 
-class _StubMemory(Host):
+class _StubMemory(HostMemory):
     """The stubs' device memory is the host's."""
 
-    name = "cuda"
-
-    def new(self, spec: TensorSpec) -> Buffer:
+    def allocate(self, spec: TensorSpec) -> Buffer:
         array = np.zeros(tensor_bytes(spec), np.uint8)
         return Buffer(spec.name, spec.dtype, tuple(spec.shape), array.ctypes.data, array)
 

@@ -1,17 +1,17 @@
-"""The naive update is the ring's, but for the order of the slots: attention does not see it."""
+"""The naive graph is the ring's, but for the order of the cache slots."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from snapexport.bench.builds import Builds
+from snapexport.bench.naive_decode import NaiveDecode
+from snapexport.bench.naive_graph import write
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Target
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from tools.performance.builds import Builds
-from tools.performance.naive_decode import NaiveDecode
-from tools.performance.naive_graph import write
+from snapexport.runtime.open_executor import open_executor
 
 L_MAX, BUDGET = 64, 24
 
@@ -21,7 +21,7 @@ def build_of(checkpoint: Path, directory: Path, target: Target) -> Build:
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "portable"])
-def test_both_give_the_same_logits_beyond_a_turn_of_the_ring(
+def test_ring_and_naive_graph_give_the_same_logits_beyond_a_turn_of_the_ring(
     checkpoint: Path, tmp_path: Path, target: Target
 ) -> None:
     build = build_of(checkpoint, tmp_path, target)
@@ -29,7 +29,7 @@ def test_both_give_the_same_logits_beyond_a_turn_of_the_ring(
     # The ring is full, and the oldest position lies in its first slot.
     length = layer.L_sink + 3 * layer.L_recent
     assert layer.K and layer.cache_slot(length) == layer.L_sink and length < L_MAX
-    ring, naive = OnnxRuntimeEngine(build), NaiveDecode(build, write(build), threads=1)
+    ring, naive = open_executor(build), NaiveDecode(build, write(build), threads=1)
     rng = np.random.default_rng(0)
     vocab_size = build.manifest.model.vocab_size
     for slot in range(2):
