@@ -1,4 +1,4 @@
-"""Tie a traced graph to the placed weights: initializers become references into .safetensors."""
+"""Ties a traced graph to the placed weights: initializers become references into their files."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,8 @@ from onnxscript import optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.errors import UserError
-from snapexport.exporter.checkpoint import Checkpoint, TensorSpan
+from snapexport.contract.safetensors import TensorSpan
+from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.weights import WEIGHTS
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.manifest import GraphName, TensorSpec
-from snapexport.contract.tensors import ITEM_BYTES
 
 Work = Callable[[], None]
 """Something to run. On a GPU it only puts work on the stream."""
@@ -72,35 +72,27 @@ class Memory(Protocol):
 
     def allocate(self, spec: TensorSpec) -> Buffer:
         """Return zeros: masked attention multiplies stale entries by 0, and 0 * NaN is NaN."""
-        ...
 
     def upload(self, buffer: Buffer) -> None:
         """Copy the host's side to the device."""
-        ...
 
     def download(self, buffer: Buffer) -> None:
         """Copy the device's side to the host."""
-        ...
 
     def read(self, buffer: Buffer) -> NDArray[Any]:
         """Return a copy on the host now, also of a buffer without a host's side."""
-        ...
 
     def copy(self, target: Buffer, source: Buffer) -> None:
         """Copy a whole buffer over another of its size."""
-        ...
 
     def copy_positions(self, target: Buffer, source: Buffer, count: int) -> None:
         """Copy the first `count` positions of each head; both are [1,Hkv,T,D]."""
-        ...
 
     def zero(self, buffer: Buffer) -> None:
         """Fill with zeros."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until everything before is done."""
-        ...
 
 
 class GraphBackend(Protocol):
@@ -112,11 +104,9 @@ class GraphBackend(Protocol):
     @property
     def memory(self) -> Memory:
         """Where its graphs' buffers lie."""
-        ...
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Tie each input and output to its buffer, and return what runs the graph."""
-        ...
 
     def capture(self, graph: GraphName, work: Work) -> Work | None:
         """Run `work` once, and return a single launch that repeats it.
@@ -124,8 +114,6 @@ class GraphBackend(Protocol):
         work: one run of `graph`, with its copies from and to the host. None where the device cannot
         capture it; `work` may have run then, too.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the graphs, and free the memory. A second call does nothing."""
-        ...

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from snapexport.contract import names
+from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.tensors import tensor_bytes
 from snapexport.runtime.backend import Buffer, DeviceError
 
 
@@ -60,7 +60,7 @@ class Device:
         if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
             self._cuda.cudaGetLastError()
             raise UserError(
-                f"the GPU has no {nbytes / 2**20:,.1f} MiB left for the build's buffers",
+                f"the GPU has no {spelled(nbytes)} left for the build's buffers",
                 "end what else runs on it, or build again with a smaller --batch or --L-max",
             )
         self._check("cudaMalloc", error)
@@ -78,17 +78,10 @@ class Device:
         array[...] = 0
         return array
 
-    def upload(self, address: int, array: NDArray[Any]) -> None:
-        """Put the copy of a host array to device memory on the stream."""
-        self._copy(address, array.ctypes.data, array.nbytes, "HostToDevice")
-
-    def download(self, array: NDArray[Any], address: int) -> None:
-        """Put the copy of device memory to a host array on the stream."""
-        self._copy(array.ctypes.data, address, array.nbytes, "DeviceToHost")
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Put a copy within the GPU's memory on the stream."""
-        self._copy(target, source, nbytes, "DeviceToDevice")
+    def copy(self, target: int, source: int, nbytes: int, kind: str = "DeviceToDevice") -> None:
+        """Put a copy on the stream. kind: or "HostToDevice", "DeviceToHost"."""
+        direction = getattr(self._cuda.cudaMemcpyKind, f"cudaMemcpy{kind}")
+        self._call("cudaMemcpyAsync", target, source, nbytes, direction, self.stream)
 
     def copy_rows(self, target: int, source: int, rows: int, pitch: int, width: int) -> None:
         """Put the copy of the first `width` bytes of each row of `pitch` bytes on the stream."""
@@ -152,11 +145,6 @@ class Device:
             )
         return int(self._call("cudaGetDevice"))
 
-    def _copy(self, target: int, source: int, nbytes: int, kind: str) -> None:
-        kinds = self._cuda.cudaMemcpyKind
-        direction = getattr(kinds, f"cudaMemcpy{kind}")
-        self._call("cudaMemcpyAsync", target, source, nbytes, direction, self.stream)
-
     def _call(self, name: str, *arguments: Any) -> Any:
         """What the call returns beside its status, or None."""
         if self._closed:
@@ -189,14 +177,14 @@ class CudaMemory:
         return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, array)
 
     def upload(self, buffer: Buffer) -> None:
-        self.device.upload(buffer.address, buffer.host)
+        self.device.copy(buffer.address, _address(buffer.host), buffer.nbytes, "HostToDevice")
 
     def download(self, buffer: Buffer) -> None:
-        self.device.download(buffer.host, buffer.address)
+        self.device.copy(_address(buffer.host), buffer.address, buffer.nbytes, "DeviceToHost")
 
     def read(self, buffer: Buffer) -> NDArray[Any]:
         array: NDArray[Any] = np.zeros(buffer.shape, buffer.dtype)
-        self.device.download(array, buffer.address)
+        self.device.copy(_address(array), buffer.address, buffer.nbytes, "DeviceToHost")
         self.device.synchronize()
         return array
 
@@ -215,6 +203,11 @@ class CudaMemory:
 
     def synchronize(self) -> None:
         self.device.synchronize()
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.ctypes.data
+    return address
 
 
 def _release(cuda: Any, stream: Any, memory: list[int], launchable: list[Any]) -> None:

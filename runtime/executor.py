@@ -82,7 +82,7 @@ class GraphSet:
             raise UserError(
                 f"{build.directory} has no baseline graphs", "build it again with --baseline"
             )
-        prefix = "baseline/" if baseline and build.has_baseline else ""
+        prefix = "baseline-" if baseline and build.has_baseline else ""
         full_cache = baseline or not compresses
         return cls(
             prefill=f"{prefix}prefill",

@@ -105,7 +105,7 @@ def test_only_compressed_caches_are_held_so() -> None:
     }
     assert dtypes["decode"] == {"float16"}
     assert dtypes["compress"] == {"float32", "float16"}
-    assert dtypes["prefill"] == dtypes["baseline/decode"] == {"float32"}
+    assert dtypes["prefill"] == dtypes["baseline-decode"] == {"float32"}
 
 
 def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:

@@ -138,7 +138,7 @@ def test_a_step_is_exact_attention_to_what_the_caches_hold(tmp_path: Path, capfd
     build = build_of(INT8)
     eight = filled(BoundGraph(build, "decode"))
     plain = BoundGraph(derive(build, build.manifest.geometry, tmp_path / "plain", PLAIN), "decode")
-    for spec in build.manifest.graphs["baseline/decode"].inputs:
+    for spec in build.manifest.graphs["baseline-decode"].inputs:
         held = eight.arrays[spec.name]
         is_past = names.is_past(spec.name)
         scale = eight.arrays[f"{spec.name}_scale"] if is_past else 1

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import snapexport
@@ -76,3 +76,50 @@ def test_help_loads_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == ""
+
+
+def imported_modules(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Each module and the modules that it imports.
+
+    Imports inside functions and for type checkers count too: each is a thing that its reader has to
+    know, and none is needed to break a circle. Packages that a name passes through do not count.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        graph[module] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                while name and name not in modules:  # a function or a class of the module
+                    name = name.rpartition(".")[0]
+                graph[module] |= {name} - {"", module}
+    return graph
+
+
+def without_leaves(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The modules that lie on a circle, or lead to one."""
+    rest = dict(graph)
+    while leaves := {module for module, targets in rest.items() if not targets & rest.keys()}:
+        rest = {module: targets for module, targets in rest.items() if module not in leaves}
+    return {module: targets & rest.keys() for module, targets in rest.items()}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    graph = imported_modules(modules)
+    assert without_leaves(graph) == {}
+
+
+def test_a_circle_of_modules_is_found(tmp_path: Path) -> None:
+    texts = {"a": "import b.c", "b.c": "def f():\n    from d import g", "d": "from a import x"}
+    modules = {}
+    for name, text in {**texts, "e": "import a"}.items():
+        modules[name] = tmp_path / f"{name}.py"
+        modules[name].write_text(text)
+    found = without_leaves(imported_modules(modules))
+    assert found == {"a": {"b.c"}, "b.c": {"d"}, "d": {"a"}, "e": {"a"}}

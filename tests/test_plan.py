@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from snapexport.builder import BuildOptions, build
 from snapexport.builder.plan import Plan, PlanOptions, make_plan
 from snapexport.builder.plan.caches import prompt_bytes, slot_bytes, token_bytes
-from snapexport.builder.plan.memory_size import parse_size, written
+from snapexport.builder.plan.memory_size import parse_size
 from snapexport.builder.plan.model import PlannedModel, read_model
 from snapexport.builder.plan.plan import plan_for
 from snapexport.builder.plan.weights import held_bytes, read_bytes, stored_bytes
@@ -23,6 +23,7 @@ from snapexport.cli import build as build_command
 from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import as_flag
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import ModelFacts
 from snapexport.runtime.memory import cache_bytes
@@ -125,7 +126,7 @@ def test_sizes_of_memory(text: str, nbytes: int) -> None:
 
 @given(st.integers(1, 2**45))
 def test_a_written_size_is_never_less(nbytes: int) -> None:
-    assert parse_size(written(nbytes)) >= nbytes
+    assert parse_size(as_flag(nbytes)) >= nbytes
 
 
 # Builds.

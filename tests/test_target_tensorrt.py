@@ -251,7 +251,7 @@ def counts(nodes: Any) -> dict[str, int]:
 def test_real_heads_at_131072_tokens(architecture: str, tmp_path: Path) -> None:
     made = real_build(architecture, tmp_path)
     assert [layer.K for layer in made.manifest.geometry.layers] == [4094, 4094]
-    assert marked(load(made, "decode")) == marked(load(made, "baseline/prefill")) == 2
+    assert marked(load(made, "decode")) == marked(load(made, "baseline-prefill")) == 2
     for version in ("10.15", "11.0"):
         assert lint_build(made, table_for(version)) == []
     golden = json.loads((GOLDEN / f"tensorrt_{architecture}.json").read_text())

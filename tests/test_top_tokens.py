@@ -169,7 +169,7 @@ def test_requests_are_answered_as_without(case: Case, baseline: bool) -> None:
     ours, plain = (
         LLM.from_executor(
             open_executor(build_of(replace(case, top_tokens=count)), baseline=baseline, threads=1),
-            token_budget=40,
+            max_num_batched_tokens=40,
         )
         for count in (COUNT, 0)
     )

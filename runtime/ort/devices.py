@@ -31,15 +31,12 @@ class Device(Protocol):
     @property
     def memory(self) -> Memory:
         """Where graphs' buffers lie."""
-        ...
 
     def provider(self, captures: bool) -> tuple[str, dict[str, str]]:
         """Return the execution provider of a session, and its options."""
-        ...
 
     def close(self) -> None:
         """Free what the device holds beside the sessions."""
-        ...
 
 
 class Cpu:

@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import DEFAULT_LEVEL, EngineEntry, PlanFile
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import GraphName
 
 

@@ -1,4 +1,4 @@
-"""Where the program begins: an interrupt ends it quietly, even while its modules are loaded."""
+"""Starts the program: from here on an interrupt ends it quietly, even while modules load."""
 
 import signal
 import sys

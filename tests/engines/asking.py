@@ -15,7 +15,7 @@ from snapexport.contract.errors import UserError
 from snapexport.engines import EngineOptions, build_engines
 from tests.engines.conftest import FAKES
 
-GRAPHS = {"prefill", "compress", "decode", "baseline/prefill", "baseline/decode"}
+GRAPHS = {"prefill", "compress", "decode", "baseline-prefill", "baseline-decode"}
 NAME = "sm_90-nvidia_h200"
 
 

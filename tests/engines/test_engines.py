@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import Manifest
 from snapexport.engines import EngineOptions, build_engines
 from snapexport.engines.folder import EngineFolder

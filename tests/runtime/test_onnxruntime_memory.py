@@ -80,7 +80,7 @@ def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
         assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
 
 
-def test_what_attention_puts_out_is_in_that_buffer_too() -> None:
+def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
     """Its operator copies the whole cache otherwise."""
     built = Build.open(cases.built(Case(decode_attention="valid")).directory)
     arrays = open_executor(built, threads=1).decode_buffers
@@ -107,7 +107,7 @@ def test_a_step_writes_one_position_of_each_row_in_place(
         assert [list(np.flatnonzero(row)) for row in changed] == [[p] for p in positions]
 
 
-def test_onnxruntime_says_when_it_has_to_copy(
+def test_onnxruntime_warns_if_it_has_to_copy_a_cache(
     backend: OnnxRuntimeBackend, buffers: Buffers, capfd: Any
 ) -> None:
     """The other tests rely on it: no word on stderr means that nothing was copied."""

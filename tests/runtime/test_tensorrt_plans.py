@@ -52,7 +52,7 @@ def changed(**changes: Any) -> EngineEntry:
         ),
     ],
 )
-def test_an_engine_is_taken_where_it_can_run(
+def test_an_engine_is_chosen_only_if_it_can_run_here(
     tiny_build: Build, entry: EngineEntry, obstacle: str | None
 ) -> None:
     build = with_engines(tiny_build, it=entry)
@@ -65,7 +65,7 @@ def test_an_engine_is_taken_where_it_can_run(
     assert f"`snapexport engine {build.directory} " in refusal.value.hint
 
 
-def test_ampere_plus_is_not_for_turing(tiny_build: Build) -> None:
+def test_an_ampere_plus_engine_is_refused_on_turing(tiny_build: Build) -> None:
     build = with_engines(tiny_build, it=changed(hardware_compatibility="ampere_plus"))
     with pytest.raises(UserError, match="has no engine"):
         choose(build, Machine("11.4.0.106", "7.5", "NVIDIA T4"))
@@ -82,14 +82,14 @@ def test_a_whole_engine_comes_before_one_that_lacks_a_plan(
     tiny_build: Build, tmp_path: Path
 ) -> None:
     whole = entry_of(tiny_build, tmp_path, changed(hardware_compatibility="ampere_plus"))
-    plans = {name: plan for name, plan in whole.plans.items() if name != "baseline/decode"}
+    plans = {name: plan for name, plan in whole.plans.items() if name != "baseline-decode"}
     partial = changed(plans=plans)
     build = with_engines(tiny_build, partial=partial, whole=whole)
     assert choose(build, HERE) is whole
     assert choose(build, HERE, ["prefill", "compress", "decode"]) is partial
 
 
-def test_what_was_built_for_this_gpu_comes_first(tiny_build: Build) -> None:
+def test_engines_for_this_gpu_come_first(tiny_build: Build) -> None:
     best_first = {
         "own": changed(),
         "portable": changed(version_compatible=True),
@@ -108,7 +108,7 @@ def test_what_was_built_for_this_gpu_comes_first(tiny_build: Build) -> None:
         assert choose(with_engines(tiny_build, **backwards), HERE) is best_first.pop(name), name
 
 
-def test_the_hint_is_the_whole_command(tiny_build: Build, tmp_path: Path) -> None:
+def test_the_hint_is_a_complete_engine_command(tiny_build: Build, tmp_path: Path) -> None:
     entry = changed(
         version_compatible=True,
         stripped=True,
@@ -124,8 +124,8 @@ def test_the_hint_is_the_whole_command(tiny_build: Build, tmp_path: Path) -> Non
         "--version-compatible --strip-plan --refit --optimization-level 5 --workspace 1073741824 "
         f"--plugins '{tmp_path}/my lib.so' --overwrite"
     )
-    asked = parser().parse_args(shlex.split(text)[1:])
-    assert (asked.refit, asked.workspace, asked.plugins) == (True, 2**30, tmp_path / "my lib.so")
+    parsed = parser().parse_args(shlex.split(text)[1:])
+    assert (parsed.refit, parsed.workspace, parsed.plugins) == (True, 2**30, tmp_path / "my lib.so")
 
 
 def test_a_missing_plugin_library_has_to_be_named(
@@ -192,15 +192,15 @@ def test_a_plan_that_was_not_built_is_named(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     entry = entry_of(tiny_build, tmp_path)
-    some = {name: plan for name, plan in entry.plans.items() if name != "baseline/decode"}
+    some = {name: plan for name, plan in entry.plans.items() if name != "baseline-decode"}
     build = with_engines(tiny_build, it=entry.model_copy(update={"plans": some}))
     open_executor(build, backend="tensorrt")
     missing = refusal(build, baseline=True)
-    assert "has no plan of baseline/decode.onnx" in missing.message
+    assert "has no plan of baseline-decode.onnx" in missing.message
     assert "--overwrite" not in missing.hint, "the others would be built again"
 
 
-def test_version_compatible_plans_may_bring_code(
+def test_version_compatible_plans_may_hold_host_code(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     entry = changed(tensorrt="11.0.0.1", version_compatible=True)
@@ -235,7 +235,7 @@ def test_version_compatible_plans_bring_their_plugins(
     open_executor(with_engines(tiny_build, it=entry), backend="tensorrt")
 
 
-def test_an_engine_that_does_not_load_may_lack_memory(
+def test_the_hint_of_a_plan_that_does_not_load_mentions_memory(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
@@ -249,14 +249,14 @@ def test_a_gpu_that_fails_is_an_error_with_a_hint(
     for backend in ("tensorrt", None):
         with pytest.raises(
             UserError, match=r"TensorRT makes no context of .*: no room for"
-        ) as told:
+        ) as refusal:
             open_executor(build, backend=backend)
-        assert told.value.message.startswith("the GPU failed while the build was loaded: ")
-        assert "nvidia-smi" in told.value.hint
-        assert ("--backend onnxruntime" in told.value.hint) is (backend is None)
+        assert refusal.value.message.startswith("the GPU failed while the build was loaded: ")
+        assert "nvidia-smi" in refusal.value.hint
+        assert ("--backend onnxruntime" in refusal.value.hint) is (backend is None)
 
 
-def test_tensorrts_words_go_to_the_log(
+def test_tensorrts_messages_go_to_the_log(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
@@ -266,7 +266,7 @@ def test_tensorrts_words_go_to_the_log(
     ]
 
 
-def test_tensorrts_words_do_not_go_to_stderr(
+def test_tensorrts_messages_do_not_go_to_stderr(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python prints the warnings of a logger that has no handler."""
@@ -275,7 +275,7 @@ def test_tensorrts_words_do_not_go_to_stderr(
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_driver(
+def test_tensorrt_without_a_driver_is_refused(
     monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
 ) -> None:
     install(monkeypatch, driver=False)
@@ -284,7 +284,9 @@ def test_without_a_driver(
         open_executor(build, backend="tensorrt")
 
 
-def test_without_memory(monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path) -> None:
+def test_a_full_gpu_is_refused_and_everything_is_freed(
+    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+) -> None:
     gpu = install(monkeypatch, memory=20_000)
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match=r"the GPU has no .* MiB left") as refusal:
@@ -304,7 +306,7 @@ def test_without_tensorrt_the_error_names_the_extra(
     assert "--backend onnxruntime" in refusal.value.hint
 
 
-def test_a_tensorrt_without_its_library_is_told(
+def test_a_tensorrt_package_without_its_library_is_refused(
     monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
 ) -> None:
     (tmp_path / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: no such file')")
@@ -314,7 +316,9 @@ def test_a_tensorrt_without_its_library_is_told(
         tensorrt_version()
 
 
-def test_who_runs_a_build(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
     """TensorRT where there are engines, ONNX Runtime where there are none or it is asked for."""
     engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     onnxruntime = (
@@ -338,7 +342,7 @@ def test_who_runs_a_build(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> N
         ({"prepack": True}, "threads and prepacked", "--backend onnxruntime"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_unknown_backends_and_cpu_settings_on_a_gpu_are_refused(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path, options: Any, message: str, hint: str
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
@@ -357,7 +361,9 @@ def test_an_engine_for_elsewhere_is_not_run_on_the_cpu_in_silence(
     assert "--backend onnxruntime" in refusal.value.hint
 
 
-def test_tensorrt_has_to_be_the_target(gpu: FakeCuda, tiny_build: Build) -> None:
+def test_a_build_for_another_target_is_refused_by_tensorrt(
+    gpu: FakeCuda, tiny_build: Build
+) -> None:
     with pytest.raises(UserError, match="built for onnxruntime, not for TensorRT") as refusal:
         open_executor(tiny_build, backend="tensorrt")
     assert "--target tensorrt" in refusal.value.hint

@@ -246,7 +246,7 @@ def test_names_flags_and_overwriting(
         (["BUILD", "--out", "OUT", "--name", "../a"], "'../a' cannot be"),
         (["BUILD", "--out", "OUT", "--max-pending", "-1"], "--max-pending -1 is too small"),
         (["BUILD", "--out", "OUT", "--threads", "0"], "--threads 0 is too small"),
-        (["BUILD", "--out", "OUT", "--token-budget", "8"], "a budget of 8 tokens"),
+        (["BUILD", "--out", "OUT", "--token-budget", "8"], "8 tokens a step"),
         (["BUILD", "--out", "OUT", "--device", "gpu"], "no TensorRT engines"),
         (["OUT", "--out", "OUT"], "is not a build directory"),
         (["--check", "OUT"], "is not a directory"),

@@ -54,7 +54,13 @@ class Builds:
             options = self._options(out, batch, L_max, kv_budget)
             geometry = options.geometry(traced.manifest.model)
             with scratch(out) as directory:  # whole, or not there
-                derive(traced, geometry, directory / "build", form=form).directory.rename(out)
+                derive(
+                    traced,
+                    geometry,
+                    directory / "build",
+                    form=form,
+                    link_weights=self._links,
+                ).directory.rename(out)
         return self._opened(out)
 
     def traced(self, batch: int = 1) -> Build:
@@ -70,6 +76,11 @@ class Builds:
             started = time.perf_counter()
             self._trace(directory / "build", 1)
             return time.perf_counter() - started
+
+    @property
+    def _links(self) -> bool:
+        """All builds share the checkpoint's file, unless its weights are converted."""
+        return self.weights is None
 
     def _trace(self, out: Path, batch: int) -> None:
         run_build(replace(self._options(out, batch, 4 * self.chunk, self.chunk), baseline=True))
@@ -104,4 +115,5 @@ class Builds:
             weights=self.weights,
             target=self.target,
             top_tokens=self.top_tokens,
+            link_weights=self._links,
         )

@@ -19,6 +19,7 @@ from snapexport.bench import machine, turns
 from snapexport.bench.probes import Probe
 from snapexport.bench.turns import RATES, Case, Group, Row
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import write_whole
 
 FORMAT = 1
 
@@ -122,12 +123,10 @@ class Results:
         return plain
 
     def write(self) -> None:
-        """The file as it should be now: beside its place and renamed, never half of it."""
+        """The file as it should be now, whole."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_name(self.path.name + ".partial")
-            partial.write_text(json.dumps(self.as_json(), indent=1) + "\n")
-            partial.replace(self.path)
+            write_whole(self.path, json.dumps(self.as_json(), indent=1) + "\n")
 
     def _add(self, what: str, taken: turns.Taken) -> None:
         known = turns.rates(taken)

@@ -1,4 +1,4 @@
-"""Another cache for the same weights: surgery on a build's own traces, without its checkpoint."""
+"""Derives a build with another cache from a build's own traces, without its checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.exporter.weights import WEIGHTS, link_again
+from snapexport.exporter.weights import WEIGHTS, place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
 
 TOKENIZER = "tokenizer.json"
@@ -21,19 +21,20 @@ def derive(
     form: CacheForm | None = None,
     *,
     with_queries: bool = False,
+    link_weights: bool = False,
 ) -> Build:
     """A build in the new directory `out` that differs from `build` in its cache alone.
 
     form: `build`'s own unless another is given; a full cache has one form alone. It has one decode
-    graph, for all the slots, and no engines. Its weights are hard links where `out` is on the same
-    file system. Raises UserError where `build` has no traces (`--baseline`), or its prefill chunk
-    doesn't go with the geometry.
+    graph, for all the slots, and no engines. link_weights: where the file system has no reflinks,
+    hard-link the weights rather than copy them. Raises UserError where `build` has no traces
+    (`--baseline`), or its prefill chunk doesn't go with the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
     require_chunk(manifest.prefill_chunk, geometry)
     out.mkdir()
-    link_again(build.directory / WEIGHTS, out / WEIGHTS)
+    linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
     form = (form or manifest.cache_form) if geometry.compresses else PLAIN
@@ -52,6 +53,7 @@ def derive(
         "decode_attention": form.attention,
         "graphs": entries,
         "traces": {},
+        "linked_weights": linked,
         "engines": {},
     }
     manifest.model_copy(update=changed).write(out)

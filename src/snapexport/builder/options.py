@@ -76,6 +76,7 @@ class BuildOptions:
     target: Target = "onnxruntime"
     baseline: bool = False
     trt_decomposable: bool = False
+    link_weights: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -100,6 +101,12 @@ class BuildOptions:
             raise UserError(
                 f"--trt-decomposable is for TensorRT, the target is {self.target}",
                 "add --target tensorrt, or leave it out",
+            )
+        if self.link_weights and self.weights:
+            raise UserError(
+                f"--link-weights is not supported with --weights {self.weights}: quantized weights "
+                "are new files",
+                "leave one of them out",
             )
         require_preset(self.policy, vars(self))
         if self.policy == "full":

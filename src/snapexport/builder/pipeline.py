@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
 
-from snapexport.builder.graph_files import BASELINE, Traces, finished_graphs, write_graph
+from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress
 from snapexport.builder.staging import staged
@@ -30,7 +30,7 @@ from snapexport.contract.manifest import (
     ModelFacts,
     TraceName,
 )
-from snapexport.exporter import architectures, hub, int4, link, trace, weight_files, weights
+from snapexport.exporter import architectures, hub, int4, link, trace, weights
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.graphs.targets.tensorrt import allow_decomposition
 
@@ -70,7 +70,7 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
         progress.stage("surgery")
         graphs = write_graphs(plan, traces, directory)
         kept = traces.write(directory) if options.baseline else {}
-        progress.stage("hashing the weights")
+        progress.stage("writing the manifest")
         manifest_of(plan, graphs, kept, placed, directory).write(directory)
         build = Build.open(directory)
     return dataclasses.replace(build, directory=options.out)
@@ -104,8 +104,10 @@ def trace_model(
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / weights.WEIGHTS
-    placed = weights.place(plan.checkpoint, wanted, options.dtype, target, progress.converted)
-    progress.stage("linking the weights")
+    placed = weights.place(
+        plan.checkpoint, wanted, options.dtype, target, progress.written, link=options.link_weights
+    )
+    progress.stage("tying the graphs to the weights")
     for model, source in zip(models, sources, strict=True):
         link.link(model, source, placed.tensors)
     prefill, decode, *smaller = map(ir.to_proto, models)
@@ -119,8 +121,6 @@ def write_graphs(plan: Plan, traces: Traces, directory: Path) -> dict[GraphName,
         if (plan.checkpoint.directory / name).is_file():
             shutil.copyfile(plan.checkpoint.directory / name, directory / name)
     options = plan.options
-    if options.baseline:
-        weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
     graphs = finished_graphs(
         traces,
         plan.geometry,
@@ -157,7 +157,8 @@ def manifest_of(
         target=plan.options.target,
         graphs=graphs,
         traces=traces,
-        weights=weight_files.describe(placed, directory),
+        weights=placed.describe(directory),
+        linked_weights=placed.linked,
         engines={},
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
     )

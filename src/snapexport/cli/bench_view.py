@@ -8,7 +8,7 @@ from rich.table import Table
 
 from snapexport.bench import tables
 from snapexport.cli.console import OUT, _OneLine
-from snapexport.cli.summary import size
+from snapexport.contract.bytes import spelled
 
 Row = dict[str, Any]
 
@@ -32,7 +32,7 @@ def print_report(report: Row) -> None:
 
     machine = report["machine"]
     OUT.print(
-        f"{machine['processor']}, {machine['cores']} cores, {size(machine['memory_bytes'])}, "
+        f"{machine['processor']}, {machine['cores']} cores, {spelled(machine['memory_bytes'])}, "
         f"onnxruntime {machine['versions'].get('onnxruntime', '?')}, "
         f"load before: {machine['load_average'][0]}"
     )

@@ -39,6 +39,8 @@ CHOICES = {
     "baseline": "also write the full-cache graphs of the same trace",
     "trt_decomposable": "let TensorRT use several kernels for attention where it has no fused one; "
     "the graphs then run in TensorRT alone",
+    "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
+    "and whatever else reads weights by onnx refuse such a build",
     "overwrite": "replace an existing build",
 }
 CACHE = {

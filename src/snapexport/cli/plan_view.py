@@ -6,11 +6,11 @@ from rich.table import Table
 
 from snapexport.builder.plan import Plan
 from snapexport.builder.plan.candidates import Candidate
-from snapexport.builder.plan.memory_size import spelled
 from snapexport.builder.plan.reasons import reasons
 from snapexport.builder.plan.report import parts
 from snapexport.builder.plan.words import command
 from snapexport.cli.console import OUT
+from snapexport.contract.bytes import spelled
 
 _COLUMNS = (
     "most slots",

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
@@ -14,6 +15,11 @@ from snapexport.runtime.memory import cache_bytes
 TOKENIZER = "tokenizer.json"
 NO_TOKENIZER = (
     "none: prompts of text and `snapexport serve` need the checkpoint's tokenizer.json here"
+)
+
+LINKED = (
+    "hard links to the checkpoint's files: ONNX Runtime and TensorRT read them; onnx.load, "
+    "onnx.checker, onnx-graphsurgeon and Polygraphy refuse them"
 )
 
 
@@ -31,6 +37,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "layout": "single-shot" if manifest.single_shot else "chunked",
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
+        "linked_weights": manifest.linked_weights,
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.decode_attention,
         "top_tokens": manifest.top_tokens,
@@ -62,12 +69,11 @@ def print_summary(build: Build) -> None:
         "sampling": _sampling_line(manifest),
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
         "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
-        "weights": size(memory["weights_bytes"])
-        + (f", linear layers in {manifest.quantization}" if manifest.quantization else ""),
-        "one request": f"{size(memory['cache_bytes_per_request'])} of cache, the full cache "
-        f"{size(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
-        "all slots": f"{summary['batch']} slots, {size(memory['decode_caches_bytes'])}, and "
-        f"{size(memory['prefill_cache_bytes'])} for the prompt in prefill",
+        "weights": _weights_line(manifest, memory["weights_bytes"]),
+        "one request": f"{spelled(memory['cache_bytes_per_request'])} of cache, the full cache "
+        f"{spelled(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
+        "all slots": f"{summary['batch']} slots, {spelled(memory['decode_caches_bytes'])}, and "
+        f"{spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
     for name, text in rows.items():
         table.add_row(f"[bold]{name}[/]", text)
@@ -81,6 +87,13 @@ def _model_line(manifest: Manifest) -> str:
         f"{model.num_attention_heads} heads over {model.num_key_value_heads} KV heads "
         f"of {model.head_dim}"
     )
+
+
+def _weights_line(manifest: Manifest, nbytes: int) -> str:
+    line = spelled(nbytes)
+    if manifest.quantization:
+        line += f", linear layers in {manifest.quantization}"
+    return line + (f", {LINKED}" if manifest.linked_weights else "")
 
 
 def _decode_line(manifest: Manifest) -> str:
@@ -120,12 +133,3 @@ def _parts(layer: LayerGeometry) -> str:
 def _times(layers: Counter[LayerGeometry], layer: LayerGeometry) -> str:
     count = layers[layer]
     return f" in {count} layer{'s' if count > 1 else ''}" if len(layers) > 1 else ""
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from snapexport.contract.engines import ENGINES
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import PARTIAL, unfinished
 from snapexport.contract.manifest import GraphName
 from snapexport.engines.gpu import Gpu
 from snapexport.engines.options import EngineOptions
@@ -72,7 +73,7 @@ class EngineFolder:
 
     def partial(self, graph: GraphName) -> Path:
         """Where a plan is written."""
-        return self.path / f"{graph}.plan.partial"
+        return unfinished(self.plan(graph))
 
     def in_build(self, path: Path) -> str:
         """As the manifest names a file."""
@@ -94,11 +95,12 @@ class EngineFolder:
                 self._remove_if_empty()
 
     def _remove_partials(self) -> None:
-        for partial in self.path.parent.rglob("*.partial"):  # of other names and timing caches too
+        """Of other names and timing caches too."""
+        for partial in self.path.parent.rglob(f"*{PARTIAL}"):
             partial.unlink()
 
     def _remove_if_empty(self) -> None:
-        for directory in (self.path / "baseline", self.path, self.path.parent):
+        for directory in (self.path, self.path.parent):
             with suppress(OSError):  # there is something in it
                 directory.rmdir()
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
+from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
-from snapexport.contract.tensors import in_place, tensor_bytes
+from snapexport.contract.tensors import in_place
 
 HOST_COPIES = 2
 """Of the weights in host memory while an engine is built: the network's, and the engine's. NVIDIA's
@@ -74,7 +75,7 @@ def estimate(manifest: Manifest, graphs: Iterable[GraphName], *, stripped: bool)
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
     """What a graph adds to a running engine: its weights, and the caches that it doesn't borrow."""
-    if name.startswith("baseline/"):
+    if name.startswith("baseline-"):
         return 0
     owns_caches = name in ("prefill", "decode")
     caches = _bytes(_caches(manifest.graphs[name])) if owns_caches else 0
@@ -156,10 +157,6 @@ def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
     for what, least, left, hint in checks:
         if left is not None and least > left:
             raise UserError(
-                f"building needs at least {gib(least)} of {what}, and {gib(left)} are free", hint
+                f"building needs at least {spelled(least)} of {what}, and {spelled(left)} are free",
+                hint,
             )
-
-
-def gib(nbytes: int) -> str:
-    """Bytes for people."""
-    return f"{nbytes / 2**30:.1f} GiB"

@@ -4,12 +4,11 @@ At every moment the manifest names whole plans alone, all of them by the same Te
 options. A kill loses the plan that is being built, and no other.
 """
 
-import shutil
 from pathlib import Path
 
-from snapexport.contract.build_directory import sha256_of
 from snapexport.contract.engines import EngineEntry, Plan, PlanFile
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import copy_whole, finish, sha256_of
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.engines.folder import EngineFolder
 
@@ -46,8 +45,8 @@ def record(
     """Put a finished plan into its place, and into the manifest. `facts` has no plans."""
     plans = _make_way(folder, facts, graph)
     if facts.plugins and library:
-        _copy(library, folder.directory / facts.plugins.file)
-    folder.partial(graph).replace(folder.plan(graph))
+        copy_whole(library, folder.directory / facts.plugins.file)
+    finish(folder.plan(graph))
     _write(folder, facts.model_copy(update={"plans": plans | {graph: plan}}))
 
 
@@ -88,9 +87,3 @@ def _write(folder: EngineFolder, entry: EngineEntry | None) -> None:
     engines = {name: one for name, one in manifest.engines.items() if name != folder.name}
     engines |= {folder.name: entry} if entry else {}
     manifest.model_copy(update={"engines": engines}).write(folder.directory)
-
-
-def _copy(library: Path, place: Path) -> None:
-    partial = place.with_name(place.name + ".partial")
-    shutil.copyfile(library, partial)
-    partial.replace(place)

@@ -5,6 +5,7 @@ from pathlib import Path
 import tensorrt as trt
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import write_whole
 
 
 def attach_timing_cache(config: trt.IBuilderConfig, path: Path, *, ours: bool) -> None:
@@ -32,6 +33,4 @@ def save_timing_cache(config: trt.IBuilderConfig, path: Path) -> None:
     cache = config.get_timing_cache()
     if cache is None:
         return
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(memoryview(cache.serialize()))
-    partial.replace(path)
+    write_whole(path, memoryview(cache.serialize()))

@@ -7,7 +7,7 @@ alone what its layers take, and those for tensorrt are bounds that nobody has me
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.caches import position_bytes
 from snapexport.builder.plan.model import PlannedModel
-from snapexport.builder.plan.weights import ITEM_BYTES
+from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Target
 
@@ -121,7 +121,9 @@ def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     logits = facts.vocab_size * _FP32
     if not geometry.compresses:
         return logits
-    window = facts.num_attention_heads * geometry.L_obs * facts.head_dim * ITEM_BYTES[options.dtype]
+    window = (
+        facts.num_attention_heads * geometry.L_obs * facts.head_dim * DTYPE_BYTES[options.dtype]
+    )
     positions = facts.num_key_value_heads * sum(layer.K for layer in geometry.layers) * 8
     return logits + geometry.num_layers * window + positions
 
@@ -136,7 +138,7 @@ def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) ->
 
 def _working_bytes(options: BuildOptions) -> int:
     """Of one element. The CPU provider keeps an fp32 copy beside each fp16 tensor it works with."""
-    item = ITEM_BYTES[options.dtype]
+    item = DTYPE_BYTES[options.dtype]
     converts = options.target != "tensorrt" and item < _FP32
     return item + _FP32 if converts else item
 

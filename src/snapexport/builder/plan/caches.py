@@ -1,19 +1,14 @@
 """Bytes of the caches that stay allocated while a build runs."""
 
+from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.cache_form import CacheDType
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import DType, ModelFacts
-from snapexport.contract.tensors import ITEM_BYTES, OF_DTYPE
-
-_ITEM_BYTES: dict[CacheDType, int] = {
-    "int8": ITEM_BYTES["int8"],
-    **{dtype: ITEM_BYTES[name] for dtype, name in OF_DTYPE.items()},
-}
 
 
 def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
     """Key and value of one position in one layer: 2 x [Hkv,D]."""
-    return 2 * model.num_key_value_heads * model.head_dim * _ITEM_BYTES[dtype]
+    return 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[dtype]
 
 
 def token_bytes(model: ModelFacts, dtype: DType) -> int:

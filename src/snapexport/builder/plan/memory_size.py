@@ -1,13 +1,13 @@
-"""Sizes of memory as people write them."""
+"""Reads the value of --memory."""
 
+from snapexport.contract.bytes import parsed
 from snapexport.contract.errors import UserError
-from snapexport.contract.sizes import size
 
 
 def parse_size(text: str) -> int:
     """Bytes of what --memory was given. Raises UserError."""
     try:
-        nbytes = size(text)
+        nbytes = parsed(text)
     except ValueError:
         raise UserError(
             f"--memory '{text}' is no size", "write it like 80GiB, 24GB or 512M"
@@ -15,18 +15,3 @@ def parse_size(text: str) -> int:
     if nbytes < 1:
         raise UserError(f"--memory {text} leaves nothing", "write it like 80GiB, 24GB or 512M")
     return nbytes
-
-
-def spelled(nbytes: float) -> str:
-    """Bytes for people: 15.9 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.3g} TiB"
-
-
-def written(nbytes: int) -> str:
-    """Bytes as --memory takes them, rounded up: 16GiB, 300MiB."""
-    unit, name = (2**30, "GiB") if nbytes >= 10 * 2**30 else (2**20, "MiB")
-    return f"{-(-nbytes // unit)}{name}"

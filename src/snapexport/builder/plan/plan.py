@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapexport.builder.plan.candidates import Candidate, candidates
-from snapexport.builder.plan.memory_size import spelled, written
 from snapexport.builder.plan.model import PlannedModel, read_model
 from snapexport.builder.plan.options import PlanOptions
 from snapexport.builder.plan.recommendation import Recommendation, recommend
 from snapexport.builder.plan.words import chosen_flags
 from snapexport.builder.presets import flag_of
+from snapexport.contract.bytes import as_flag, spelled
 from snapexport.contract.errors import UserError
 
 
@@ -61,7 +61,7 @@ def _nothing_fits(
     batch = request["batch"] or 1
     least = min(found, key=lambda one: one.at(batch).prefill_peak)
     taken = least.at(batch)
-    ways = [f"--memory {written(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
+    ways = [f"--memory {as_flag(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
     ways += _smaller_weights(request, model, taken.prefill_peak)
     return UserError(
         f"nothing fits into {spelled(request.memory)}: the least is {spelled(taken.prefill_peak)}, "
@@ -82,5 +82,5 @@ def _smaller_weights(request: PlanOptions, model: PlannedModel, needed: int) -> 
             continue  # not to be had on this target
         least = min(one.at(batch).prefill_peak for one in found)
         if least < needed:
-            ways.append(f"--memory {written(least)} if {flag_of(field)} {value} is added")
+            ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
     return ways

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from snapexport.builder.plan.candidates import MOST_SLOTS
-from snapexport.builder.plan.memory_size import spelled
 from snapexport.builder.plan.options import PlanOptions
 from snapexport.builder.plan.recommendation import Recommendation
+from snapexport.contract.bytes import spelled
 
 
 def reasons(request: PlanOptions, chosen: Recommendation) -> list[str]:

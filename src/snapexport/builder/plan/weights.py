@@ -4,9 +4,7 @@ from math import ceil
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
-from snapexport.contract.manifest import DType
-
-ITEM_BYTES: dict[DType, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+from snapexport.contract.bytes import DTYPE_BYTES
 
 _BLOCK, _PACKED = 32, 16
 """int4: bytes of a block of 32 weights, beside its scale (exporter.int4)."""
@@ -14,7 +12,7 @@ _BLOCK, _PACKED = 32, 16
 
 def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """One copy of all that the graphs read, in the build's form; a tied head is no second copy."""
-    item = ITEM_BYTES[options.dtype]
+    item = DTYPE_BYTES[options.dtype]
     plain = (model.embedding + model.others) * item
     if options.weights:
         return plain + _int4_bytes(model, item)
@@ -34,18 +32,18 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     if options.target == "tensorrt":
         return stored * sessions
     if options.weights:
-        return stored + sessions * _int4_bytes(model, ITEM_BYTES[options.dtype])
+        return stored + sessions * _int4_bytes(model, DTYPE_BYTES[options.dtype])
     if options.dtype == "fp16":
-        return sessions * stored // ITEM_BYTES["fp16"] * ITEM_BYTES["fp32"]
+        return sessions * stored // DTYPE_BYTES["fp16"] * DTYPE_BYTES["fp32"]
     return stored
 
 
 def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """What a decode step reads: all but the embedding, of which it looks up a row for each slot."""
     if options.weights:
-        return _int4_bytes(model, ITEM_BYTES[options.dtype])
+        return _int4_bytes(model, DTYPE_BYTES[options.dtype])
     converted = options.target != "tensorrt" and options.dtype == "fp16"
-    item = ITEM_BYTES["fp32" if converted else options.dtype]
+    item = DTYPE_BYTES["fp32" if converted else options.dtype]
     return (_linear_elements(model) + model.others) * item
 
 

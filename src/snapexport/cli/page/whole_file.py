@@ -1,10 +1,11 @@
-"""A file that appears whole or not at all."""
+"""Writes a page to a file that the user named, and says what is wrong with the name."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from snapexport.contract import files
 from snapexport.contract.errors import UserError
 
 
@@ -15,10 +16,10 @@ def whole_file(path: Path) -> Iterator[Callable[[str], None]]:
     A path that cannot be written is told at once, before the work. Raises UserError.
     """
     target = Path(os.path.realpath(path))  # a link stays one
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = files.unfinished(target)
     with _told(path):
         _require_replaceable(target)
-        partial.touch(exist_ok=False)
+        partial.touch()
 
     def write(text: str) -> None:
         with _told(path):
@@ -27,7 +28,7 @@ def whole_file(path: Path) -> Iterator[Callable[[str], None]]:
     try:
         yield write
         with _told(path):
-            partial.replace(target)
+            files.finish(target)
     finally:
         partial.unlink(missing_ok=True)
 

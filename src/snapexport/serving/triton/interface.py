@@ -7,6 +7,7 @@ Triton's OpenAI frontend find what they look for. Every shape has a batch dimens
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+Device = Literal["cpu", "gpu"]
 DType = Literal["STRING", "BOOL", "INT32", "UINT64", "FP32"]
 
 MODEL_FILE = "model.py"
@@ -54,6 +55,8 @@ OUTPUTS = (
     Tensor("output_ids", "INT32", (-1,)),
     Tensor("output_logprobs", "STRING"),
 )
+
+OUTPUT_NAMES = frozenset(tensor.name for tensor in OUTPUTS)
 
 STREAMING_PARAMETERS = frozenset({"build", "max_pending", "threads", "token_budget"})
 UNARY_PARAMETERS = frozenset({"model", "max_requests"})

@@ -6,8 +6,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as schema
 
-from snapexport.serving.triton.interface import INPUTS, OUTPUTS, Tensor
-from snapexport.serving.triton.options import Device
+from snapexport.serving.triton.interface import INPUTS, OUTPUTS, Device, Tensor
 
 WARMUP = "warmup"
 """The folder of a warm-up's values."""

@@ -8,7 +8,6 @@ NAME/warmup/               README.md  Dockerfile  repository.json
 
 import importlib.resources
 import json
-import os
 import shutil
 from pathlib import Path
 from string import Template
@@ -16,11 +15,12 @@ from string import Template
 import snapexport
 from snapexport.builder.staging import staged
 from snapexport.contract.build_directory import Build
+from snapexport.contract.copying import copy_file
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.scheduler import Scheduler
-from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION
-from snapexport.serving.triton.options import Device, RepositoryOptions
+from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
+from snapexport.serving.triton.options import RepositoryOptions
 from snapexport.serving.triton.readme import dockerfile_values, readme_values
 
 RECORD = "repository.json"
@@ -135,14 +135,11 @@ def _write_record(out: Path, options: RepositoryOptions) -> None:
 
 def _place_build(build: Path, place: Path, copy: bool) -> None:
     if copy:
-        shutil.copytree(build, place, copy_function=_link_or_copy)
+        shutil.copytree(build, place, copy_function=_copy)
     else:
         place.symlink_to(build.resolve(), target_is_directory=True)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    """A hard link costs nothing, and a container sees it as the file that it is."""
-    try:
-        os.link(Path(source).resolve(), target)
-    except OSError:
-        shutil.copy2(source, target)
+def _copy(source: str, target: str) -> None:
+    """A file of the repository's own: by reflink where the file system can."""
+    copy_file(Path(source), Path(target))

@@ -1,7 +1,7 @@
 """Triton's server as a child process: started on loopback, waited for, and surely ended.
 
-Responsible for the process, its ports, its log and its shared memory. What it serves is a model
-repository; whether a model really answers is `liveness`'s question.
+Responsible for the process, its ports, its log and its shared memory. Whether a model answers is
+`liveness`'s question.
 """
 
 import os
@@ -55,6 +55,9 @@ class Server:
     with Server(repository) as server:
         ... server.http, server.grpc, server.metrics: addresses ...
     """
+
+    needs_probe = True
+    """A model's process may die while the server lives on, and says that it is ready."""
 
     def __init__(
         self,
