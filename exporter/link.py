@@ -1,4 +1,4 @@
-"""Tie a traced graph to the placed weights: initializers become references into .safetensors."""
+"""Ties a traced graph to the placed weights: initializers become references into .safetensors."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ from onnxscript import optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.errors import UserError
+from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint, TensorSpan
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.weights import WEIGHTS
@@ -21,7 +22,6 @@ _DTYPES = {
     "BF16": ir.DataType.BFLOAT16,
     "U8": ir.DataType.UINT8,
 }
-_TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def checkpoint_tensors(
@@ -31,7 +31,7 @@ def checkpoint_tensors(
 
     Raises UserError where the checkpoint lacks a tensor or has it in another shape.
     """
-    tied = _TIED if config.tie_word_embeddings else {}
+    tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     values = {name: value for name, value in model.graph.initializers.items() if _is_fake(value)}
     wanted = {name: tied.get(name, name) for name in values}
     missing = [name for name in wanted.values() if name not in checkpoint.tensors]

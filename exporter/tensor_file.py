@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 from snapexport.exporter.checkpoint import TensorSpan
 
 SAFETENSORS_DTYPE: dict[DType, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}

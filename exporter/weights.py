@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 from snapexport.exporter import int4
 from snapexport.exporter.checkpoint import Checkpoint, TensorSpan, read_header
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, SAFETENSORS_DTYPE, blocks, header

@@ -17,6 +17,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.contract.targets import capabilities
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
 from snapexport.runtime.executor import Integers, Limits, Temperatures
@@ -253,10 +254,7 @@ def require_runnable(build: Build, baseline: bool, cuda: bool = False) -> None:
 def _require_cuda_kernels(build: Build) -> None:
     """What ONNX Runtime's own attention operator has no kernel for, on a GPU."""
     manifest = build.manifest
-    if manifest.target != "onnxruntime":
-        return
-    if manifest.dtype == "fp32":
-        # It would go to the CPU, and all the caches with it, in every step.
+    if manifest.dtype not in capabilities(manifest.target).cuda_dtypes:
         raise UserError(
             f"{build.directory} is an fp32 build for ONNX Runtime, whose attention operator has "
             "kernels for fp16 and bf16 alone on a GPU",
@@ -266,6 +264,6 @@ def _require_cuda_kernels(build: Build) -> None:
 
 def _engines_first(build: Build) -> str:
     """The way out of a build that was made for a GPU."""
-    if build.manifest.target != "tensorrt":
+    if not capabilities(build.manifest.target).compiled:
         return ""
     return f"make its engines on a machine with a GPU: `snapexport engine {build.directory}`; or "

@@ -15,6 +15,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.contract.targets import capabilities
 from snapexport.contract.tensors import in_place
 from snapexport.runtime.cuda_device import DeviceError
 from snapexport.runtime.decode_inputs import write_decode_inputs
@@ -166,7 +167,7 @@ class TrtEngine:
 
 def require_runnable(build: Build, baseline: bool) -> None:
     """Raise a UserError for what no engine of this build can do."""
-    if build.manifest.target != "tensorrt":
+    if not capabilities(build.manifest.target).compiled:
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
             "build it again with --target tensorrt, or run it by --backend onnxruntime",

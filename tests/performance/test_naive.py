@@ -7,7 +7,7 @@ import pytest
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import Target
+from snapexport.contract.targets import Target
 from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from tools.performance.builds import Builds
 from tools.performance.naive_decode import NaiveDecode

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 
 _NAMES: dict[str, tuple[str, str]] = {"fp16": ("F16", "float16"), "bf16": ("BF16", "bfloat16")}
 _BLOCK = (1 << 24) + 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "vocab_size": 128256,

@@ -15,8 +15,12 @@ from snapexport.builder import run as run_build
 from snapexport.builder.derive import derive
 from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import PLAIN, CacheForm
-from snapexport.contract.manifest import Quantization, Target
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.manifest import Quantization
+from snapexport.contract.targets import Target
+
+PLAIN = GraphOptions()
+IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
 
 _MAKERS = ("contract", "exporter", "graphs", "building")
 """The packages that a build comes from."""
@@ -41,17 +45,18 @@ class Builds:
     target: Target = "onnxruntime"
 
     def get(
-        self, L_max: int, kv_budget: int | None, batch: int = 1, form: CacheForm = PLAIN
+        self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
     ) -> Build:
         """With exactly `batch` slots. kv_budget: of SnapStream; None for the full cache."""
-        cache = f"budget{kv_budget}.{form.dtype}.{form.attention}" if kv_budget else "full"
+        held = f"{form.cache_dtype}.{form.decode_attention}"
+        cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
         out = self._path(batch, f"L{L_max}.{cache}")
         if not out.is_dir():
             traced = self.traced(batch)
             options = self._options(out, batch, L_max, kv_budget)
             geometry = options.geometry(traced.manifest.model)
             with scratch(out) as directory:  # whole, or not there
-                derive(traced, geometry, directory / "build", form=form).directory.rename(out)
+                derive(traced, geometry, directory / "build", form).directory.rename(out)
         return Build.open(out)
 
     def traced(self, batch: int = 1) -> Build:

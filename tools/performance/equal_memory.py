@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from snapexport.bench.spread import rounded
-from snapexport.contract.cache_form import PLAIN, CacheForm
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.runtime.memory import cache_bytes
 
-from .builds import Builds
+from .builds import IN_INT8, PLAIN, Builds
 from .filled import NOTE, FilledEngine
 from .report import Report
 from .setup import Setup
@@ -31,7 +31,7 @@ class Cache:
     name: str
     compression: int | None
     times: int
-    form: CacheForm = PLAIN
+    form: GraphOptions = PLAIN
 
 
 FULL = Cache("full", None, 1)
@@ -39,7 +39,7 @@ FULL = Cache("full", None, 1)
 WHOLE = Cache("1/1", 1, 1)
 QUARTER = Cache("1/4", 4, 4)
 # Its scales come on top: 0.1 to 0.8 % of its bytes.
-QUARTER_IN_INT8 = Cache("1/4, int8", 4, 16, CacheForm("int8", "valid"))
+QUARTER_IN_INT8 = Cache("1/4, int8", 4, 16, IN_INT8)
 SIXTEENTH = Cache("1/16", 16, 16)
 
 

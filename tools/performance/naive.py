@@ -10,7 +10,7 @@ from snapexport.bench.contender import Contender, Entrant
 from snapexport.bench.plan import Plan
 from snapexport.bench.spread import rounded
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import Target
+from snapexport.contract.targets import Target
 from snapexport.runtime.memory import cache_bytes
 
 from . import filled, naive_decode

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from snapexport.bench.spread import rounded
-from snapexport.contract.cache_form import PLAIN, CacheForm
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Quantization
 
+from .builds import IN_INT8, PLAIN
 from .checkpoint import Name
 from .report import Report
 from .setup import Setup
@@ -128,14 +129,18 @@ def _ours(setup: Setup, options: Options) -> Iterator[Peer]:
             yield Peer(name, bits, python, "ours", given, options.contexts)
 
 
-def _caches(options: Options) -> dict[str, tuple[int | None, CacheForm, bool]]:
+def _caches(options: Options) -> dict[str, tuple[int | None, GraphOptions, bool]]:
     """Slots, how they are held, and whether weights are laid out anew."""
     budget = options.kv_budget
     return {
         SNAPSTREAM: (budget, PLAIN, False),
         f"{SNAPSTREAM}, prepacked": (budget, PLAIN, True),
-        f"{SNAPSTREAM} in fp16": (budget, CacheForm("fp16"), False),
-        f"{SNAPSTREAM} in int8": (budget, CacheForm("int8", "valid"), False),
+        f"{SNAPSTREAM} in fp16": (budget, GraphOptions(cache_dtype="fp16"), False),
+        f"{SNAPSTREAM} in int8": (
+            budget,
+            IN_INT8,
+            False,
+        ),
         "full": (None, PLAIN, False),
     }
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapexport.contract.manifest import Quantization, Target
+from snapexport.contract.manifest import Quantization
+from snapexport.contract.targets import Target
 from snapexport.vault import CHECKPOINT
 
 from . import checkpoint

@@ -32,8 +32,8 @@ def build_summary(build: Build) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
         "cache_dtype": manifest.cache_dtype,
-        "decode_attention": manifest.decode_attention,
-        "top_tokens": manifest.top_tokens,
+        "decode_attention": manifest.graph_options.decode_attention,
+        "top_tokens": manifest.graph_options.top_tokens,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
@@ -87,14 +87,16 @@ def _decode_line(manifest: Manifest) -> str:
     """How the slots are held and read."""
     if not manifest.geometry.compresses:
         return f"caches in {manifest.cache_dtype}"
-    return f"caches in {manifest.cache_dtype}, attention over {manifest.decode_attention} slots"
+    attention = manifest.graph_options.decode_attention
+    return f"caches in {manifest.cache_dtype}, attention over {attention} slots"
 
 
 def _sampling_line(manifest: Manifest) -> str:
     """What the graphs say of the next token."""
-    if not manifest.top_tokens:
+    top_tokens = manifest.graph_options.top_tokens
+    if not top_tokens:
         return "from logits"
-    return f"from {manifest.top_tokens} top_tokens, or from logits where these are too few"
+    return f"from {top_tokens} top tokens, or from logits where these are too few"
 
 
 def _cache_line(geometry: CacheGeometry) -> str:

@@ -3,7 +3,8 @@
 import math
 
 from snapexport.contract import names
-from snapexport.contract.manifest import DType, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.targets import DType
 
 ITEM_BYTES = {
     "bool": 1,

@@ -48,7 +48,7 @@ class GraphRunner(SequenceRunner):
         self.build = build
         self._backend = backend or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"
-        self.rounds_cache = not baseline and build.manifest.cache_form.dtype is not None
+        self.rounds_cache = not baseline and build.manifest.graph_options.cache_dtype is not None
         self._prefill: GraphName = "baseline/prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline/decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
@@ -134,7 +134,7 @@ class GraphRunner(SequenceRunner):
 
     def _temperature(self, rows: int) -> Feed:
         """For the top_tokens, which nobody compares."""
-        if not self.build.manifest.top_tokens:
+        if not self.build.manifest.graph_options.top_tokens:
             return {}
         return {names.TEMPERATURE: np.ones(rows, np.float32)}
 
