@@ -88,10 +88,10 @@ def _apply_rotary_pos_emb(
     # transformers repeats the frequencies for both halves of a head; the operator wants them once.
     width = cos.shape[-1]
     cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-    partial = {"rotary_embedding_dim": width} if width < query.shape[-1] else {}
+    partial = width if width < query.shape[-1] else 0  # 0: all of a head is rotated
     return (
-        onnx_ops.rotary_embedding(query, cos, sin, **partial),
-        onnx_ops.rotary_embedding(key, cos, sin, **partial),
+        onnx_ops.rotary_embedding(query, cos, sin, rotary_embedding_dim=partial),
+        onnx_ops.rotary_embedding(key, cos, sin, rotary_embedding_dim=partial),
     )
 
 

@@ -246,7 +246,7 @@ def test_what_loses_nothing_comes_before_more_compression() -> None:
     found = planned(LLAMA_8B, 100 * GIB, **given).alternatives
     needs = {one.chunk: one.at(4).prefill_peak for one in found}
     tight = planned(LLAMA_8B, needs[512] - 1, **given).recommendation
-    assert tight.candidate.chunk == 256
+    assert tight.alternative.chunk == 256
 
 
 def test_a_cache_of_the_type_that_is_chosen_is_had(checkpoint: Path) -> None:

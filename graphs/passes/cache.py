@@ -35,7 +35,7 @@ def attend_with_cache(
     # A cache that isn't appended to is a ring: it holds nothing that lies outside of the window.
     attributes = attention_attributes(marker, slots if appends else 0)
     qkv, (out,) = cut(graph, marker)
-    states, storage = States(*qkv), storage_of(options and options.cache_dtype)
+    states, storage = States(*qkv), storage_of(options.cache_dtype if options else None)
     held = storage.held(graph, layer, states)
     past = [
         cache_like(held.key, names.past_key(layer), slots),
