@@ -1,33 +1,21 @@
-"""A checkpoint directory as it lies on the disk: its configs, and where each tensor's bytes are.
+"""Opens a checkpoint directory: its configs, and where the bytes of each tensor are.
 
 Reads headers only, never a weight.
 """
 
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.safetensors import TensorSpan, read_header
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
-_METADATA = "__metadata__"
 _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incomplete"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpan:
-    """One tensor inside a .safetensors file. `dtype` as safetensors spells it: F32, F16, BF16."""
-
-    file: Path
-    offset: int
-    nbytes: int
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,35 +50,6 @@ class Checkpoint:
             _read_object(generation) if generation.is_file() else {},
             tensors,
         )
-
-
-def read_header(file: Path) -> dict[str, TensorSpan]:
-    """Spans of all the tensors in one .safetensors file, checked against the file's size."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (size,)
-        if 8 + length > size:
-            raise _truncated(file)
-        raw = stream.read(length)
-    try:
-        header = json.loads(raw)
-        header.pop(_METADATA, None)
-        spans = {name: _span(file, 8 + length, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{file} has no readable safetensors header", _DOWNLOAD_AGAIN) from None
-    if any(span.offset + span.nbytes > size for span in spans.values()):
-        raise _truncated(file)
-    return spans
-
-
-def _span(file: Path, start: int, entry: dict[str, Any]) -> TensorSpan:
-    begin, end = entry["data_offsets"]
-    return TensorSpan(file, start + begin, end - begin, entry["dtype"], tuple(entry["shape"]))
-
-
-def _truncated(file: Path) -> UserError:
-    return UserError(f"{file} is truncated: its header names bytes past its end", _DOWNLOAD_AGAIN)
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Linear layers with weights of 4 bits: blocks of 32 along K share a scale.
+"""Quantizes linear layers to 4 bits: blocks of 32 along K share a scale.
 
 A tensor [N,K] becomes two parts: `.int4` uint8 [N,K/32,16], element 2i of a block in the low half
 of byte i, and `.scales` [N,K/32]. Element w is (q - 8) * scale, 0 <= q < 16. The scale maps the
@@ -6,7 +6,7 @@ block's largest value, with its sign, to -8, the end that has one step more (as 
 does). K is padded with zeros to whole blocks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
-from snapexport.exporter.checkpoint import TensorSpan, read_header
-from snapexport.exporter.tensor_file import NUMPY_DTYPE, blocks, header
+from snapexport.contract.safetensors import TensorSpan
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, WeightWriter, blocks
 from snapexport.graphs.markers import BLOCK_MATMUL, TRACE_DOMAIN
 
 BLOCK = 32
@@ -23,13 +23,13 @@ _PACKED, _SCALES = ".int4", ".scales"
 _IR_DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16}
 
 
-def is_part(name: str) -> bool:
-    """Whether it names a part of a quantized tensor."""
-    return name.endswith((_PACKED, _SCALES))
+def parts(name: str) -> tuple[str, str]:
+    """The names of a tensor's parts."""
+    return name + _PACKED, name + _SCALES
 
 
 def whole(part: str) -> str:
-    """The tensor that a part is made from."""
+    """The tensor that a part is made from; any other name stays."""
     return part.removesuffix(_PACKED).removesuffix(_SCALES)
 
 
@@ -43,11 +43,11 @@ def mark(model: ir.Model, sources: dict[str, str]) -> dict[str, str]:
         weight, transposed = transpose.inputs[0], transpose.outputs[0]
         assert weight is not None
         if weight.name in sources:
-            parts = _parts(model, weight)
+            made = _parts(model, weight)
             for product in list(transposed.consumers()):
-                _replace(model.graph, product, transposed, parts, weight)
+                _replace(model.graph, product, transposed, made, weight)
             model.graph.remove(transpose, safe=True)
-            sources = sources | {str(p.name): _part_of(sources, weight, p) for p in parts}
+            sources = sources | {str(p.name): _part_of(sources, weight, p) for p in made}
     return {name: source for name, source in sources.items() if _is_read(model, name)}
 
 
@@ -56,13 +56,13 @@ def _parts(model: ir.Model, weight: ir.Value) -> tuple[ir.Value, ir.Value]:
     assert weight.shape is not None and weight.dtype is not None
     rows, columns = weight.shape.numpy()
     count = -(-columns // BLOCK)
-    parts = (
+    made = (
         _initializer(weight, _PACKED, ir.DataType.UINT8, (rows, count, BLOCK // 2)),
         _initializer(weight, _SCALES, weight.dtype, (rows, count)),
     )
-    for part in parts:
+    for part in made:
         model.graph.initializers[str(part.name)] = part
-    return parts
+    return made
 
 
 def _initializer(
@@ -75,16 +75,16 @@ def _replace(
     graph: ir.Graph,
     product: ir.Node,
     transposed: ir.Value,
-    parts: tuple[ir.Value, ir.Value],
+    made: tuple[ir.Value, ir.Value],
     weight: ir.Value,
 ) -> None:
-    """x @ Transpose(W) -> BlockMatMul(x, parts), under the product's own output."""
+    """x @ Transpose(W) -> BlockMatMul(x, made), under the product's own output."""
     assert product.op_type == "MatMul" and product.inputs[1] is transposed, product
     assert weight.shape is not None
     rows, columns = weight.shape.numpy()
     marker = ir.node(
         BLOCK_MATMUL,
-        [product.inputs[0], *parts],
+        [product.inputs[0], *made],
         {"N": rows, "K": columns, "block_size": BLOCK},
         domain=TRACE_DOMAIN,
         num_outputs=1,
@@ -108,25 +108,22 @@ def _is_read(model: ir.Model, name: str) -> bool:
 
 
 def write(
-    spans: dict[str, TensorSpan], dtype: str, target: Path, progress: Callable[[int], None]
-) -> dict[str, TensorSpan]:
-    """Quantize tensors [N,K] into one file, with scales of `dtype`; where each part lies."""
-    parts: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, span in spans.items():
-        rows, columns = span.shape
-        count = -(-columns // BLOCK)
-        parts[name + _PACKED] = ("U8", (rows, count, BLOCK // 2))
-        parts[name + _SCALES] = (dtype, (rows, count))
-    with target.open("xb") as out:
-        out.write(header(parts))
-        for name, span in spans.items():
-            scales = []
-            for packed, block_scales in _quantized(name, span):
-                out.write(packed.tobytes())
-                progress(packed.nbytes)
-                scales.append(block_scales.astype(NUMPY_DTYPE[dtype]))
-            out.write(np.concatenate(scales).tobytes())
-    return read_header(target)
+    name: str, span: TensorSpan, dtype: str, directory: Path, progress: Progress
+) -> Iterator[WeightWriter]:
+    """Quantize a tensor [N,K] into two files, with scales of `dtype`."""
+    rows, columns = span.shape
+    count = -(-columns // BLOCK)
+    packed_name, scales_name = parts(name)
+    scales = []
+    shape = rows, count, BLOCK // 2
+    with WeightWriter(directory, packed_name, "U8", shape, progress) as packed_file:
+        for packed, block_scales in _quantized(name, span):
+            packed_file.write(packed.tobytes())
+            scales.append(block_scales.astype(NUMPY_DTYPE[dtype]))
+    yield packed_file
+    with WeightWriter(directory, scales_name, dtype, (rows, count), progress) as scales_file:
+        scales_file.write(np.concatenate(scales).tobytes())
+    yield scales_file
 
 
 def _quantized(

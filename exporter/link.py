@@ -8,8 +8,9 @@ from onnxscript import optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.architectures import architecture_of
-from snapexport.exporter.checkpoint import Checkpoint, TensorSpan
+from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.weights import WEIGHTS
 

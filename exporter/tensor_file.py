@@ -1,21 +1,21 @@
-"""Tensors as they lie in .safetensors files: read block by block, written behind a header.
+"""Reads tensors from .safetensors files block by block, and writes a file for each weight.
 
 Nothing here holds a whole tensor.
 """
 
-import json
-import struct
-from collections.abc import Iterator, Mapping
-from math import prod
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.targets import DType
-from snapexport.exporter.checkpoint import TensorSpan
+from snapexport.contract.copying import CLONE_BLOCK, copy_range
+from snapexport.contract.safetensors import SUFFIX, TensorSpan, header, read_header
 
-SAFETENSORS_DTYPE: dict[DType, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 NUMPY_DTYPE = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -25,19 +25,11 @@ NUMPY_DTYPE = {
 BLOCK = 1 << 24
 """Elements that are read at a time."""
 
-_HEADER_ALIGNMENT = 64
+_WORTH_CLONING = 1 << 16
+"""Bytes of a tensor that is written so that its blocks could be shared with the checkpoint."""
 
-
-def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """The head of a file that holds tensors of these (dtype, shape), in this order."""
-    entries: dict[str, object] = {}
-    end = 0
-    for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + prod(shape) * NUMPY_DTYPE[dtype].itemsize
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT)
-    return struct.pack("<Q", len(text)) + text
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were written."""
 
 
 def blocks(span: TensorSpan, multiple: int = 1) -> Iterator[NDArray[np.generic]]:
@@ -47,3 +39,72 @@ def blocks(span: TensorSpan, multiple: int = 1) -> Iterator[NDArray[np.generic]]
     step = max(1, BLOCK // multiple) * multiple
     for start in range(0, data.size, step):
         yield data[start : start + step]
+
+
+class WeightWriter:
+    """The file of one weight: a header and its bytes. A file that exists is never written to.
+
+    sha256: of the whole file, once it is closed; None where not all bytes passed through memory.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        progress: Progress,
+        data_at: tuple[int, int] = (64, 0),
+    ) -> None:
+        assert "/" not in name, name
+        self.name, self.file = name, directory / f"{name}{SUFFIX}"
+        self.sha256: str | None = None
+        self._progress, self._digest, self._hashes = progress, hashlib.sha256(), True
+        self._header = header({name: (dtype, shape)}, data_at)
+
+    def __enter__(self) -> Self:
+        self._out = self.file.open("xb")
+        self._digest.update(self._header)
+        self._out.write(self._header)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._out.close()
+        self.sha256 = self._digest.hexdigest() if self._hashes else None
+
+    def write(self, data: bytes) -> None:
+        """The next bytes of the tensor."""
+        self._out.write(data)
+        self._digest.update(data)
+        self._progress(len(data))
+
+    def copy(self, span: TensorSpan) -> None:
+        """All bytes of the tensor, from another file."""
+        self._out.flush()
+        with span.file.open("rb") as source:
+            self._hashes = copy_range(
+                source.fileno(),
+                span.offset,
+                span.offset + span.nbytes,
+                self._out.fileno(),
+                self._out.tell(),
+                self._progress,
+                self._digest.update,
+            )
+
+    @property
+    def span(self) -> TensorSpan:
+        """Where the tensor lies."""
+        return read_header(self.file)[self.name]
+
+
+def place_of(span: TensorSpan) -> tuple[int, int]:
+    """`data_at` for a copy: the same on every file system, so that the graphs are the same too."""
+    if span.nbytes < _WORTH_CLONING:
+        return 64, 0
+    return CLONE_BLOCK, span.offset % CLONE_BLOCK

@@ -1,77 +1,122 @@
-"""Put the checkpoint's bytes where the graphs can read them, without holding them in memory.
+"""Puts the checkpoint's weights where the graphs read them, one file each, never held in memory.
 
-A shard whose dtype serves is hard-linked, so that no byte is copied. Tensors of another dtype are
-converted, tensor by tensor, block by block, into one more .safetensors file. A file that exists is
-never written to: a hard link is the user's own checkpoint.
+A tensor whose dtype serves is copied, by reflink where the file system can. A tensor of another
+dtype is converted block by block. With `link`, the checkpoint's files are hard-linked instead of
+copied. A file that exists is never written to: a hard link is the user's own checkpoint.
 """
 
-import errno
 import os
-import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.contract.copying import clone_file, copy_file
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import sha256_of
+from snapexport.contract.manifest import WeightFile
+from snapexport.contract.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
 from snapexport.contract.targets import DType
-from snapexport.exporter import int4
-from snapexport.exporter.checkpoint import Checkpoint, TensorSpan, read_header
-from snapexport.exporter.tensor_file import NUMPY_DTYPE, SAFETENSORS_DTYPE, blocks, header
+from snapexport.exporter import hub, int4
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.tensor_file import (
+    NUMPY_DTYPE,
+    Progress,
+    WeightWriter,
+    blocks,
+    place_of,
+)
 
 WEIGHTS = "weights"
-CONVERTED = "converted.safetensors"
-QUANTIZED = "int4.safetensors"
-_FLOATS = tuple(SAFETENSORS_DTYPE.values())
-_NO_LINKS_HERE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
-
-Progress = Callable[[int], None]
-"""Called with the number of bytes that were written."""
+_FLOATS = tuple(DTYPES.values())
+_HASHED_BYTES = 1 << 30
+"""Weights beyond this are only hashed where that takes no further reading."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class PlacedWeights:
-    """Where each tensor lies now, and the files that hold them."""
+    """Where each tensor lies now, and the files that hold them.
 
-    tensors: dict[str, TensorSpan]
-    sources: dict[Path, Path]
-    """Each file in the build, and the checkpoint's file that it is, or itself where converted."""
+    hashes: of each file in the build, where it is known. linked: whether some are hard links.
+    """
+
+    tensors: dict[str, TensorSpan] = field(default_factory=dict)
+    hashes: dict[Path, str | None] = field(default_factory=dict)
+    linked: bool = False
+
+    def describe(self, directory: Path) -> list[WeightFile]:
+        """The manifest's entries, for a build in `directory`."""
+        cheap = sum(file.stat().st_size for file in self.hashes) <= _HASHED_BYTES
+        return [
+            WeightFile(
+                file=file.relative_to(directory).as_posix(),
+                size=file.stat().st_size,
+                header_sha256=header_sha256(file),
+                sha256=known or (sha256_of(file) if cheap else None),
+            )
+            for file, known in self.hashes.items()
+        ]
 
 
 def place(
-    checkpoint: Checkpoint, wanted: Iterable[str], dtype: DType, directory: Path, progress: Progress
+    checkpoint: Checkpoint,
+    wanted: Iterable[str],
+    dtype: DType,
+    directory: Path,
+    progress: Progress,
+    *,
+    link: bool = False,
 ) -> PlacedWeights:
     """Make `directory` hold every `wanted` tensor as `dtype`. Raises UserError.
 
     What `int4` calls a part of a tensor is made from that tensor.
     """
     directory.mkdir(parents=True)
-    names = set(wanted)
-    to_quantize = {int4.whole(name) for name in names if int4.is_part(name)}
-    plain = {name for name in names if not int4.is_part(name)}
-    stored = SAFETENSORS_DTYPE[dtype]
-    spans = {name: _readable(name, checkpoint.tensors[name]) for name in sorted(plain)}
-    # What is left of a checkpoint whose matrices are quantized is not worth its whole file.
-    fits = {n: s for n, s in spans.items() if s.dtype == stored and not to_quantize}
-    links = _link_all({span.file for span in fits.values()}, directory)
-    placed = {n: _moved(s, links[s.file]) for n, s in fits.items()}
-    if rest := {n: s for n, s in spans.items() if n not in fits}:
-        placed |= _convert(rest, stored, directory / CONVERTED, progress)
-    if to_quantize:
-        whole = {n: _readable(n, checkpoint.tensors[n]) for n in sorted(to_quantize)}
-        placed |= int4.write(whole, stored, directory / QUANTIZED, progress)
-    made = {span.file for span in placed.values()} - set(links.values())
-    sources = {target: source for source, target in links.items()}
-    return PlacedWeights(placed, sources | {file: file for file in sorted(made)})
+    names, stored, placed = set(wanted), DTYPES[dtype], PlacedWeights()
+    sources = {n: _readable(n, checkpoint.tensors[n]) for n in sorted(set(map(int4.whole, names)))}
+    if link:
+        _link(sources, stored, directory, placed)
+    for name, span in sources.items():
+        if name in placed.tensors:
+            continue
+        for writer in _written(name, span, names, stored, directory, progress):
+            placed.tensors[writer.name] = writer.span
+            placed.hashes[writer.file] = writer.sha256
+    return placed
 
 
-def link_again(source: Path, directory: Path) -> None:
-    """The placed files a second time: ONNX Runtime reads only below the graph's own folder."""
+def _written(
+    name: str, span: TensorSpan, wanted: set[str], stored: str, directory: Path, progress: Progress
+) -> Iterator[WeightWriter]:
+    """The files of one tensor of the checkpoint: of itself, of its 4-bit parts, or of both."""
+    if name in wanted:
+        at = place_of(span) if span.dtype == stored else (64, 0)
+        with WeightWriter(directory, name, stored, span.shape, progress, at) as writer:
+            if span.dtype == stored:
+                writer.copy(span)
+            else:
+                _convert(name, span, stored, writer)
+        yield writer
+    if not wanted.isdisjoint(int4.parts(name)):
+        yield from int4.write(name, span, stored, directory, progress)
+
+
+def place_again(source: Path, directory: Path, *, link: bool) -> bool:
+    """Give another build the weight files of `source`; whether they are hard links.
+
+    link: where the file system has no reflinks, link rather than copy.
+    """
     directory.mkdir(parents=True)
-    for file in source.iterdir():
-        _link(file, directory / file.name)
+    linked = False
+    for file in sorted(source.iterdir()):
+        if not link:
+            copy_file(file, directory / file.name)
+        elif not clone_file(file, directory / file.name):
+            os.link(file, directory / file.name)
+            linked = True
+    return linked
 
 
 def _readable(name: str, span: TensorSpan) -> TensorSpan:
@@ -83,43 +128,37 @@ def _readable(name: str, span: TensorSpan) -> TensorSpan:
     return span
 
 
-def _moved(span: TensorSpan, file: Path) -> TensorSpan:
-    return TensorSpan(file, span.offset, span.nbytes, span.dtype, span.shape)
-
-
-def _link_all(files: Iterable[Path], directory: Path) -> dict[Path, Path]:
-    """Link every file under a name of its own: resolved shards may share theirs."""
+def _link(
+    sources: dict[str, TensorSpan], stored: str, directory: Path, placed: PlacedWeights
+) -> None:
+    """Link each file that has tensors of the right dtype."""
+    fits = {name: span for name, span in sources.items() if span.dtype == stored}
     links: dict[Path, Path] = {}
-    taken = {CONVERTED, QUANTIZED}
-    for index, file in enumerate(sorted(files)):
+    for index, file in enumerate(sorted({span.file for span in fits.values()})):
         # A blob of the Hub's cache has a bare hash for its name; readers go by the suffix.
-        name = file.name if file.suffix == ".safetensors" else f"{file.name}.safetensors"
-        name = name if name not in taken else f"{index}-{name}"
-        taken.add(name)
-        _link(file, directory / name)
-        links[file] = directory / name
-    return links
+        name = file.name if file.suffix == SUFFIX else f"{file.name}{SUFFIX}"
+        taken = name.removesuffix(SUFFIX) in sources or directory / name in links.values()
+        links[file] = directory / (f"{index}-{name}" if taken else name)
+        _link_file(file, links[file])
+        placed.hashes[links[file]] = hub.recorded_sha256(file)
+    placed.tensors |= {name: replace(span, file=links[span.file]) for name, span in fits.items()}
+    placed.linked = bool(links)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS_HERE:
-            raise
-        shutil.copyfile(source, target)
+        raise UserError(
+            f"--link-weights cannot link {source}: {error.strerror}",
+            "write the build to the checkpoint's file system, or leave the flag out: the weights "
+            "are copied then",
+        ) from None
 
 
-def _convert(
-    spans: dict[str, TensorSpan], dtype: str, target: Path, progress: Progress
-) -> dict[str, TensorSpan]:
-    with target.open("xb") as out:
-        out.write(header({name: (dtype, span.shape) for name, span in spans.items()}))
-        for name, span in spans.items():
-            for block in blocks(span):
-                out.write(_cast(name, block, dtype).tobytes())
-                progress(block.size * NUMPY_DTYPE[dtype].itemsize)
-    return read_header(target)
+def _convert(name: str, span: TensorSpan, dtype: str, writer: WeightWriter) -> None:
+    for block in blocks(span):
+        writer.write(_cast(name, block, dtype).tobytes())
 
 
 def _cast(name: str, block: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:

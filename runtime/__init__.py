@@ -1,7 +1,13 @@
 """Runs a build: requests in, text out.
 
-    requests -> scheduler (who is next) -> engine (which numbers) -> sampling, text -> deltas
+    prompts      from what a caller passes to `Request`s; text.py and sampling.py are their way back
+    llm          `LLM`: generate, score, stream; who gets which delta
+    loop         one step: carries out the scheduler's `Schedule` on an executor
+    scheduler    which batch slots to decode, and which chunks to prefill
+    generation   one live request: its tokens, random numbers, text and end
+    executor     `Executor`: prefill, compress, decode, and the caches; made by open_executor
+    backend      `GraphBackend`: what runs the graphs; implemented by ort/ and trt/
 
-`llm.LLM` ties them together. Needs numpy, tokenizers and an engine's library, and never torch or
+requests.py has the nouns. Needs NumPy, tokenizers and a backend's library, never torch or
 transformers. Importing this package loads none of them.
 """

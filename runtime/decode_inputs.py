@@ -1,11 +1,16 @@
-"""What a decode step is told, written where a graph reads it."""
+"""Writes a decode step's inputs to the arrays that a decode graph reads."""
+
+import numpy as np
+from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
-from snapexport.runtime.executor import Integers, Temperatures
+
+Integers = NDArray[np.int64]
+Temperatures = NDArray[np.float32]
 
 _IDLE = {names.TEMPERATURE: 1}
-"""What the slots behind those in use take, where that isn't 0."""
+"""Values for the batch slots behind those in use, where they aren't 0."""
 
 
 def write_decode_inputs(
@@ -15,7 +20,7 @@ def write_decode_inputs(
     prompt_length: Integers,
     temperature: Temperatures | None = None,
 ) -> None:
-    """Each argument [n] to the first n slots of a graph's inputs; the others are idle."""
+    """Write each argument [n] to the first n batch slots; the others are idle."""
     given = {
         names.INPUT_IDS: input_ids[:, None],
         names.POSITION_IDS: position_ids[:, None],
@@ -23,6 +28,6 @@ def write_decode_inputs(
         names.TEMPERATURE: 1 if temperature is None else temperature,
     }
     for name, values in given.items():
-        if name in arrays:  # a graph may have no use for the prompt's length, or the temperature
+        if name in arrays:  # a graph may not use the prompt's length, or the temperature
             arrays[name][: len(input_ids)] = values
             arrays[name][len(input_ids) :] = _IDLE.get(name, 0)

@@ -1,28 +1,37 @@
-"""What a runtime needs of an engine: three verbs, and the limits within which they work.
+"""Runs a build's prefill, compress and decode graphs, and owns their caches.
 
-An engine owns its caches. The caller names slots and never sees a key or a value.
+The caches are decode's, with a row for each batch slot, and the prompt cache where prefill goes
+chunk by chunk. They are allocated once and written in place. Callers name batch slots and never see
+a key or a value. Knows no library, no request and no text.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.manifest import Manifest
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import BASELINE, GraphEntry, GraphName, Manifest
+from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
+from snapexport.runtime.bound_graph import BoundGraph, allocate
+from snapexport.runtime.decode_inputs import Integers, Temperatures, write_decode_inputs
+from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
 from snapexport.runtime.predictions import Prediction, Predictions
-
-Integers = NDArray[np.int64]
-Temperatures = NDArray[np.float32]
+from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
+from snapexport.runtime.prompt_cache import PromptCache
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can take. Tokens are fed at positions below `positions`.
+    """What an executor can take.
 
-    decode_batches: how many of the first slots a decode step can run, ascending; the last is
-    `batch`. A step of fewer costs as much as the next of these.
+    batch: batch slots. decode_batches: how many of the first batch slots a decode step can run,
+    ascending; the last is `batch`. A step of fewer costs as much as the next of these.
+    longest_prompt: tokens of a prompt. positions: tokens are fed at positions below it.
     """
 
     batch: int
@@ -49,16 +58,90 @@ class Limits:
         )
 
 
-class Executor(Protocol):
-    """Predictions lie in the engine's own buffers: read them before the next call.
+@dataclass(frozen=True, slots=True)
+class GraphSet:
+    """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
 
-    Temperatures, above 0, are for the top_tokens of builds that have them; the others ignore them.
+    decode: by the batch slots that each runs, ascending. compress: None where prefill does it, or
+    where nothing is compressed.
     """
 
+    prefill: GraphName
+    compress: GraphName | None
+    decode: dict[int, GraphName]
+    full_cache: bool
+
+    @classmethod
+    def of(cls, build: Build, *, baseline: bool) -> "GraphSet":
+        """baseline: the uncompressed graphs. Raises UserError where the build has none.
+
+        A build of the full cache is its own baseline.
+        """
+        manifest, compresses = build.manifest, build.manifest.geometry.compresses
+        if baseline and compresses and not build.has_baseline:
+            raise UserError(
+                f"{build.directory} has no baseline graphs", "build it again with --baseline"
+            )
+        prefix = BASELINE if baseline and build.has_baseline else ""
+        full_cache = baseline or not compresses
+        return cls(
+            prefill=f"{prefix}prefill",
+            compress=None if full_cache or manifest.single_shot else "compress",
+            decode=manifest.decode_graphs(prefix),
+            full_cache=full_cache,
+        )
+
     @property
-    def limits(self) -> Limits:
-        """What this engine can take."""
-        ...
+    def all(self) -> list[GraphName]:
+        """Every graph once."""
+        return [*self.decode.values(), self.prefill, *([self.compress] if self.compress else [])]
+
+
+class Executor:
+    """A loaded build. Made by `open_executor`.
+
+    Predictions lie in the executor's own buffers: they are valid until its next call. Every call
+    raises DeviceError after `close`, or if the device fails.
+
+    captured: whether a decode step is a single launch of a CUDA graph. prompt_cache: None where a
+    single shot needs none.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        graphs: GraphSet,
+        backend: GraphBackend,
+        prompt_cache: PromptCache | None = None,
+    ) -> None:
+        """prompt_cache: another executor's of the same model, on the same device.
+
+        The backend's memory is this executor's own from now on: `close` frees it.
+        """
+        self.limits = Limits.of(manifest, full_cache=graphs.full_cache)
+        self.backend = backend
+        self.prompt_cache = prompt_cache
+        self._manifest, self._graphs = manifest, graphs
+        self._memory = backend.memory
+        whole = allocate(self._memory, self._entry(graphs.decode[self.limits.batch]), {})
+        self._decodes = {
+            count: self._bind(name, _first(whole, count)) for count, name in graphs.decode.items()
+        }
+        self._rows = [_caches(whole, slot) for slot in range(self.limits.batch)]
+        self._kept: Buffers = {}
+        self._into_slot: FillSlot
+        self._prefill: Prefill | None = self._make_prefill(whole)
+        self._last_prefilled = 0
+        captured = [graph.capture() for graph in self._decodes.values()]
+        self.captured = all(captured)
+        if any(captured):  # each was run once
+            for slot in range(self.limits.batch):
+                self.clear(slot)
+
+    @property
+    def decode_buffers(self) -> dict[str, NDArray[Any]]:
+        """Inputs and outputs of decode after a step, those that the host can see: to be read."""
+        return dict(self._decodes[self.limits.batch].arrays)
 
     def prefill(
         self,
@@ -68,12 +151,15 @@ class Executor(Protocol):
         prompt_length: int,
         temperature: float = 1.0,
     ) -> Prediction:
-        """Run one chunk of a prompt, from position `past_length` on; what follows its last token.
+        """Run one chunk of a prompt, whose first token is at position `past_length`.
 
-        The chunk that ends at `prompt_length` also fills decode slot `slot`. The chunks of one
-        prompt follow each other, with decode steps but no other prompt between them.
+        The chunk that ends at `prompt_length` also fills batch slot `slot`. The chunks of one
+        prompt follow each other, with decode steps but no other prompt between them. The prediction
+        is of the token after the chunk. temperature, above 0: for builds with top tokens.
         """
-        ...
+        prefill = self._require_open()
+        self._last_prefilled = slot
+        return prefill.run(slot, token_ids, past_length, prompt_length, temperature)
 
     def decode(
         self,
@@ -82,29 +168,110 @@ class Executor(Protocol):
         prompt_length: Integers,
         temperature: Temperatures | None = None,
     ) -> Predictions:
-        """Run one token of each of the first n slots, each argument [n].
+        """Run one token of each of the first n batch slots; each argument is [n].
 
-        Idle slots take zeros, and their contents are lost: a prompt's last chunk rewrites them.
-        temperature: None for 1 in all slots; the idle ones take 1 too.
+        Idle batch slots take zeros, and their contents are lost: a prompt's last chunk rewrites
+        them. temperature, above 0: for builds with top tokens; None for 1 in all slots.
         """
-        ...
+        self._require_open()
+        count = len(input_ids)
+        graph = self._decodes[next(slots for slots in self._decodes if slots >= count)]
+        write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length, temperature)
+        graph.run()
+        return Predictions(graph, count)
 
     def move(self, source: int, target: int) -> None:
-        """Copy a slot's caches over another's. The source is idle from then on."""
-        ...
+        """Copy a batch slot's caches over another's. The source is idle from then on."""
+        self._require_open()
+        for over, row in zip(self._rows[target], self._rows[source], strict=True):
+            self._memory.copy(over, row)
+        if self._last_prefilled == source:
+            self._last_prefilled = target
 
     def clear(self, slot: int) -> None:
-        """Zero the caches that the slot's prompt filled, since it may have left NaN in them.
+        """Zero the caches that the batch slot's prompt filled, since it may have left NaN there.
 
-        They are the slot's own and, unless another prompt came since, that of prefill: masked
-        attention multiplies what lies there by zero, and 0 * NaN would reach every later prompt.
-        Other slots, a prompt half-way through prefill and the last predictions stay as they are.
+        Masked attention multiplies stale entries by 0, and 0 * NaN would reach later prompts. The
+        prompt cache is cleared too, unless another prompt came since. Other batch slots, a prompt
+        half-way through prefill and the last predictions stay as they are.
         """
-        ...
+        prefill = self._require_open()
+        for row in self._rows[slot]:
+            self._memory.zero(row)
+        if slot == self._last_prefilled:
+            prefill.clear()
+
+    def compress(self, slot: int, prompt_length: int) -> None:
+        """Fill a batch slot from the prompt cache once more: to measure the step by itself.
+
+        That is the compress step, or a copy where nothing is compressed.
+        """
+        self._require_open()
+        assert self.prompt_cache, "a single shot compresses inside its prefill"
+        self._into_slot.fill(slot, prompt_length)
 
     def topk_positions(self) -> list[Integers] | None:
-        """For each layer what the last prompt kept, [Hkv, K], -1 where unused.
+        """Return what the last prompt kept, int64 [Hkv,K] for each layer, -1 where unused.
 
         None where nothing is compressed.
         """
-        ...
+        if self._graphs.full_cache:
+            return None
+        self._require_open()
+        layers = range(self._manifest.geometry.num_layers)
+        return [self._kept_of(names.topk_positions(layer)) for layer in layers]
+
+    def close(self) -> None:
+        """Free the device's memory now. A second call does nothing."""
+        if self._prefill:
+            self._decodes.clear()
+            self._prefill = None
+            del self._into_slot
+            self.backend.close()
+
+    def _require_open(self) -> Prefill:
+        if self._prefill is None:
+            raise DeviceError("the executor was closed")
+        return self._prefill
+
+    def _kept_of(self, name: str) -> Integers:
+        if name not in self._kept:
+            return np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
+        positions: Integers = self._memory.read(self._kept[name])[0]
+        return positions
+
+    def _make_prefill(self, decode: Buffers) -> Prefill:
+        name, entry = self._graphs.prefill, self._entry(self._graphs.prefill)
+        if self._manifest.single_shot:
+            into_slot = self._fill_by_graph(name, {}, decode)
+            return SingleShot(into_slot)
+        cache = self.prompt_cache = self.prompt_cache or PromptCache(self._memory, entry)
+        graph = self._bind(name, allocate(self._memory, entry, cache.buffers))
+        if self._graphs.compress:
+            self._fill_by_graph(self._graphs.compress, graph.buffers, decode)
+        else:
+            self._into_slot = FillByCopy(self._memory, graph.buffers, decode)
+        return Chunked(graph, cache, self._into_slot)
+
+    def _fill_by_graph(self, name: GraphName, given: Buffers, decode: Buffers) -> FillByGraph:
+        """Also notes where the kept positions are after a prompt."""
+        batch, entry = self.limits.batch, self._entry(name)
+        into_slot = FillByGraph(self.backend, name, entry, given, decode, batch)
+        self._into_slot, self._kept = into_slot, into_slot.graph.buffers
+        return into_slot
+
+    def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
+        return BoundGraph(self.backend, name, self._entry(name), buffers)
+
+    def _entry(self, name: GraphName) -> GraphEntry:
+        return self._manifest.graphs[name]
+
+
+def _first(buffers: Buffers, slots: int) -> Buffers:
+    """The same memory, as the decode graph of fewer batch slots takes it."""
+    return {name: buffer.rows(0, slots) for name, buffer in buffers.items()}
+
+
+def _caches(buffers: Buffers, slot: int) -> list[Buffer]:
+    """A batch slot's rows of the caches among decode's buffers, each once."""
+    return [one.rows(slot, slot + 1) for name, one in buffers.items() if names.is_past(name)]

@@ -1,6 +1,6 @@
-"""One request while it lives: its tokens so far, its own random numbers, its text, and its end.
+"""Holds one live request: its tokens so far, its own random numbers, its text, and its end.
 
-Sees predictions and nothing of where they come from: no engine, no slot, no neighbour.
+Knows predictions, but no executor, no batch slot and no neighbour.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ from snapexport.runtime.requests import (
 )
 from snapexport.runtime.sampling import (
     can_sample,
-    engine_temperature,
     generator,
+    graph_temperature,
     logprobs,
     sample,
     score,
@@ -39,7 +39,7 @@ class Generation:
         self._continuation = deque(request.continuation)
         self._samples = request.params is not None
         self._params = request.params or SamplingParams()
-        self.temperature = engine_temperature(self._params)
+        self.temperature = graph_temperature(self._params)
         self._limits = limits
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
@@ -48,20 +48,25 @@ class Generation:
 
     @property
     def position(self) -> int:
-        """Where the last token stands, counted from the beginning of the prompt."""
+        """The last token's position, counted from the beginning of the prompt."""
         return self._known + self._count - 1
 
     def advance(self, prediction: Prediction) -> OutputDelta:
-        """Choose the next token; the end, "error", where the logits allow no choice."""
+        """Choose the next token. Logits that are not finite end the request with "error"."""
         if not can_sample(prediction):
             return OutputDelta(self._request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
         self.last_token = sample(prediction, self._params, self._rng)
         self._count += 1
-        text, reason = self._read(self.last_token)
-        token_ids, told = (self.last_token,), self._logprobs(prediction)
-        return OutputDelta(self._request_id, text, token_ids, reason, logprobs=told)
+        text, reason = self._end(self.last_token)
+        return OutputDelta(
+            self._request_id,
+            text,
+            (self.last_token,),
+            reason,
+            logprobs=self._logprobs(prediction),
+        )
 
     def _logprobs(self, prediction: Prediction) -> tuple[TokenLogprobs, ...]:
         if self._params.logprobs is None:
@@ -69,14 +74,15 @@ class Generation:
         return (logprobs(prediction.logits, self.last_token, self._params.logprobs),)
 
     def _follow(self, prediction: Prediction) -> OutputDelta:
-        """Take the continuation's next token, whatever the logits say, and score it."""
+        """Take the continuation's next token, whatever the logits are, and score it."""
         self.last_token = self._continuation.popleft()
         self._known += 1
         ends = not self._continuation and not self._samples
         scored = score(prediction.logits, self.last_token)
         return OutputDelta(self._request_id, "", (), "length" if ends else None, scored)
 
-    def _read(self, token: int) -> tuple[str, FinishReason | None]:
+    def _end(self, token: int) -> tuple[str, FinishReason | None]:
+        """The text that a token adds, and the finish reason if the token is the last."""
         if token in self._limits.eos_token_id and not self._params.ignore_eos:
             return self._text.finish(), "stop"
         text = self._text.push(token)

@@ -1,16 +1,18 @@
-"""The front door: `LLM(build_dir).generate(prompts, params)`, in vLLM's manner.
+"""Offers a loaded build as `LLM(build).generate(prompts, params)`, in vLLM's manner.
 
-Responsible for who gets which delta. What happens in a step is `loop`'s, what is a valid prompt
-`prompts`'s. Not thread-safe.
+Hands each caller its requests' deltas. Knows neither a step's work (loop.py) nor what a valid
+prompt is (prompts.py). Not thread-safe.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Never, NoReturn
 
 from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
 from snapexport.runtime import prompts as prompts_module
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.loop import Loop
@@ -18,9 +20,12 @@ from snapexport.runtime.open_executor import BackendName, open_executor
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
 from snapexport.runtime.requests import Completion, OutputDelta, Request, SamplingParams, Score
 
+_RENAMED = {"runner": "backend", "token_budget": "max_num_batched_tokens"}
+"""Keyword arguments of former versions, and their names now."""
+
 
 class LLM:
-    """A build, loaded. Requests of `generate`, `stream` and `submit` share its slots."""
+    """A loaded build. Requests of `generate`, `stream` and `submit` share its batch slots."""
 
     def __init__(
         self,
@@ -29,35 +34,47 @@ class LLM:
         baseline: bool = False,
         threads: int | None = None,
         prepack: bool = False,
-        token_budget: int | None = None,
+        max_num_batched_tokens: int | None = None,
         backend: BackendName | None = None,
+        **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
 
-        backend: None takes TensorRT where the build has engines, else ONNX Runtime.
-        baseline: run its uncompressed graphs. prepack: a second copy of the weights, laid out for
-        faster decoding of up to 7 slots or more than 32. token_budget: tokens of one step, prefill
-        and decode.
+        baseline: run the uncompressed graphs. threads: the CPU's; None for one a core. prepack: a
+        second copy of the weights, laid out for faster decoding of up to 7 batch slots or more than
+        32. max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk
+        and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
+        Runtime on the CPU.
         """
+        for name in unknown:
+            _refuse(name)
         build = Build.open(build_dir)
         executor = open_executor(
             build, backend=backend, baseline=baseline, threads=threads, prepack=prepack
         )
-        self._set_up(executor, load_tokenizer(build.directory), token_budget)
+        self._set_up(executor, load_tokenizer(build.directory), max_num_batched_tokens)
 
     @classmethod
     def from_executor(
-        cls, executor: Executor, tokenizer: Tokenizer | None = None, token_budget: int | None = None
+        cls,
+        executor: Executor,
+        tokenizer: Tokenizer | None = None,
+        max_num_batched_tokens: int | None = None,
+        **unknown: Never,
     ) -> "LLM":
-        """An LLM on an executor of the caller's own."""
+        """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text."""
+        for name in unknown:
+            _refuse(name)
         llm = cls.__new__(cls)
-        llm._set_up(executor, tokenizer, token_budget)
+        llm._set_up(executor, tokenizer, max_num_batched_tokens)
         return llm
 
-    def _set_up(self, executor: Executor, tokenizer: Tokenizer | None, budget: int | None) -> None:
+    def _set_up(
+        self, executor: Executor, tokenizer: Tokenizer | None, max_num_batched_tokens: int | None
+    ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
-        self._loop = Loop(executor, tokenizer, budget)
+        self._loop = Loop(executor, tokenizer, max_num_batched_tokens)
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -69,9 +86,10 @@ class LLM:
     ) -> list[Completion]:
         """Complete every prompt: a text, token ids, or a list of either. The order is kept.
 
-        continuations: for each prompt what follows it, and what the completion goes on from. It is
-        fed through decode, so that the vote over the prompt knows nothing of it: a question that
-        comes later.
+        continuations: for each prompt, text or token ids between it and the completion. They are
+        fed through decode after the prompt was compressed, so that the vote can't consider them: as
+        when a question arrives after its document. Raises UserError for bad input, before anything
+        is queued, and the executor's exception if it fails.
         """
         requests = self._read(prompts, params, continuations)
         return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
@@ -79,9 +97,9 @@ class LLM:
     def score(
         self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
     ) -> list[Score]:
-        """How likely each prompt's continuation is, token by token, through the compressed cache.
+        """Return the log probabilities of each prompt's continuation, under the compressed cache.
 
-        The first token's probability comes from prefill, which attends to everything.
+        The first token's comes from prefill, which attends to everything. Raises like `generate`.
         """
         limits = self.executor.limits
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
@@ -92,19 +110,20 @@ class LLM:
         return self._follow(self._read([prompt], params))
 
     def read(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """Check one prompt, for a later `submit`. Any thread may: nothing is queued or changed."""
+        """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
         (request,) = self._read([prompt], params)
         return request
 
     def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
-        """Queue one prompt for `step`; returns the id that its deltas carry."""
+        """Queue one prompt for `step`; return the id that its deltas carry."""
         request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
         return self._loop.submit(request)
 
     def step(self) -> list[OutputDelta]:
-        """Advance everything by one step; what the submitted requests gained since the last.
+        """Advance all requests by one step; return the new deltas of submitted requests.
 
-        An exception of the engine is not raised: it is on the deltas of those that it ended.
+        An exception of the executor is not raised: it is on the last deltas of the requests that it
+        ended.
         """
         self._step()
         deltas = list(self._outbox)
@@ -112,7 +131,7 @@ class LLM:
         return deltas
 
     def cancel(self, request_id: int) -> None:
-        """End a request and free its slot; its last delta says "cancelled".
+        """End a request and free its batch slot; its last delta's finish_reason is "cancelled".
 
         Nothing happens if it has ended.
         """
@@ -121,18 +140,23 @@ class LLM:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything left to do or to tell."""
+        """Whether a request is live, or `step` has deltas to return."""
         return self._loop.busy or bool(self._outbox)
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Requests that have no slot yet."""
+        """Requests that have no batch slot yet."""
         return self._loop.waiting
 
     @property
     def slots_used(self) -> int:
-        """Slots in use, of `executor.limits.batch`."""
+        """Batch slots in use, of `max_num_seqs`."""
         return self._loop.slots_used
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that can run at once: the batch slots of the build's graphs."""
+        return self.executor.limits.batch
 
     def _read(
         self,
@@ -144,14 +168,14 @@ class LLM:
         return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
 
     def _run(self, requests: Sequence[Request]) -> list[list[OutputDelta]]:
-        """All the deltas of each request, in the order of the requests."""
+        """All deltas of each request, in the order of the requests."""
         parts: dict[int, list[OutputDelta]] = defaultdict(list)
         for delta in self._follow(requests):
             parts[delta.request_id].append(delta)
         return [parts[request_id] for request_id in sorted(parts)]
 
     def _follow(self, requests: Sequence[Request]) -> Iterator[OutputDelta]:
-        """Submit, step and hand out until the requests end, or the caller leaves."""
+        """Submit, step and yield deltas until the requests end, or the caller leaves."""
         box: deque[OutputDelta] = deque()
         live: set[int] = set()
         try:
@@ -179,6 +203,12 @@ class LLM:
 
     def _deliver(self, delta: OutputDelta) -> None:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
+
+
+def _refuse(keyword: str) -> NoReturn:
+    if new := _RENAMED.get(keyword):
+        raise UserError(f"LLM no longer takes {keyword}", f"pass it as {new}")
+    raise TypeError(f"LLM has no keyword argument '{keyword}'")
 
 
 def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:

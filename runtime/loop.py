@@ -1,4 +1,4 @@
-"""Continuous batching: carries out the scheduler's plans on an engine.
+"""Runs continuous batching: carries out the scheduler's steps on an executor.
 
 Knows neither prompts as text nor callers. Not thread-safe: one thread steps, submits and cancels.
 """
@@ -17,24 +17,29 @@ from snapexport.runtime.generation import Generation
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.runtime.sampling import can_sample
-from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
+from snapexport.runtime.scheduler import Chunk, Schedule, Scheduler
 
 
 class Loop:
-    """Requests on one engine. A request is live from `submit` to its last delta."""
+    """Requests on one executor. A request is live from `submit` to its last delta."""
 
-    def __init__(self, engine: Executor, tokenizer: Tokenizer | None, budget: int | None) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        max_num_batched_tokens: int | None,
+    ) -> None:
+        self._executor = executor
         self._tokenizer = tokenizer
-        self._limits = engine.limits
+        limits = self._limits = executor.limits
         self._scheduler = Scheduler(
-            self._limits.batch, self._limits.prefill_chunk, budget, self._limits.decode_batches
+            limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
         self._live: dict[int, Generation] = {}
         self._ids = count()
 
     def submit(self, request: Request) -> int:
-        """Queue a request; the returned id is on its deltas."""
+        """Queue a request; its deltas carry the returned id."""
         request_id = next(self._ids)
         self._live[request_id] = Generation(request_id, request, self._limits, self._tokenizer)
         self._scheduler.add(request_id, len(request.prompt_token_ids))
@@ -48,15 +53,15 @@ class Loop:
         return OutputDelta(request_id, "", (), "cancelled")
 
     def step(self) -> list[OutputDelta]:
-        """Decode every running request once, and prefill as far as the budget goes.
+        """Decode every running request once, and prefill the scheduled chunks.
 
-        A request whose logits are no numbers ends with "error", and its neighbours go on. An
-        exception of the engine ends those that it was working for, and is on their deltas: the
-        plan counts as done, so that what a failed call left out must not be built upon.
+        A request whose logits are not finite ends with "error"; its neighbours go on. An exception
+        of the executor is on the last deltas of the requests in that call, which end: the schedule
+        counts as done, and nothing can go on from work that failed.
         """
-        plan = self._scheduler.schedule()
-        deltas = self._decode(plan)
-        for chunk in plan.prefill:
+        schedule = self._scheduler.schedule()
+        deltas = self._decode(schedule)
+        for chunk in schedule.prefill:
             deltas += self._prefill(chunk)
         return deltas
 
@@ -67,28 +72,30 @@ class Loop:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Live requests without a slot."""
+        """Live requests without a batch slot."""
         return self._scheduler.waiting
 
     @property
     def slots_used(self) -> int:
-        """Slots that a live request holds."""
+        """Batch slots held by live requests."""
         return self._scheduler.slots_used
 
-    def _decode(self, plan: Plan) -> list[OutputDelta]:
-        slots = plan.decode
+    def _decode(self, schedule: Schedule) -> list[OutputDelta]:
+        slots = schedule.decode
         if not slots:
             return []
         try:
-            for source, target in plan.moves:
-                self._engine.move(source, target)
-            said = self._engine.decode(*self._inputs(slots))
+            for source, target in schedule.moves:
+                self._executor.move(source, target)
+            predictions = self._executor.decode(*self._inputs(slots))
         except Exception as error:
             return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
-        return [self._sample(request_id, slot, said[slot]) for request_id, slot in slots.items()]
+        return [
+            self._sample(request_id, slot, predictions[slot]) for request_id, slot in slots.items()
+        ]
 
     def _inputs(self, slots: Mapping[int, int]) -> tuple[NDArray[Any], ...]:
-        """Token, position, prompt length and temperature of each slot up to the last in use."""
+        """Token, position, prompt length and temperature of each slot, up to the last in use."""
         inputs = np.zeros((3, max(slots.values()) + 1), np.int64)
         temperatures = np.ones(inputs.shape[1], np.float32)
         for request_id, slot in slots.items():
@@ -103,32 +110,32 @@ class Loop:
         live = self._live[chunk.request_id]
         prompt, tokens = live.prompt_token_ids, live.prompt_token_ids[chunk.start : chunk.end]
         try:
-            said = self._engine.prefill(
+            prediction = self._executor.prefill(
                 chunk.slot, tokens, chunk.start, len(prompt), live.temperature
             )
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]
-        # A broken chunk ends its request at once: cancelled later, it would leave its NaN behind.
-        if chunk.is_last or not can_sample(said):
-            return [self._sample(chunk.request_id, chunk.slot, said)]
+        # A broken chunk ends its request now: a later cancel would leave its NaN behind.
+        if chunk.is_last or not can_sample(prediction):
+            return [self._sample(chunk.request_id, chunk.slot, prediction)]
         return []
 
-    def _sample(self, request_id: int, slot: int, said: Prediction) -> OutputDelta:
+    def _sample(self, request_id: int, slot: int, prediction: Prediction) -> OutputDelta:
         try:
-            delta = self._live[request_id].advance(said)
-        except Exception as error:  # of the engine: logits may have to be fetched
+            delta = self._live[request_id].advance(prediction)
+        except Exception as error:  # of the executor: logits may have to be fetched
             return self._fail(request_id, slot, error)
         if delta.finish_reason:
             self._forget(request_id)
         if delta.finish_reason == "error":
-            self._engine.clear(slot)
+            self._executor.clear(slot)
         return delta
 
     def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:
-        """End a request for an exception of the engine, whose caches may hold anything now."""
+        """End a request for an exception of the executor; its caches may hold anything now."""
         self._forget(request_id)
-        with suppress(Exception):  # an engine that is broken for good can't clear either
-            self._engine.clear(slot)
+        with suppress(Exception):  # a broken executor may be unable to clear
+            self._executor.clear(slot)
         return OutputDelta(request_id, "", (), "error", exception=error)
 
     def _forget(self, request_id: int) -> None:

@@ -1,15 +1,16 @@
-"""What a build's caches weigh, from its manifest alone: nothing is loaded."""
+"""Computes the bytes of a build's caches from its manifest. Loads nothing."""
 
 from dataclasses import dataclass
 
 from snapexport.contract import names
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.manifest import GraphName, Manifest, TensorSpec
-from snapexport.contract.tensors import full_cache_bytes, tensor_bytes
+from snapexport.contract.tensors import full_cache_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBytes:
-    """decode: all slots as built. full: the same slots uncompressed. prefill: the prompt's own."""
+    """Bytes. decode: all batch slots. full: the same, uncompressed. prefill: the prompt cache."""
 
     decode: int
     full: int
@@ -17,7 +18,7 @@ class CacheBytes:
 
 
 def cache_bytes(manifest: Manifest) -> CacheBytes:
-    """Bytes of the caches that stay allocated while the build runs."""
+    """Return the bytes of the caches that stay allocated while the build runs."""
     caches = _caches(manifest, "decode")
     return CacheBytes(
         decode=sum(map(tensor_bytes, caches)),

@@ -1,11 +1,12 @@
-"""Which library runs a build: ONNX Runtime on the CPU or on a GPU, or TensorRT on a GPU."""
+"""Opens a build with a backend: ONNX Runtime on the CPU or on a GPU, or TensorRT on a GPU."""
 
 from typing import Literal, get_args
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.runtime.cuda_device import DeviceError
-from snapexport.runtime.executor import Executor
+from snapexport.runtime.backend import DeviceError, GraphBackend
+from snapexport.runtime.executor import Executor, GraphSet
+from snapexport.runtime.prompt_cache import PromptCache
 
 BackendName = Literal["onnxruntime", "onnxruntime-cuda", "tensorrt"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
@@ -20,29 +21,29 @@ def open_executor(
     baseline: bool = False,
     threads: int | None = None,
     prepack: bool = False,
+    prompt_cache: PromptCache | None = None,
 ) -> Executor:
     """Load a build. Raises UserError.
 
-    backend: None takes TensorRT where the build has engines, since they were made to be run, and
-    ONNX Runtime where it has none: it runs every target's graphs. A build whose engines can't run
-    here (another GPU, another version, no driver) is refused and not run on the CPU in silence,
-    which could take a hundred times as long; the CPU has to be asked for. ONNX Runtime's CUDA
-    provider is taken where it is asked for. threads and prepack are the CPU's.
+    backend: None takes TensorRT where the build has engines, and ONNX Runtime on the CPU elsewhere.
+    A build whose engines can't run here (another GPU, another version, no driver) is refused: the
+    CPU may take a hundred times as long, and is used only if it is named.
+    baseline: run the uncompressed graphs. threads, prepack (a second copy of the weights, for
+    faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
+    same model on the same backend, so that both prefill a common prompt once.
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
     chosen = backend or default_backend(build)
     if chosen == "onnxruntime":
-        from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-
-        return OnnxRuntimeEngine(build, baseline, threads, prepack)
+        return _onnxruntime(build, baseline, threads, prepack, prompt_cache)
     if threads is not None or prepack:
         raise UserError(
             f"threads and prepacked weights are the CPU's, and {_SPELLED[chosen]} runs this build",
             "leave them out, or choose --backend onnxruntime",
         )
     try:
-        return _on_gpu(build, baseline, chosen)
+        return _on_gpu(build, baseline, chosen, prompt_cache)
     except UserError as refusal:
         if backend is not None:
             raise
@@ -50,9 +51,32 @@ def open_executor(
         raise UserError(refusal.message, way_out) from refusal
 
 
-def _on_gpu(build: Build, baseline: bool, backend: BackendName) -> Executor:
+def default_backend(build: Build) -> BackendName:
+    """Return the backend of a build for which the caller names none."""
+    return "tensorrt" if build.manifest.engines else "onnxruntime"
+
+
+def _onnxruntime(
+    build: Build,
+    baseline: bool,
+    threads: int | None,
+    prepack: bool,
+    prompt_cache: PromptCache | None,
+) -> Executor:
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
+    graphs = GraphSet.of(build, baseline=baseline)
+    backend = OnnxRuntimeBackend(build, graphs, threads=threads, prepack=prepack)
+    return Executor(build.manifest, graphs, backend, prompt_cache)
+
+
+def _on_gpu(
+    build: Build, baseline: bool, backend: BackendName, prompt_cache: PromptCache | None
+) -> Executor:
+    graphs = GraphSet.of(build, baseline=baseline)
     try:
-        return (_tensorrt if backend == "tensorrt" else _cuda)(build, baseline)
+        make = _tensorrt if backend == "tensorrt" else _cuda
+        return Executor(build.manifest, graphs, make(build, graphs), prompt_cache)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed while the build was loaded: {error}",
@@ -60,22 +84,17 @@ def _on_gpu(build: Build, baseline: bool, backend: BackendName) -> Executor:
         ) from error
 
 
-def _tensorrt(build: Build, baseline: bool) -> Executor:
-    from snapexport.runtime.tensorrt_engine import TrtEngine
+def _tensorrt(build: Build, graphs: GraphSet) -> GraphBackend:
+    from snapexport.runtime.trt.backend import TensorRtBackend
 
-    return TrtEngine(build, baseline)
-
-
-def _cuda(build: Build, baseline: bool) -> Executor:
-    from snapexport.runtime.onnxruntime_gpu import Gpu
-
-    # First: without any ONNX Runtime the engine's import names the CPU's, which is the wrong one.
-    device = Gpu()
-    from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-
-    return OnnxRuntimeEngine(build, baseline, device=device)
+    return TensorRtBackend(build, graphs)
 
 
-def default_backend(build: Build) -> BackendName:
-    """What runs a build that nobody chose a backend for."""
-    return "tensorrt" if build.manifest.engines else "onnxruntime"
+def _cuda(build: Build, graphs: GraphSet) -> GraphBackend:
+    from snapexport.runtime.ort.cuda import Cuda
+
+    # First: without any ONNX Runtime the backend's import names the CPU's, which is the wrong one.
+    device = Cuda()
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(build, graphs, device)

@@ -1,6 +1,6 @@
-"""What a graph says of the next tokens: logits, and the likeliest tokens where the build has them.
+"""Gives access to a run's logits and top tokens, and fetches from a GPU only what is read.
 
-Knows no request: how a token is chosen is sampling's.
+Knows no request: sampling.py chooses tokens.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The N likeliest tokens, by descending logit; ties with the lower token first.
+    """The N likeliest tokens, by descending logit; of equal logits the lower token comes first.
 
-    tokens: int64 [N]. logits: float32 [N]. log_normalizer: logsumexp(logits / temperature) over the
-    whole vocabulary; finite exactly if a token can be chosen.
+    tokens: int64 [N]. logits: float32 [N]. log_normalizer = logsumexp(logits / temperature) over
+    the whole vocabulary. It is finite exactly if a token can be chosen.
     """
 
     tokens: NDArray[np.int64]
@@ -30,24 +30,24 @@ class TopTokens:
 
 
 class Prediction:
-    """Of one request's next token. top_tokens: None where the build has none.
+    """The logits and top tokens of one request's next token, in the executor's own buffers.
 
-    All of it lies in the engine's own buffers.
+    top_tokens: None if the build has none.
     """
 
     def __init__(self, fetch: Callable[[], Logits], top_tokens: TopTokens | None = None) -> None:
-        """fetch: gives the logits [V]."""
+        """fetch: returns the logits, float32 [V]."""
         self._fetch = fetch
         self.top_tokens = top_tokens
 
     @cached_property
     def logits(self) -> Logits:
-        """[V]. On a GPU with top_tokens they are copied to the host at the first look."""
+        """float32 [V]. On a GPU with top tokens they are copied to the host when first read."""
         return self._fetch()
 
 
 class Predictions:
-    """Of the first `count` rows of a graph's latest run: by slot, or the logits of all."""
+    """The first `count` rows of a graph's latest run, by batch slot, or all logits at once."""
 
     def __init__(self, graph: BoundGraph, count: int) -> None:
         self._graph = graph
@@ -59,7 +59,7 @@ class Predictions:
 
     @property
     def logits(self) -> Logits:
-        """[count, V]."""
+        """float32 [count, V]."""
         logits: Logits = self._graph.rows(names.LOGITS, 0, self._count)
         return logits
 

@@ -1,36 +1,27 @@
-"""The ways from a prompt to a slot's row of decode's caches: at once, or chunk by chunk.
+"""Takes a prompt into a batch slot's caches: in a single shot, or chunk by chunk.
 
-    at once            one run takes the whole prompt into the row
-    chunk by chunk     prefill fills one full-length cache, then a hand-over fills the row
-Both are the same for every engine, which brings the graphs and the hand-over. None knows a request.
+    single shot        one run takes the whole padded prompt into the batch slot
+    chunk by chunk     runs fill the prompt cache; the last one is followed by a `FillSlot`
+
+Knows no request.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import BoundGraph, HostArrays
+from snapexport.runtime.fill_slot import FillByGraph, FillSlot
 from snapexport.runtime.predictions import Prediction, Predictions
-from snapexport.runtime.prompt_cache import CachedTokens
-
-
-class HandOver(Protocol):
-    """From a prompt to a slot."""
-
-    def fill(self, slot: int, prompt_length: int) -> None:
-        """Rewrite the slot, so that nothing of its former prompt can be attended to."""
-        ...
+from snapexport.runtime.prompt_cache import PromptCache
 
 
 class SingleShot:
-    """The whole padded prompt in one run, which the hand-over itself is."""
+    """Takes the whole padded prompt in one run, which writes the batch slot."""
 
-    def __init__(self, bound: BoundGraph, hand_over: HandOver) -> None:
-        """bound: what the hand-over runs, for any slot."""
-        self._bound = bound
-        self._hand_over = hand_over
+    def __init__(self, into_slot: FillByGraph) -> None:
+        self._into_slot = into_slot
 
     def run(
         self,
@@ -40,24 +31,24 @@ class SingleShot:
         prompt_length: int,
         temperature: float,
     ) -> Prediction:
-        """What follows the prompt; the slot is filled."""
+        """Fill the batch slot; the prediction is of the token after the prompt."""
         assert past_length == 0 and len(token_ids) == prompt_length
-        _write(self._bound.arrays, token_ids, temperature)
-        self._hand_over.fill(slot, prompt_length)
-        return Predictions(self._bound, 1)[0]
+        _write(self._into_slot.graph.arrays, token_ids, temperature)
+        self._into_slot.fill(slot, prompt_length)
+        return Predictions(self._into_slot.graph, 1)[0]
 
     def clear(self) -> None:
-        """Nothing: there is no cache but the slot."""
+        """Do nothing: there is no cache but the batch slot's."""
 
 
 class Chunked:
-    """A chunk at a time into the full-length cache, which the hand-over reads at the end."""
+    """Takes a chunk at a time into the prompt cache, which fills the batch slot at the end."""
 
-    def __init__(self, bound: BoundGraph, cache: CachedTokens, hand_over: HandOver) -> None:
-        self._bound = bound
+    def __init__(self, graph: BoundGraph, cache: PromptCache, into_slot: FillSlot) -> None:
+        self._graph = graph
         self._cache = cache
-        self._hand_over = hand_over
-        self._no_logits = np.zeros_like(bound.arrays[names.LOGITS][0])
+        self._into_slot = into_slot
+        self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
 
     def run(
         self,
@@ -67,26 +58,30 @@ class Chunked:
         prompt_length: int,
         temperature: float,
     ) -> Prediction:
-        """What follows the chunk; the prompt's last chunk fills the slot.
+        """Run the tokens from position `past_length` on; the last chunk fills the batch slot.
 
-        A chunk that is in the cache already gives zeros: nobody reads logits amid a prompt.
+        The prediction is of the token after the chunk. A chunk that is in the cache already gives
+        zeros: nobody reads logits amid a prompt.
         """
         is_last = past_length + len(token_ids) == prompt_length
         if not is_last and self._cache.holds(token_ids, past_length):
             return Prediction(lambda: self._no_logits)
-        arrays = self._bound.arrays
+        arrays = self._graph.arrays
         _write(arrays, token_ids, temperature)
         arrays[names.PAST_LENGTH][:] = past_length
         arrays[names.CHUNK_LENGTH][:] = len(token_ids)
-        self._bound.run()
+        self._graph.run()
         self._cache.wrote(token_ids, past_length)
         if is_last:
-            self._hand_over.fill(slot, prompt_length)
-        return Predictions(self._bound, 1)[0]
+            self._into_slot.fill(slot, prompt_length)
+        return Predictions(self._graph, 1)[0]
 
     def clear(self) -> None:
-        """Leave nothing of the prompt."""
+        """Clear the prompt cache."""
         self._cache.clear()
+
+
+Prefill = SingleShot | Chunked
 
 
 def _write(arrays: HostArrays, token_ids: Sequence[int], temperature: float) -> None:

@@ -1,6 +1,6 @@
-"""Reads what a caller passes as prompts and parameters into requests.
+"""Turns prompts and parameters as callers pass them into checked requests.
 
-Everything is checked here, before anything is queued. Knows no scheduler and runs nothing.
+All checks happen here, before anything is queued. Knows no scheduler and no executor.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +22,11 @@ Continuations = Prompt | Sequence[Prompt] | None
 
 BYTES_PER_TOKEN = 16
 LEAST_BYTES = 1 << 16
-"""A text of more bytes than the longest prompt of such tokens is too long to be tokenized."""
+"""Texts over max(LEAST_BYTES, longest prompt * BYTES_PER_TOKEN) bytes are refused untokenized."""
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
-    """The build's tokenizer, if it has one. It never cuts or pads a prompt."""
+    """Return the build's tokenizer, if it has one, with truncation and padding off."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
@@ -46,7 +46,7 @@ def read(
     limits: Limits,
     continuations: Continuations = None,
 ) -> list[Request]:
-    """One request for each prompt, in order. Raises UserError."""
+    """Return one request for each prompt, in order. Raises UserError."""
     each = _one_or_many(prompts)
     how = [_usable(one, tokenizer) for one in _params_for_each(params, len(each))]
     requests = [
@@ -59,9 +59,9 @@ def read(
 
 
 def require_readable(prompt: Prompt, limits: Limits) -> None:
-    """Refuse a text that is far too long before a tokenizer spends seconds and gigabytes on it.
+    """Raise UserError for a text that is far too long, without tokenizing it.
 
-    For servers, which can't choose what they are sent. Raises UserError.
+    For servers: a tokenizer would spend seconds and gigabytes on whatever a client sends.
     """
     most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
     if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
@@ -77,7 +77,7 @@ def read_scored(
     tokenizer: Tokenizer | None,
     limits: Limits,
 ) -> list[Request]:
-    """The same for continuations that are scored, with nothing sampled after them."""
+    """Return requests whose continuations are scored, with nothing sampled. Raises UserError."""
     requests = read(prompts, None, tokenizer, limits, continuations)
     return [replace(request, params=None) for request in requests]
 
@@ -102,7 +102,7 @@ def _with_continuations(
 def _continuation(
     request: Request, text: Prompt, tokenizer: Tokenizer | None, limits: Limits
 ) -> tuple[int, ...]:
-    """Its tokens, without those that a tokenizer puts before a text."""
+    """The continuation's tokens, without those that a tokenizer puts before a text."""
     ids = _encode(text, tokenizer, False) if isinstance(text, str) else list(_iterable(text))
     if not ids:
         raise UserError("a continuation is empty", "give it one token or more")
@@ -166,7 +166,7 @@ def _encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> li
         raise UserError(f"a prompt is not valid text: {error}", "pass valid Unicode") from None
     if not text:
         return []  # it could become a lone BOS
-    # `encode` holds the interpreter's lock, seconds for a megabyte; of a batch it is released.
+    # `encode` holds the interpreter's lock for seconds a megabyte; `encode_batch` releases it.
     (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_start)
     ids: list[int] = encoding.ids
     return ids

@@ -1,6 +1,6 @@
-"""The nouns of a run: what is asked for, and what comes back.
+"""Defines the nouns of a run: requests, sampling parameters and outputs, with their invariants.
 
-Responsible for what their values may be. Knows no engine, no scheduler and no tokenizer.
+Knows no executor, no scheduler and no tokenizer.
 """
 
 import math
@@ -14,25 +14,25 @@ from snapexport.contract.errors import UserError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token or a stop string. length: max_tokens or the build's last position.
-cancelled: by the caller. error: the model's logits were no numbers, as when fp16 overflows (then
-build it again with --dtype fp32), or the engine failed: then the delta has its exception.
+cancelled: by the caller. error: logits were not finite, as when fp16 overflows (`snapexport build
+--dtype fp32` avoids that), or the executor failed, and the delta has its exception.
 """
 
 MAX_LOGPROBS = 20
-"""The most alternatives that a token's log probability comes with, as in vLLM and OpenAI's API."""
+"""The most alternatives reported beside a token's log probability, as in vLLM and OpenAI's API."""
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
-"""Stop texts of a request, and characters of each: every token is held against all of them."""
+"""Limits on stop texts and on the characters of each: all are compared after every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled and when it ends. Immutable, and valid once it exists.
+    """How one request is sampled and when it ends. Immutable; invalid values raise UserError.
 
     temperature 0 takes the likeliest token; otherwise temperature, then top_k (0: off), then top_p
     (1: off) shape the distribution. The same seed on the same build gives the same tokens.
-    A text in `stop` ends the request and is not part of its text. logprobs: how many of the
-    likeliest tokens are told for each place, beside the chosen one; None: nothing is.
+    A text in `stop` ends the request and is not part of its text. logprobs: how many likeliest
+    tokens each output token reports beside its own log probability; None reports nothing.
     """
 
     max_tokens: int = 256
@@ -68,10 +68,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt that fits the engine, and how it is to be continued. Made by `prompts.read`.
+    """A prompt that fits the executor's limits, and how to continue it. Made by `prompts.read`.
 
-    continuation: tokens that follow the prompt, and are fed one by one through decode, after the
-    prompt was compressed. params None: the request ends with them, and nothing is sampled.
+    continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
+    compressed. params None: the request ends with them, and nothing is sampled.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """How likely a given token was: its natural log probability, and whether it was the best."""
+    """A given token's natural log probability, and whether greedy decoding would choose it."""
 
     logprob: float
     is_greedy: bool
@@ -89,10 +89,11 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A chosen token's natural log probability, and the likeliest tokens' in its place.
+    """Natural log probabilities of a chosen token, and of the likeliest tokens at its position.
 
-    Of the model's own distribution, before temperature, top-k and top-p, in vLLM's manner. The
-    likeliest come first, ties with the lower token first; the chosen one may be among them.
+    They are the model's own, before temperature, top-k and top-p, as in vLLM. top: pairs of token
+    and log probability, likeliest first, of equals the lower token; the chosen one may be among
+    them.
     """
 
     token_id: int
@@ -102,11 +103,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one step added to one request. The last one, and no other, has a finish_reason.
+    """The output that one step adds to one request. The last delta alone has a finish_reason.
 
-    A step that took a token of the request's continuation has its score, and no text or token.
-    logprobs: of each token, where they were asked for. exception: of the engine, which ended the
-    request with "error".
+    A step that takes a token of the request's continuation gives its score, and no text or token.
+    logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
+    the request with "error".
     """
 
     request_id: int
@@ -122,7 +123,7 @@ class OutputDelta:
 class Score:
     """A continuation's tokens, the log probability of each, and whether greedy decoding gives them.
 
-    Shorter than what was asked where the logits turned out to be no numbers.
+    Shorter than the continuation if logits were not finite.
     """
 
     token_ids: tuple[int, ...]
@@ -132,7 +133,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. `text` is what its deltas' texts join to; so are the token ids.
+    """A finished request: the joined texts, token ids and logprobs of its deltas.
 
     An end-of-sequence token is in `token_ids` and not in `text`. logprobs: one for each token, or
     none.
@@ -152,7 +153,7 @@ def _whole(value: object, least: int, most: float = math.inf) -> bool:
 
 
 def _real(value: object, least: float, most: float = sys.float_info.max) -> bool:
-    """Whether it is a number within the limits: NaN and infinity are not."""
+    """Whether it is a number within the limits; NaN and infinity are not."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     return least <= float(value) <= most
@@ -165,7 +166,7 @@ def _are_texts(values: object) -> bool:
 
 
 def _require_few(stops: Sequence[str]) -> None:
-    """Said without the texts themselves, which may be megabytes."""
+    """The errors leave out the texts, which may be megabytes."""
     longest = max(map(len, stops), default=0)
     if len(stops) > MAX_STOPS:
         raise UserError(f"stop has {len(stops)} texts", f"stop may have up to {MAX_STOPS}")

@@ -1,8 +1,7 @@
-"""From a prediction to a token: temperature, then top-k, then top-p, in Hugging Face's order.
+"""Chooses a token from a prediction: temperature, then top-k, then top-p, as Hugging Face does.
 
-Pure functions of one request's prediction and its own generator, so that neighbours have no say.
-Where the prediction has top_tokens and they are enough, nobody looks at the logits, and the token
-is the same.
+Pure functions of one request's prediction and its own generator: neighbours change nothing. If the
+prediction has top tokens and they are enough, the logits are not read, and the token is the same.
 """
 
 import math
@@ -16,28 +15,28 @@ from snapexport.runtime.requests import SamplingParams, TokenLogprobs, TokenScor
 
 Weights = NDArray[np.float64]
 Choices = tuple[Sequence[int], Weights]
-"""Tokens, ascending, and what their probabilities are to each other: 0 if top-p leaves it out.
+"""Tokens, ascending, and their weights: proportional to probability, 0 where top-p leaves one out.
 
-They do not add up to 1: a draw has no need of it, and each pass over a vocabulary counts."""
+Weights are not normalized: a draw doesn't need it, and each pass over a vocabulary takes time."""
 
 _BLOCK = 64
 
 _SAFE = 1e-20, 1e20
-"""Temperatures that a graph divides float32 logits by. Beyond them a token is likeliest alone, or
-all are alike; 0 or infinity would make NaN of a masked or of the largest logit."""
+"""Least and largest temperature that a graph divides float32 logits by. Beyond them one token has
+all the probability, or all tokens have the same; 0 or infinity would turn some logits into NaN."""
 
 _OFF_BY = 1e-5, 3e-7
-"""How far a log_normalizer of float32 may be off: for its sum, and as a part of the largest logit
-over the temperature. More than three times what was seen with 128,256 tokens."""
+"""Largest error of a float32 log_normalizer: absolute, and relative to the largest logit over the
+temperature. Both are more than three times what was measured with 128,256 tokens."""
 
 
 def generator(params: SamplingParams) -> np.random.Generator:
-    """The random numbers of one request: its seed's, or the system's where it has none."""
+    """Return the random numbers of one request: its seed's, or the system's if it has none."""
     return np.random.default_rng(params.seed)
 
 
-def engine_temperature(params: SamplingParams) -> float:
-    """What an engine's graphs divide by. A greedy request has no use for it."""
+def graph_temperature(params: SamplingParams) -> float:
+    """Return the temperature for a graph's input. A greedy request does not use it."""
     least, most = _SAFE
     return min(max(params.temperature, least), most) if params.temperature else 1.0
 
@@ -59,7 +58,7 @@ def sample(prediction: Prediction, params: SamplingParams, rng: np.random.Genera
 
 
 def choices(prediction: Prediction, params: SamplingParams) -> Choices:
-    """The tokens that may come next."""
+    """Return the tokens that may come next, with their weights."""
     given = prediction.top_tokens
     found = choices_of_top_tokens(given, params) if given else None
     return found or choices_of_logits(prediction.logits, params)
@@ -72,22 +71,22 @@ def _likeliest(prediction: Prediction) -> int:
 
 
 def score(logits: Logits, token: int) -> TokenScore:
-    """The natural log probability of one token under logits [V]."""
+    """Return the natural log probability of one token under logits [V]."""
     logprob = float(_log_softmax(logits)[token])
     return TokenScore(logprob, is_greedy=int(np.argmax(logits)) == token)
 
 
 def logprobs(logits: Logits, token: int, count: int) -> TokenLogprobs:
-    """The same, and that of the `count` likeliest tokens."""
+    """Return a token's log probability and those of the `count` likeliest tokens."""
     each, count = _log_softmax(logits), min(count, len(logits))
-    # Sorting a whole vocabulary takes 15 ms; of those that tie for the last place none is left out.
-    likely = np.flatnonzero(each >= np.partition(each, -count)[-count]) if count else _NOBODY
+    # Sorting a whole vocabulary takes 15 ms. All that tie for the last place are kept for now.
+    likely = np.flatnonzero(each >= np.partition(each, -count)[-count]) if count else _NONE
     likely = likely[np.argsort(-each[likely], kind="stable")][:count]
     top = tuple((int(one), float(each[one])) for one in likely)
     return TokenLogprobs(token, float(each[token]), top)
 
 
-_NOBODY = np.empty(0, np.intp)
+_NONE = np.empty(0, np.intp)
 
 
 def _log_softmax(logits: Logits) -> Weights:
@@ -97,7 +96,7 @@ def _log_softmax(logits: Logits) -> Weights:
 
 
 def choices_of_logits(logits: Logits, params: SamplingParams) -> Choices:
-    """Out of the whole vocabulary: logits [V]."""
+    """Return the choices of the whole vocabulary: logits [V]."""
     tokens: Sequence[int] = range(len(logits))
     if 0 < params.top_k < len(logits):
         tokens, logits = _top_k(logits, params.top_k)
@@ -105,7 +104,7 @@ def choices_of_logits(logits: Logits, params: SamplingParams) -> Choices:
 
 
 def choices_of_top_tokens(top_tokens: TopTokens, params: SamplingParams) -> Choices | None:
-    """The same out of the top_tokens; None where some token beyond them may come next."""
+    """Return the same choices from the top tokens; None if another token may come next."""
     if 0 < params.top_k <= len(top_tokens.tokens):
         tokens, logits = _ascending(top_tokens, params.top_k)
         return tokens, _shaped(logits, params)
@@ -125,15 +124,15 @@ def _ascending(top_tokens: TopTokens, count: int) -> tuple[list[int], Logits]:
 
 
 def _nucleus(top_tokens: TopTokens, params: SamplingParams) -> int | None:
-    """How many of the likeliest tokens reach top-p; None where rounding may decide, or not these.
+    """How many of the likeliest tokens reach top-p; None if that is not certain, or too few do.
 
-    log_normalizer is of float32, weights are not: where it might be off by enough to let another
-    token in, the logits have to be added up.
+    log_normalizer is float32, weights are float64. If its error might let another token in, the
+    whole logits have to be added up.
     """
     sums = np.cumsum(_weights(top_tokens.logits, params.temperature))
-    largest = float(top_tokens.logits[0]) / engine_temperature(params)
+    largest = float(top_tokens.logits[0]) / graph_temperature(params)
     log_sum, off_by = top_tokens.log_normalizer - largest, _OFF_BY[0] + _OFF_BY[1] * abs(largest)
-    with np.errstate(over="ignore"):  # a tiny temperature: nothing is known of the sum
+    with np.errstate(over="ignore"):  # a tiny temperature: the sum may be infinite
         goals = params.top_p * np.exp([log_sum - off_by, log_sum + off_by])
     fewest, most = np.searchsorted(sums, goals)
     return int(most) + 1 if fewest == most < len(sums) else None
@@ -142,8 +141,8 @@ def _nucleus(top_tokens: TopTokens, params: SamplingParams) -> int | None:
 def _top_k(logits: Logits, k: int) -> tuple[list[int], Logits]:
     """The k likeliest tokens, ascending, and their logits; of ties for the last place the first.
 
-    Of the blocks' maxima the k-th largest is no larger than the k-th largest logit: what lies below
-    it need not be looked at, in a tenth of the time.
+    The k-th largest of the blocks' maxima is a lower bound of the k-th largest logit. Dropping
+    everything below it takes a tenth of the time.
     """
     maxima = np.maximum.reduceat(logits, np.arange(0, len(logits), _BLOCK))
     bound = np.partition(maxima, -k)[-k] if k < len(maxima) else -np.inf
@@ -163,7 +162,7 @@ def _shaped(logits: Logits, params: SamplingParams) -> Weights:
 
 
 def _weights(logits: Logits, temperature: float) -> Weights:
-    """Their softmax, by the largest."""
+    """exp((logits - max) / temperature), float64."""
     weights = logits.astype(np.float64)
     weights -= weights.max()
     with np.errstate(over="ignore"):  # a tiny temperature: all but the likeliest go to exp(-inf)
@@ -172,12 +171,12 @@ def _weights(logits: Logits, temperature: float) -> Weights:
 
 
 def _top_p(weights: Weights, p: float) -> Weights:
-    """Keep the fewest weights, from the largest down, whose sum reaches p of all; the others are 0.
+    """Keep the fewest weights, from the largest down, whose sum reaches p of all; zero the others.
 
-    Of those that tie for the last place the first are kept. It is done in place.
+    Of those that tie for the last place the first are kept. Works in place.
     """
     steps = _steps_below_largest(weights)
-    # Added up by steps, and sorted within one: all of a vocabulary takes five times as long.
+    # Add up by steps, and sort within one: sorting a whole vocabulary takes five times as long.
     sums = np.bincount(steps, weights).cumsum()
     goal = p * sums[-1]
     step = int(np.searchsorted(sums, goal))
@@ -194,7 +193,8 @@ def _top_p(weights: Weights, p: float) -> Weights:
 def _steps_below_largest(weights: Weights) -> NDArray[np.int64]:
     """How far below the largest each weight is, in steps of less than a hundredth of it.
 
-    A number's bits, read as an integer, ascend with it. All below 2^-32 of the largest are alike.
+    The bits of a positive float, as an integer, ascend with it. Everything below 2^-32 of the
+    largest is in the last step.
     """
     bits = weights.view(np.int64)
     steps: NDArray[np.int64] = bits.max() - bits
@@ -203,9 +203,9 @@ def _steps_below_largest(weights: Weights) -> NDArray[np.int64]:
 
 
 def _draw(weights: Weights, share: float) -> int:
-    """The index at which the weights, added up, exceed a share, in [0, 1), of their sum.
+    """The index at which the cumulative weights exceed `share`, in [0, 1), of their sum.
 
-    Block by block, then within one: adding up a vocabulary one by one takes ten times as long.
+    Adds up blocks, then within one: a whole vocabulary takes ten times as long.
     """
     blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)))
     goal = share * blocks[-1]
@@ -216,6 +216,6 @@ def _draw(weights: Weights, share: float) -> int:
 
 
 def _first_above(bounds: Weights, goal: float) -> int:
-    """The last that is larger than the one before it, where rounding puts the goal past the end."""
+    """The first bound above the goal; the last one if rounding puts the goal past the end."""
     above = int(np.searchsorted(bounds, goal, side="right"))
     return min(above, int(np.searchsorted(bounds, bounds[-1])))

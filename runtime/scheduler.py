@@ -1,24 +1,23 @@
-"""Who is worked on next: static slots, a queue, and a budget of tokens for each step.
+"""Schedules each step: which batch slots to decode, and which chunks to prefill.
 
-Pure bookkeeping. Knows no engine, no text and no sampling: it hears of a prompt's length and of a
-request's end, and says which chunks to prefill and which slots to decode.
+Bookkeeping over prompt lengths and ended requests. Knows no executor, no text and no sampling.
 
-A step's budget is spent on the running requests first (one token each). What remains is credit for
-prefill chunks (`chunk` tokens each, because a padded chunk costs what a full one does). Where it is
-less than a chunk it adds up over steps, so that a small budget spreads a long prompt over several
-decode steps. With nothing running there is nobody to stall, and prefill goes at once.
+A step has `max_num_batched_tokens`. Running requests take one each. The rest is credit for prefill:
+a chunk costs `chunk` tokens, even if it is padded. Credit of less than a chunk is kept for later
+steps, so that a long prompt is spread over several decode steps. If nothing runs, no request can be
+stalled, and prefill starts at once.
 
 Invariants
-- A request is waiting, in prefill, running or gone. Those in prefill or running hold a slot, and no
-  others; no slot is held twice; a slot is free again the moment its request is finished.
+- A request is waiting, in prefill, running or gone. In prefill and running it holds one batch slot,
+  which no other request holds, and which is free again as soon as the request is finished.
 - At most one request is in prefill. Requests enter prefill in the order in which they were added.
 - The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
   where L <= C.
-- A step spends no more than its budget, or on prefill no more than one chunk; over many steps the
-  budget holds on average.
-- A running request moves to a lower slot where a smaller decode step holds all that run then; what
-  is in prefill never moves.
-- A request is decoded from the step after its last chunk on, in every step until it is finished.
+- A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk. On average
+  over many steps the limit holds.
+- A running request moves to a lower batch slot if all running requests then fit a smaller decode
+  step. A request in prefill never moves.
+- A request is decoded in every step from the one after its last chunk until it is finished.
 """
 
 from collections import deque
@@ -30,7 +29,7 @@ from snapexport.contract.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens [start, end) of a request, to be prefilled for a slot."""
+    """Prompt tokens [start, end) of a request, to be prefilled for a batch slot."""
 
     request_id: int
     slot: int
@@ -40,13 +39,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One step: moves, decode, then prefill, because decode writes to idle slots too."""
+class Schedule:
+    """One step: moves, decode, then prefill, because decode writes to idle slots too.
+
+    moves: pairs of batch slots, from and to, in order. decode: the batch slot of each running
+    request, after the moves.
+    """
 
     moves: tuple[tuple[int, int], ...]
-    """Slots of running requests, from and to, in order: `decode` has the new ones."""
     decode: dict[int, int]
-    """Slot of each running request."""
     prefill: tuple[Chunk, ...]
 
 
@@ -65,18 +66,23 @@ class Scheduler:
         self,
         batch: int,
         chunk: int,
-        budget: int | None = None,
+        max_num_batched_tokens: int | None = None,
         decode_batches: Sequence[int] = (),
     ) -> None:
-        """decode_batches: as `Limits` has them; none: every step runs all slots."""
+        """Raise UserError for a limit that leaves nothing for prefill.
+
+        batch: batch slots. chunk: tokens. max_num_batched_tokens: None for `chunk + batch`.
+        decode_batches: those of `Limits`; if empty, every step runs all batch slots.
+        """
         self._chunk = chunk
         self._decode_batches = decode_batches or (batch,)
-        self._budget = chunk + batch if budget is None else budget
-        if self._budget <= batch:
+        most = chunk + batch if max_num_batched_tokens is None else max_num_batched_tokens
+        if most <= batch:
             raise UserError(
-                f"a budget of {budget} tokens leaves nothing for prefill beside {batch} slots",
+                f"{most} tokens a step leave nothing for prefill beside {batch} batch slots",
                 f"give each step {batch + 1} tokens or more",
             )
+        self._most = most
         self._free = set(range(batch))
         self._waiting: deque[tuple[int, int]] = deque()
         self._prefill: _Prefill | None = None
@@ -87,11 +93,11 @@ class Scheduler:
         """Queue a request behind all others."""
         self._waiting.append((request_id, prompt_length))
 
-    def schedule(self) -> Plan:
-        """Plan one step, and take it as done: the caller carries it out in full."""
+    def schedule(self) -> Schedule:
+        """Schedule one step and count it as done: the caller carries it out in full."""
         moves = tuple(self._moves_to_front())
         decode = dict(self._running)
-        rest = self._budget - len(decode)
+        rest = self._most - len(decode)
         self._credit = rest if rest >= self._chunk else self._credit + rest
         chunks: list[Chunk] = []
         while self._begin_prefill() and (self._credit >= self._chunk or not (decode or chunks)):
@@ -99,10 +105,10 @@ class Scheduler:
             chunks.append(self._next_chunk())
         if self._prefill is None:
             self._credit = 0
-        return Plan(moves, decode, tuple(chunks))
+        return Schedule(moves, decode, tuple(chunks))
 
     def finish(self, request_id: int) -> None:
-        """Forget a request that ended or was cancelled, wherever it is, and free its slot."""
+        """Forget a request in any state, and free its batch slot."""
         if self._prefill and self._prefill.request_id == request_id:
             self._free.add(self._prefill.slot)
             self._prefill = None
@@ -118,16 +124,16 @@ class Scheduler:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Requests without a slot."""
+        """Requests without a batch slot."""
         return frozenset(request_id for request_id, _ in self._waiting)
 
     @property
     def slots_used(self) -> int:
-        """Slots that a request in prefill or running holds."""
+        """Batch slots held by requests in prefill or running."""
         return len(self._running) + (self._prefill is not None)
 
     def _moves_to_front(self) -> Iterator[tuple[int, int]]:
-        """Fill the gaps that keep all that runs out of a smaller decode step."""
+        """Move running requests to free lower slots if all of them then fit a smaller step."""
         size = min(size for size in self._decode_batches if size >= len(self._running))
         for request_id, slot in sorted(self._running.items(), key=lambda item: -item[1]):
             if slot < size or not self._free or (target := min(self._free)) >= size:
@@ -138,7 +144,7 @@ class Scheduler:
             yield slot, target
 
     def _begin_prefill(self) -> bool:
-        """Move the next request to a free slot if none is in prefill; say whether one is now."""
+        """Return whether a request is in prefill; if none is, the next one takes a free slot."""
         if self._prefill is None and self._waiting and self._free:
             slot = min(self._free)
             self._free.remove(slot)

@@ -1,7 +1,7 @@
-"""From tokens to text, token by token: whole characters only, and nothing past a stop string.
+"""Decodes tokens to text one by one: whole characters only, and nothing past a stop string.
 
-Knows no request and no sampling. What `push` and `finish` return joins to the tokenizer's own
-decoding of all the tokens, cut before the first stop string.
+The texts that `push` and `finish` return join to the tokenizer's decoding of all tokens, cut before
+the first stop string. Knows no request and no sampling.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """What is still held back, with a replacement character where it is incomplete."""
+        """The text still held back, with a replacement character where it is incomplete."""
         text = self._tokenizer.decode(self._held)
         self._restart()
         return text
@@ -43,10 +43,10 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Passes text on up to the first stop string, whichever way the text is split.
+    """Passes text on up to the first stop string, however the text is split.
 
-    The first is the one that ends first; the longest of those that end together. What may be the
-    beginning of a stop string is held back.
+    The first is the one that ends first; of those that end together the longest. Text that may be
+    the beginning of a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class StopStrings:
         return self._release(len(self._held) - self._longest_beginning())
 
     def finish(self) -> str:
-        """What was held back: it was no stop string after all. Nothing once one was found."""
+        """The text held back, which was no stop string; empty if one was found."""
         return "" if self.found else self._release(len(self._held))
 
     def _release(self, length: int) -> str:
@@ -90,11 +90,11 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was met. Nothing follows then."""
+        """Whether a stop string was met. No text follows it."""
         return self._stops.found
 
     def push(self, token: int) -> str:
-        """The text that is certain now that this token has come."""
+        """The text that became certain with this token."""
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:
@@ -103,14 +103,14 @@ class TextStream:
 
 
 class NoText:
-    """Stands in for a text stream where the build has no tokenizer: tokens only."""
+    """The text stream of a build without a tokenizer: always empty."""
 
     stopped = False
 
     def push(self, token: int) -> str:
-        """Nothing."""
+        """Return an empty text."""
         return ""
 
     def finish(self) -> str:
-        """Nothing."""
+        """Return an empty text."""
         return ""

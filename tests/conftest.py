@@ -1,12 +1,29 @@
-"""A tiny checkpoint and a build of it, shared by the tests that only read them."""
+"""A tiny checkpoint and a build of it, shared by the tests that only read them; traces on disk."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
+from snapexport.exporter import trace
+from tests import trace_cache
 from tests.oracle import checkpoints
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Builds of this process take their traces from .pytest_cache."""
+    if os.environ.get("SNAPEXPORT_TRACE_CACHE") == "off" or not hasattr(pytestconfig, "cache"):
+        yield
+        return
+    folder = pytestconfig.cache.mkdir("snapexport-traces")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("trace_prefill", "trace_decode"):
+            patch.setattr(trace, name, trace_cache.caching(getattr(trace, name), folder))
+        yield
 
 
 @pytest.fixture(scope="session")

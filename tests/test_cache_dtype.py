@@ -23,7 +23,7 @@ from snapexport.contract.tensors import full_cache_bytes
 from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
@@ -89,7 +89,7 @@ def test_a_step_writes_in_place(capfd: Any) -> None:
 
 
 def test_neighbours_change_nothing() -> None:
-    llm = LLM.from_executor(OnnxRuntimeEngine(build_of(FP16), threads=1))
+    llm = LLM.from_executor(open_executor(build_of(FP16), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     together = llm.generate(prompts, params)
@@ -105,7 +105,7 @@ def test_only_compressed_caches_are_held_so() -> None:
     }
     assert dtypes["decode"] == {"float16"}
     assert dtypes["compress"] == {"float32", "float16"}
-    assert dtypes["prefill"] == dtypes["baseline/decode"] == {"float32"}
+    assert dtypes["prefill"] == dtypes["baseline-decode"] == {"float32"}
 
 
 def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
@@ -152,7 +152,7 @@ def test_inspect_says_so(capsys: Any) -> None:
     told = json.loads(capsys.readouterr().out)
     assert (told["cache_dtype"], told["decode_attention"]) == ("fp16", "all")
     assert main(["inspect", directory]) == 0
-    assert "caches in fp16, attention over all slots" in capsys.readouterr().out
+    assert "caches in fp16, attention over all cache slots" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The command line: what it prints, and that bad input is told in one way and leaves nothing."""
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.cli.app import main
+from snapexport.cli.app import COMMANDS, main
+from snapexport.cli.renamed import RENAMED
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -144,25 +147,14 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Run a command that has to be refused; the message."""
-    assert main([str(word) for word in argv]) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty) == ("", "")
-    assert error.startswith("error: ")
-    assert hint.startswith("hint: ")
-    return error
-
-
 @pytest.mark.parametrize("name", BAD_CHECKPOINTS)
-def test_a_bad_checkpoint_is_refused(
+def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, name: str
 ) -> None:
     damage, message = BAD_CHECKPOINTS[name]
     damage(model)
     out = tmp_path / "out"
-    assert message in told(capsys, "build", "--model", model, "--L-max", 64, "--out", out)
+    assert message in refused(capsys, "build", "--model", model, "--L-max", 64, "--out", out)
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -198,7 +190,7 @@ def test_a_bad_checkpoint_is_refused(
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
-def test_wrong_flags_are_refused(
+def test_build_refuses_wrong_flags(
     capsys: pytest.CaptureFixture[str],
     checkpoint: Path,
     tmp_path: Path,
@@ -206,7 +198,7 @@ def test_wrong_flags_are_refused(
     message: str,
 ) -> None:
     required = ["--model", checkpoint, "--L-max", 64, "--out", tmp_path / "out"]
-    assert message in told(capsys, "build", *required, *flags)
+    assert message in refused(capsys, "build", *required, *flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,21 +233,21 @@ def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         ([], "one of the arguments --prompt --prompt-file is required"),
     ],
 )
-def test_what_cannot_be_generated_is_refused(
+def test_generate_refuses_impossible_requests(
     capsys: pytest.CaptureFixture[str], spelling_build: Build, flags: list[str], message: str
 ) -> None:
-    assert message in told(capsys, "generate", spelling_build.directory, *flags)
+    assert message in refused(capsys, "generate", spelling_build.directory, *flags)
 
 
-def test_a_prompt_that_is_no_text_is_refused(
+def test_generate_refuses_a_prompt_that_is_not_utf8(
     capsys: pytest.CaptureFixture[str], spelling_build: Build, tmp_path: Path
 ) -> None:
     (tmp_path / "p").write_bytes(b"abc\xff")
-    message = told(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
+    message = refused(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
     assert "not UTF-8" in message
 
 
-def test_generate_prints_what_it_says_in_json(
+def test_generate_prints_the_text_of_its_json(
     capsys: pytest.CaptureFixture[str], spelling_build: Build
 ) -> None:
     flags = ["generate", str(spelling_build.directory), "--prompt", "hello", "--max-tokens", "5"]
@@ -293,7 +285,7 @@ def test_inspect_counts_bytes_and_shows_the_kept_positions(
         ("polygraphy", ["diff", "x"], "snapexport[build]"),
     ],
 )
-def test_a_missing_extra_is_named(
+def test_a_missing_package_is_refused_with_its_extra(
     tiny_build: Build, package: str, argv: list[str], extra: str
 ) -> None:
     if argv[1] == "x":
@@ -308,7 +300,7 @@ def test_a_missing_extra_is_named(
     assert extra in done.stderr
 
 
-def test_build_prints_a_summary_for_programs(
+def test_build_json_is_a_summary(
     capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> None:
     flags = ["--model", str(checkpoint), "--out", str(tmp_path / "b"), "--json"]
@@ -316,3 +308,32 @@ def test_build_prints_a_summary_for_programs(
     summary = json.loads(capsys.readouterr().out)
     assert summary["slots_per_layer"] == [16, 16]
     assert summary["memory"]["compression"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "old", "new"),
+    [
+        (["build", "--candidates", "4"], "--candidates", "--top-tokens"),
+        (["generate", "x.build", "--runner=tensorrt"], "--runner", "--backend"),
+        (["inspect", "x.build", "--runner", "tensorrt"], "--runner", "--backend"),
+        (["diff", "x.build", "--runners", "tensorrt"], "--runners", "--backends"),
+    ],
+)
+def test_a_renamed_flag_is_refused_with_its_present_name(
+    capsys: pytest.CaptureFixture[str], argv: list[str], old: str, new: str
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"error: `{old}` has been renamed\n\nhint: use `{new}`, which takes the same values\n"
+    )
+
+
+def test_every_renamed_flag_points_to_a_flag_of_its_command() -> None:
+    for command, flags in RENAMED.items():
+        parser = argparse.ArgumentParser()
+        COMMANDS[command].add_arguments(parser)
+        known = parser._option_string_actions
+        assert flags.keys().isdisjoint(known)
+        assert set(flags.values()) <= known.keys()

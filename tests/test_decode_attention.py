@@ -16,7 +16,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
@@ -105,7 +105,7 @@ def test_answers_as_transformers_does(case: Case) -> None:
 
 @both_models
 def test_a_request_is_answered_as_if_alone(case: Case) -> None:
-    engine = OnnxRuntimeEngine(build_of(case), threads=1)
+    engine = open_executor(build_of(case), threads=1)
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     llm = LLM.from_executor(engine)

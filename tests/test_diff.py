@@ -13,7 +13,7 @@ import pytest
 from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from snapexport.eval.accuracy.measures import Distance
+from snapexport.eval.accuracy.difference import Distance
 from tests.oracle import checkpoints
 
 
@@ -24,14 +24,14 @@ def diff(capsys: pytest.CaptureFixture[str], build: Build, out: Path, *flags: st
     return json.loads(line)
 
 
-def test_what_was_dropped_is_all_that_differs(
+def test_diff_finds_a_difference_only_where_positions_were_dropped(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     found = diff(capsys, tiny_build, tmp_path, "--steps", "4", "--lengths", "12", "60")
     rows = found["differences"]
     assert {row["reference"] for row in rows} == {"transformers", "full cache"}
     for row in rows:
-        compressed = (row["runner"], row["output"], row["prompt_length"]) == (
+        compressed = (row["system"], row["output"], row["prompt_length"]) == (
             "snapstream",
             "decode.logits",
             60,
@@ -46,7 +46,7 @@ def test_what_was_dropped_is_all_that_differs(
             assert row["distance"]["kl_divergence"] < 1e-6
 
 
-def test_the_plain_commands_repeat_it(
+def test_plain_polygraphy_commands_repeat_the_diff(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     commands = diff(capsys, tiny_build, tmp_path, "--steps", "2")["commands"]
@@ -60,7 +60,7 @@ def test_the_plain_commands_repeat_it(
     assert statuses == {"baseline_prefill": 0, "baseline_decode": 0, "prefill": 0, "decode": 1}
 
 
-def test_graphs_of_another_model_are_found_out(
+def test_diff_exits_with_1_for_weights_of_another_model(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     other = checkpoints.make("llama", tmp_path / "other", seed=9)
@@ -81,7 +81,7 @@ def test_graphs_of_another_model_are_found_out(
     ],
     ids=["single-shot", "full", "portable", "fp16"],
 )
-def test_every_sort_of_build_is_compared(
+def test_diff_compares_every_kind_of_build(
     capsys: pytest.CaptureFixture[str],
     checkpoint: Path,
     tmp_path: Path,
@@ -97,7 +97,7 @@ def test_every_sort_of_build_is_compared(
     assert {row["prompt_length"] for row in rows} == ({1, 48} if exact else {13, 61})
 
 
-def test_distance_is_what_its_names_say() -> None:
+def test_distance_has_error_agreement_and_divergence() -> None:
     one, other = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.25, 0.75], [0.9, 0.1]])
     distance = Distance.between(one.astype(np.float32), other.astype(np.float32))
     assert distance.max_abs_error == pytest.approx(np.log(2), rel=1e-6)

@@ -10,6 +10,7 @@ import pytest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -19,16 +20,7 @@ def own_build(tiny_build: Build, tmp_path: Path) -> Build:
     return Build.open(tmp_path / "copy.build")
 
 
-def refusal(capsys: pytest.CaptureFixture[str], build: Build, *flags: object) -> str:
-    assert main(["diff", str(build.directory), *map(str, flags)]) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty) == ("", "")
-    assert (error[:7], hint[:6]) == ("error: ", "hint: ")
-    return error
-
-
-def test_a_build_is_compared_from_inside(
+def test_diff_runs_inside_the_build_directory(
     capsys: pytest.CaptureFixture[str], own_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(own_build.directory)
@@ -48,10 +40,10 @@ def test_a_build_is_compared_from_inside(
         (["--model", "/nonexistent"], "no such directory"),
     ],
 )
-def test_flags_that_make_no_sequence_are_refused(
+def test_diff_refuses_flags_that_make_no_sequence(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, flags: list[str], message: str
 ) -> None:
-    assert message in refusal(capsys, tiny_build, *flags)
+    assert message in refused(capsys, "diff", tiny_build.directory, *flags)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +54,7 @@ def test_flags_that_make_no_sequence_are_refused(
         ("llama", {"num_hidden_layers": 1}, "its num_hidden_layers is 1, the build's is 2"),
     ],
 )
-def test_a_reference_of_another_kind_is_refused(
+def test_diff_refuses_a_reference_with_another_config(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,
     tmp_path: Path,
@@ -71,35 +63,37 @@ def test_a_reference_of_another_kind_is_refused(
     message: str,
 ) -> None:
     other = checkpoints.make(architecture, tmp_path / "other", **changes)
-    assert message in refusal(capsys, tiny_build, "--model", other)
+    assert message in refused(capsys, "diff", tiny_build.directory, "--model", other)
 
 
-def test_a_reference_whose_weights_do_not_fit_is_refused(
+def test_diff_refuses_a_reference_whose_weights_do_not_fit(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     other = checkpoints.make("llama", tmp_path / "other", vocab_size=300)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": 257}))
-    assert "don't fit its config.json" in refusal(capsys, tiny_build, "--model", other)
+    assert "don't fit its config.json" in refused(
+        capsys, "diff", tiny_build.directory, "--model", other
+    )
 
 
-def test_a_build_without_config_needs_its_checkpoint(
+def test_diff_of_a_build_without_config_needs_the_checkpoint(
     capsys: pytest.CaptureFixture[str], own_build: Build, checkpoint: Path, tmp_path: Path
 ) -> None:
     (own_build.directory / "config.json").unlink()
-    assert "has no config.json" in refusal(capsys, own_build)
+    assert "has no config.json" in refused(capsys, "diff", own_build.directory)
     flags = ["--model", str(checkpoint), "--out", str(tmp_path / "d"), "--lengths", "5"]
     assert main(["diff", str(own_build.directory), *flags]) == 0
 
 
-def test_what_the_cpu_cannot_run_is_refused(
+def test_diff_refuses_a_bf16_build_on_the_cpu(
     capsys: pytest.CaptureFixture[str], own_build: Build
 ) -> None:
     own_build.manifest.model_copy(update={"dtype": "bf16"}).write(own_build.directory)
-    assert "is a bf16 build" in refusal(capsys, own_build)
+    assert "is a bf16 build" in refused(capsys, "diff", own_build.directory)
 
 
-def test_nothing_is_written_among_other_things(
+def test_diff_writes_into_no_directory_with_other_files(
     tiny_build: Build, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(checkpoint.iterdir())

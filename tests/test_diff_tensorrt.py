@@ -25,8 +25,8 @@ from polygraphy.tools.run import Run
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.eval.accuracy.backends import find_cudart, on_tensorrt
-from snapexport.runtime.tensorrt_plans import open_plans
+from snapexport.eval.accuracy.graph_loader import find_cudart, on_tensorrt
+from snapexport.runtime.trt.engines import open_engines
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
@@ -90,7 +90,7 @@ def diff(capsys: pytest.CaptureFixture[str], build: Build, *flags: str) -> Any:
     return json.loads(line)
 
 
-def test_both_runners_in_one_report(
+def test_diff_compares_both_backends_in_one_report(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     """The fake runs the graphs themselves: equal to the bit, also where the cache is compressed."""
@@ -98,25 +98,27 @@ def test_both_runners_in_one_report(
     rows = diff(capsys, build, *flags)["differences"]
     caches = ("full cache", "snapstream")
     names = [f"{cache} ({on})" for cache in caches for on in ("onnxruntime", "tensorrt")]
-    assert {row["runner"] for row in rows} == set(names)
+    assert {row["system"] for row in rows} == set(names)
     assert {row["reference"] for row in rows} == {"transformers", *names[:-1]}
     assert all(row["passed"] for row in rows if row["lossless"])
     for cache in caches:
         same = (f"{cache} (onnxruntime)", f"{cache} (tensorrt)")
-        pairs = [row for row in rows if (row["reference"], row["runner"]) == same]
+        pairs = [row for row in rows if (row["reference"], row["system"]) == same]
         assert len(pairs) == 4
         assert max(row["distance"]["max_abs_error"] for row in pairs) < 1e-4
-    costly = {(row["runner"], row["output"]) for row in rows if not row["lossless"]}
+    costly = {(row["system"], row["output"]) for row in rows if not row["lossless"]}
     assert {output for _, output in costly} == {"decode.logits"}
     assert {runner for runner, _ in costly} == set(names[2:])
 
 
-def test_tensorrt_alone(gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build) -> None:
+def test_diff_compares_tensorrt_alone(
+    gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
+) -> None:
     rows = diff(capsys, build, "--lengths", "60", "--backends", "tensorrt")["differences"]
-    assert {row["runner"] for row in rows} == {"full cache (tensorrt)", "snapstream (tensorrt)"}
+    assert {row["system"] for row in rows} == {"full cache (tensorrt)", "snapstream (tensorrt)"}
 
 
-def test_bf16_goes_through_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path) -> None:
+def test_tensorrt_loader_passes_bf16_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path) -> None:
     """The fake can't calculate in bf16: caches come back as they went in, by TrtRunner's copies."""
     made = with_engines(build, sm_90=entry_of(build, tmp_path / "bf16", bf16=True))
     text = made.manifest.model_dump_json().replace('"float32"', '"bfloat16"')
@@ -127,7 +129,7 @@ def test_bf16_goes_through_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path
         spec.name: rng.normal(size=spec.shape).astype(np.dtype(spec.dtype))
         for spec in manifest.graphs["decode"].inputs
     }
-    _, plans = open_plans(Build(made.directory, manifest))
+    _, plans = open_engines(Build(made.directory, manifest))
     with on_tensorrt(plans.load)("decode") as infer:
         first, second = infer(feed), infer({name: array * 2 for name, array in feed.items()})
     for name in ("0.key", "1.value"):
@@ -137,7 +139,7 @@ def test_bf16_goes_through_unchanged(gpu: FakeCuda, build: Build, tmp_path: Path
         np.testing.assert_array_equal(second[f"present.{name}"], past * 2)
 
 
-def test_a_plan_that_cannot_be_loaded_is_told(
+def test_diff_refuses_a_missing_engine_file(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     (build.directory / "engines" / "sm_90" / "decode.plan").unlink()
@@ -146,7 +148,7 @@ def test_a_plan_that_cannot_be_loaded_is_told(
 
 
 @pytest.mark.parametrize("runners", ["cuda", "", "onnxruntime,cuda"])
-def test_other_runners_are_refused(
+def test_diff_refuses_other_backends(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, runners: str
 ) -> None:
     assert main(["diff", str(tiny_build.directory), "--backends", runners]) == 2
@@ -167,7 +169,7 @@ def parsed(command: str) -> argparse.Namespace:
     return known
 
 
-def test_the_plain_commands_are_polygraphys_own(
+def test_plain_commands_parse_with_polygraphys_parser(
     capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     """Also where ONNX Runtime alone ran: whoever has a GPU repeats it there."""
@@ -175,7 +177,7 @@ def test_the_plain_commands_are_polygraphys_own(
     lines = [line for line in script.read_text().splitlines() if "polygraphy run" in line]
     commands = [parsed(line) for line in lines]
     ways = [(known.runners, known.model_type, known.model_file) for known in commands]
-    names = ("baseline/prefill", "baseline/decode", "prefill", "decode")
+    names = ("baseline-prefill", "baseline-decode", "prefill", "decode")
     onnx = [f"{build.directory}/{name}.onnx" for name in names]
     plans = [f"{build.directory}/engines/sm_90/{name}.plan" for name in names]
     assert ways == [
@@ -188,13 +190,13 @@ def test_the_plain_commands_are_polygraphys_own(
     assert all(known.strongly_typed for known in commands[4:8])
 
 
-def test_a_wrong_flag_would_be_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_polygraphys_parser_rejects_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed("polygraphy run x.onnx --trt --plugin-library x.so")
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
-def test_stripped_engines_are_not_offered_to_polygraphy(
+def test_no_plain_commands_for_stripped_engines(
     capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     stripped = ENTRY.model_copy(update={"stripped": True})
@@ -205,7 +207,7 @@ def test_stripped_engines_are_not_offered_to_polygraphy(
     assert "is stripped" in text and "--model-type engine" not in text
 
 
-def test_which_engines_are_offered_to_polygraphy(
+def test_plain_commands_only_for_engines_of_this_machine(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     library = file(build.directory / "lib.so", b"machine code")
@@ -232,7 +234,9 @@ def test_which_engines_are_offered_to_polygraphy(
     assert text.count("is for another machine") == 2
 
 
-def test_cudas_runtime_is_found_in_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_polygraphy_finds_cudart_in_a_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Polygraphy's own search, and cuda.pathfinder in the place of what a wheel brings."""
     library = tmp_path / "libcudart.so.13"
     loaded: list[str] = []
@@ -267,7 +271,7 @@ def test_cudas_runtime_is_found_in_a_wheel(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(loaded) == 1
 
 
-def test_a_gpu_without_room_is_told(
+def test_diff_reports_a_full_gpu(
     gpu: FakeCuda,
     capsys: pytest.CaptureFixture[str],
     build: Build,
@@ -280,11 +284,11 @@ def test_a_gpu_without_room_is_told(
     monkeypatch.setattr(PolygraphyCuda, "malloc", malloc)
     assert main(["diff", str(build.directory), "--backends", "tensorrt"]) == 2
     error = capsys.readouterr().err
-    assert "error: Polygraphy's runner failed on baseline/prefill: CUDA Error: 2" in error
+    assert "error: Polygraphy's runner failed on baseline-prefill: CUDA Error: 2" in error
     assert "nvidia-smi" in error and "Traceback" not in error
 
 
-def test_the_loader_gives_bf16_as_torch_has_it(tmp_path: Path) -> None:
+def test_the_data_loader_restores_bf16_tensors(tmp_path: Path) -> None:
     import torch
 
     from snapexport.eval.accuracy.repeat import _LOADER_FUNCTION, _LOADER_HEADER, _storable
@@ -299,7 +303,7 @@ def test_the_loader_gives_bf16_as_torch_has_it(tmp_path: Path) -> None:
     assert torch.equal(feed["past"], torch.tensor([1.5, -2.0, 0.1], dtype=torch.bfloat16))
 
 
-def test_the_fake_is_tensorrt_for_polygraphy(gpu: FakeCuda) -> None:
+def test_the_fake_has_what_polygraphy_uses_of_tensorrt(gpu: FakeCuda) -> None:
     from polygraphy.backend.trt.runner import trt
 
     assert trt.__version__ == fake_tensorrt.__version__

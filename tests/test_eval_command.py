@@ -19,11 +19,12 @@ from snapexport.cli.app import main
 from snapexport.cli.console import AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.eval import run as running
-from snapexport.eval.journal import JOURNAL
+from snapexport.eval.grid import make_grid
 from snapexport.eval.options import EvalOptions
-from snapexport.eval.plan import plan
+from snapexport.eval.outcomes import JOURNAL
+from snapexport.eval.run import run
 from tests.eval import builds
+from tests.refused import refused
 
 ASKED: dict[str, Any] = {
     "tasks": ("vault",),
@@ -78,7 +79,7 @@ def beside(build: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_answers_alone(
+def test_an_interrupted_eval_keeps_its_answers(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
@@ -105,25 +106,25 @@ def test_a_signal_leaves_the_answers_alone(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_killed_evaluation_goes_on(
+def test_a_killed_eval_resumes_and_gives_the_same_report(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     kill_midway(build, out)
     assert len(beside(build)) == 1  # of which the next run knows that nobody holds it
     with (out / JOURNAL).open("a") as journal:
-        journal.write('{"contestant": "snap')
+        journal.write('{"system": "snap')
     known = (out / JOURNAL).read_text().splitlines()[:-1]
     assert evaluate(build, "--out", out, "--json", **ASKED) == 0
     assert beside(build) == []
     assert (out / JOURNAL).read_text().splitlines()[: len(known)] == known
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
-    assert report == running.run(plan(Build.open(build), EvalOptions(**ASKED)), None, print)
+    assert report == run(make_grid(Build.open(build), EvalOptions(**ASKED)), None, print)
     assert all(row["samples"] == 20 for row in report["results"])
 
 
-def test_other_questions_do_not_go_on(
+def test_eval_does_not_resume_another_evaluation(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -131,13 +132,15 @@ def test_other_questions_do_not_go_on(
     capsys.readouterr()
     written = {path.name: path.read_bytes() for path in out.iterdir()}
     for change in ({"seed": 1}, {"lengths": 200}, {"policies": "full"}, {"budgets": 40}):
-        assert "holds another evaluation" in told(capsys, build, "--out", out, **FEW | change)
+        assert "holds another evaluation" in refused(
+            capsys, "eval", build, "--out", out, *flags(**FEW | change)
+        )
     assert {path.name: path.read_bytes() for path in out.iterdir()} == written
     # What changes no answer is no other evaluation.
     assert evaluate(build, "--out", out, **FEW | {"threads": 2, "hit_samples": 1}) == 0
 
 
-def test_it_prints_tables_or_one_json_object(
+def test_eval_prints_tables_or_one_json_object(
     capsys: pytest.CaptureFixture[str], build: Path
 ) -> None:
     asked = FEW | {"hit_samples": 1}
@@ -153,20 +156,9 @@ def test_it_prints_tables_or_one_json_object(
     for word in ("128 tokens", "384 tokens", "question in the prompt", "snapstream", "hit rate"):
         assert word in out
     assert report["options"]["lengths"] == [128, 384]
-    by_name = {one["contestant"]: one for one in report["contestants"]}
+    by_name = {one["system"]: one for one in report["systems"]}
     assert by_name["snapstream"]["L_sink_L_recent_K"] == [4, 30, 30]
     assert by_name["streaming"]["L_sink_L_recent_K"] == [4, 60, 0]
-
-
-def told(capsys: pytest.CaptureFixture[str], build: Path, *more: object, **asked: Any) -> str:
-    """Evaluate what has to be refused; the message."""
-    assert evaluate(build, *more, **asked) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty) == ("", "")
-    assert error.startswith("error: ")
-    assert hint.startswith("hint: ")
-    return error
 
 
 @pytest.mark.parametrize(
@@ -198,14 +190,16 @@ def told(capsys: pytest.CaptureFixture[str], build: Path, *more: object, **asked
         ({"threads": 0}, "--threads 0 is below 1"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
+def test_eval_refuses_impossible_options(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
     asked: dict[str, Any],
     message: str,
 ) -> None:
-    assert message in told(capsys, build, "--out", tmp_path / "out", **FEW | asked)
+    assert message in refused(
+        capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW | asked)
+    )
     assert list(tmp_path.iterdir()) == []
     assert beside(build) == []
 
@@ -234,23 +228,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "the tokenizer can't spell the task 'vault'",
     ),
     "a broken trace": (
-        lambda b: (b / "baseline" / "decode.trace.onnx").write_bytes(b""),
+        lambda b: (b / "decode.trace.onnx").write_bytes(b""),
         "was changed after the build",
     ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_build_that_cannot_be_evaluated_is_refused(
+def test_eval_refuses_a_build_that_it_cannot_run(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path, name: str
 ) -> None:
     damage, message = DAMAGE[name]
     copy = Path(shutil.copytree(build, tmp_path / "copy", copy_function=os.link))
     for file in ("manifest.json", "manifest.json.sha256", "tokenizer.json"):
         unlinked(copy / file)
-    unlinked(copy / "baseline" / "decode.trace.onnx")
+    unlinked(copy / "decode.trace.onnx")
     damage(copy)
-    assert message in told(capsys, copy, "--out", tmp_path / "out", **FEW)
+    assert message in refused(capsys, "eval", copy, "--out", tmp_path / "out", *flags(**FEW))
     assert {path.name for path in tmp_path.iterdir()} <= {"copy"}
 
 
@@ -261,18 +255,22 @@ def unlinked(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_a_place_that_is_no_evaluation_is_left_alone(
+def test_eval_leaves_directories_of_other_files_alone(
     capsys: pytest.CaptureFixture[str], build: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note", build):
-        assert "exists, and is no evaluation" in told(capsys, build, "--out", place, **FEW)
-    assert "Not a directory" in told(capsys, build, "--out", tmp_path / "note" / "out", **FEW)
+        assert "exists, and is no evaluation" in refused(
+            capsys, "eval", build, "--out", place, *flags(**FEW)
+        )
+    assert "Not a directory" in refused(
+        capsys, "eval", build, "--out", tmp_path / "note" / "out", *flags(**FEW)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
     assert beside(build) == []
 
 
-def test_weights_that_cannot_be_linked_are_not_copied(
+def test_eval_refuses_to_copy_weights(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
@@ -283,16 +281,16 @@ def test_weights_that_cannot_be_linked_are_not_copied(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refuse)
-        error = told(capsys, build, "--out", tmp_path / "out", **FEW)
+        error = refused(capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW))
     assert "the weights cannot be linked" in error
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda *_: False)
-        error = told(capsys, build, "--out", tmp_path / "out", **FEW)
+        error = refused(capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW))
     assert f"{build.parent} cannot be written" in error
     assert beside(build) == list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_there_are_no_plots_but_tables(build: Path, tmp_path: Path) -> None:
+def test_eval_without_matplotlib_prints_tables_but_refuses_out(build: Path, tmp_path: Path) -> None:
     def python(*more: str) -> "subprocess.CompletedProcess[str]":
         argv = ["eval", str(build), *flags(**FEW | {"lengths": 128}), *more]
         code = (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from snapexport.bench.weights import read_header
-from snapexport.runtime.onnxruntime_devices import Host
+from snapexport.runtime.ort.devices import Cpu
 from tests.runtime.fake_cuda import FakeCuda
 from tools.gpu_bench import __main__ as gpu_bench
 from tools.gpu_bench import builds, gpu
@@ -100,7 +100,7 @@ def test_a_full_cache_above_the_budget_is_left_out_and_said(tmp_path: Path) -> N
         ("milliseconds", "floor_milliseconds", "of_floor", "tokens_per_second"), 1
     )
     results.add("equal-memory", {"cache": "snapstream", "context": 256} | row)
-    Bench(setting, tmp_path, results, Host, print).equal_memory()
+    Bench(setting, tmp_path, results, "onnxruntime", Cpu, print).equal_memory()
     *_, said = tables(results)
     assert said == "full cache of 256 left out: one slot takes 131,072 bytes of 65,536"
 

@@ -22,6 +22,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.vault import CHECKPOINT
+from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
 
 NASTY = (
@@ -90,11 +91,11 @@ def kept_in(data: dict[str, Any]) -> list[list[list[int]]]:
     return [[np.flatnonzero(head).tolist() for head in layer] for layer in held]
 
 
-def test_the_page_holds_the_prompt_as_it_was() -> None:
+def test_the_page_holds_the_prompt_unchanged() -> None:
     assert Reader(page_of(NASTY)).data["text"] == NASTY
 
 
-def test_nothing_of_a_prompt_or_a_name_is_markup() -> None:
+def test_the_page_escapes_prompt_and_name() -> None:
     plain, nasty = Reader(page_of("x" * 200)), Reader(page_of(NASTY, "</title><b a='\"&.build"))
     assert nasty.attributes == plain.attributes
     assert {tag: len(texts) for tag, texts in nasty.texts.items()} == {
@@ -116,7 +117,7 @@ def test_the_page_needs_no_network() -> None:
     assert ("content", policy) in reader.attributes
 
 
-def test_the_page_tells_what_each_head_kept() -> None:
+def test_the_page_has_the_kept_positions_of_each_head() -> None:
     length = len(prompt_of(NASTY).offsets)
     data = Reader(page_of(NASTY)).data
     assert data["tokens"] == length
@@ -124,7 +125,7 @@ def test_the_page_tells_what_each_head_kept() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 131])
-def test_each_position_has_its_bit(length: int) -> None:
+def test_kept_bits_have_one_bit_a_position(length: int) -> None:
     for position in range(length):
         bits = kept_bits([np.array([[position, -1]])], length)
         assert bits.shape == (1, 1, -(-length // 8))
@@ -132,14 +133,14 @@ def test_each_position_has_its_bit(length: int) -> None:
         assert found == position
 
 
-def test_arrays_are_packed_little_endian() -> None:
+def test_page_arrays_are_packed_little_endian() -> None:
     numbers = np.array([[1, 70_000], [2**32 - 1, 0]], ">u4")
     assert unpacked(packed(numbers), "<u4").tolist() == numbers.ravel().tolist()
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 15, 16, 17, 100])
 @pytest.mark.parametrize("place", [LayerGeometry(4, 12, 3), LayerGeometry(0, 12, 0)])
-def test_sinks_and_ring_are_the_contracts(place: LayerGeometry, length: int) -> None:
+def test_page_regions_equal_the_geometry(place: LayerGeometry, length: int) -> None:
     regions = layer_regions(place, length)
     held = [*range(regions["sinks"]), *range(regions["ring"], length)]
     assert held == sorted(set(place.source_positions(length)) - {-1})
@@ -156,7 +157,7 @@ def test_sinks_and_ring_are_the_contracts(place: LayerGeometry, length: int) -> 
         ("ab", [(0, 2), (0, 0)], [[0, 2, 1], [2, 2, 1]]),
     ],
 )
-def test_spans_are_what_whole_tokens_cover(
+def test_spans_cover_whole_tokens(
     text: str, offsets: list[tuple[int, int]], spans: list[list[int]]
 ) -> None:
     prompt = TokenizedPrompt(text, tuple(offsets), ("t",) * len(offsets))
@@ -164,7 +165,7 @@ def test_spans_are_what_whole_tokens_cover(
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_spans_cover_any_text_once(text: str) -> None:
+def test_spans_cover_any_text_exactly_once(text: str) -> None:
     prompt = prompt_of(text)
     starts, ends, tokens = prompt.spans().T
     units = text.encode("utf-16-le")
@@ -172,7 +173,7 @@ def test_spans_cover_any_text_once(text: str) -> None:
     assert tokens.sum() == len(prompt.offsets)
 
 
-def test_tokens_of_no_character_are_named() -> None:
+def test_the_page_names_tokens_without_characters() -> None:
     prompt = TokenizedPrompt("ab", ((0, 0), (0, 2), (0, 0)), ("<s>", "ab", "</s>"))
     page = render("a.build", prompt, CacheGeometry.full(8, 1), [])
     assert Reader(page).data["bare"] == {"0": "<s>", "2": "</s>"}
@@ -185,29 +186,29 @@ def test_tokens_of_no_character_are_named() -> None:
         (100, "A KV head holds 20–22 of 100 positions, on average 21 %."),
     ],
 )
-def test_the_page_says_how_much_is_held(length: int, verdict: str) -> None:
+def test_the_page_says_how_many_positions_are_held(length: int, verdict: str) -> None:
     prompt = prompt_of("x" * length)
     kept = [np.full((2, 6), -1), np.empty((2, 0), np.int64)]
     assert Reader(render("a", prompt, GEOMETRY, kept)).texts["p"][0] == verdict
 
 
-def test_the_page_names_the_numbers_of_the_cache() -> None:
+def test_the_page_lists_the_facts_of_the_cache() -> None:
     page = Reader(page_of("x" * 100))
     assert dict(zip(page.texts["dt"], page.texts["dd"], strict=True)) == {
         "prompt": "100 tokens",
         "policy": "snapstream",
         "layers × KV heads": "2 × 2",
-        "slots of a layer": "20–22",
+        "cache slots of a layer": "20–22",
         "sinks": "0–4",
         "ring": "12–20",
         "kept by vote": "0–6",
         "window W": "4",
         "pool P": "31",
-        "vote": "eligible, sum, avg, mean",
+        "vote": "candidates, sum, avg, mean",
     }
 
 
-def test_a_full_cache_keeps_everything() -> None:
+def test_the_page_of_a_full_cache_says_that_all_is_kept() -> None:
     reader = Reader(render("a", prompt_of("some text"), CacheGeometry.full(64, 2), []))
     assert reader.texts["p"][0].startswith("The cache is the full one: every position is kept")
     assert ("class", "full") in reader.attributes
@@ -223,7 +224,7 @@ def vault_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 PROMPT = "The old key of the vault lies – hidden – behind the door of the house by the sea.\n"
 
 
-def test_inspect_writes_the_page_and_tells_its_size(
+def test_inspect_html_writes_the_page_and_prints_its_size(
     capsys: pytest.CaptureFixture[str], vault_build: Build, tmp_path: Path
 ) -> None:
     page = tmp_path / "kept.html"
@@ -242,16 +243,7 @@ def test_inspect_writes_the_page_and_tells_its_size(
     assert list(tmp_path.iterdir()) == [page]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """The message of a command that has to be refused."""
-    assert main([str(word) for word in argv]) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty, hint[:6]) == ("", "", "hint: ")
-    return error
-
-
-def test_a_page_needs_a_prompt(
+def test_inspect_html_needs_a_prompt(
     capsys: pytest.CaptureFixture[str], vault_build: Build, tmp_path: Path
 ) -> None:
     argv = "inspect", vault_build.directory, "--html", tmp_path / "kept.html"
@@ -269,7 +261,7 @@ def test_a_page_needs_a_prompt(
         ("x" * 250, "File name too long"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_told_before_the_work(
+def test_inspect_html_refuses_an_unwritable_path_before_the_work(
     capsys: pytest.CaptureFixture[str],
     vault_build: Build,
     tmp_path: Path,
@@ -285,7 +277,7 @@ def test_a_path_that_cannot_be_written_is_told_before_the_work(
     assert {path.name for path in tmp_path.iterdir()} == {"file", "pipe"}
 
 
-def test_a_prompt_that_is_refused_leaves_the_older_page(
+def test_a_refused_prompt_leaves_the_older_page(
     capsys: pytest.CaptureFixture[str], vault_build: Build, tmp_path: Path
 ) -> None:
     page = tmp_path / "kept.html"
@@ -295,7 +287,9 @@ def test_a_prompt_that_is_refused_leaves_the_older_page(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an older page"]
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_on_a_full_disk_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -305,7 +299,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_a_page_behind_a_symlink_keeps_the_symlink(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("page")
     with whole_file(tmp_path / "link") as write:
         write("text\r\n")

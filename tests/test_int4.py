@@ -92,7 +92,7 @@ def test_a_build_is_the_model_of_its_rounded_weights(
     (rounded / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     original = load_file(checkpoint / "model.safetensors")
     save_file(original | stored(int4_build, original), rounded / "model.safetensors")
-    engine = LLM(int4_build.directory).engine
+    engine = LLM(int4_build.directory).executor
     engine.prefill(0, prompt[:32], 0, 50)
     got = engine.prefill(0, prompt[18:], 18, 50).logits.copy()
     noise = np.abs(got - logits(rounded, prompt)).mean()
@@ -102,8 +102,9 @@ def test_a_build_is_the_model_of_its_rounded_weights(
 
 def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of the build's int4 file, as numbers."""
-    parts = load_file(made.directory / "weights/int4.safetensors")
-    names = {int4.whole(part) for part in parts}
+    files = (made.directory / weights.file for weights in made.manifest.weights)
+    parts = {n: part for file in files for n, part in load_file(file).items()}
+    names = {int4.whole(part) for part in parts if int4.whole(part) != part}
     assert names == {n for n in original if n.endswith(("proj.weight", "lm_head.weight"))}
     return {
         name: torch.from_numpy(
@@ -172,8 +173,12 @@ def test_diff_needs_the_original_weights(
     assert "has its linear layers in int4 alone" in capsys.readouterr().err
 
 
-def test_no_matrix_lies_there_twice(int4_build: Build) -> None:
-    files = {Path(one.file).name for one in int4_build.manifest.weights}
-    assert files == {"int4.safetensors", "converted.safetensors"}
-    rest = load_file(int4_build.directory / "weights/converted.safetensors")
-    assert all("norm" in name or name == "model.embed_tokens.weight" for name in rest)
+def test_no_matrix_is_stored_in_two_forms(int4_build: Build, checkpoint: Path) -> None:
+    names = {
+        Path(one.file).name.removesuffix(".safetensors") for one in int4_build.manifest.weights
+    }
+    wholes = load_file(checkpoint / "model.safetensors").keys() & names
+    assert all("norm" in name or name == "model.embed_tokens.weight" for name in wholes)
+    quantized = {name for name in names if name.endswith((".int4", ".scales"))}
+    assert names == wholes | quantized
+    assert not {int4.whole(name) for name in quantized} & wholes

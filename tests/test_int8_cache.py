@@ -23,7 +23,7 @@ from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
@@ -137,10 +137,9 @@ def test_a_step_is_exact_attention_to_what_the_caches_hold(tmp_path: Path, capfd
     ort.set_default_logger_severity(2)
     build = build_of(INT8)
     eight = filled(BoundGraph(build, "decode"))
-    plain = BoundGraph(
-        derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions()), "decode"
-    )
-    for spec in build.manifest.graphs["baseline/decode"].inputs:
+    derived = derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions())
+    plain = BoundGraph(derived, "decode")
+    for spec in build.manifest.graphs["baseline-decode"].inputs:
         held = eight.arrays[spec.name]
         is_past = names.is_past(spec.name)
         scale = eight.arrays[f"{spec.name}_scale"] if is_past else 1
@@ -185,7 +184,7 @@ def test_the_graph_of_fewer_slots_computes_the_same() -> None:
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["chunked", "single shot"])
 def test_a_request_is_answered_as_if_alone(case: Case) -> None:
     """Through slots that others had, with scales of their own."""
-    llm = LLM.from_executor(OnnxRuntimeEngine(build_of(case), threads=1))
+    llm = LLM.from_executor(open_executor(build_of(case), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     together = llm.generate(prompts, params)

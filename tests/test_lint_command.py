@@ -16,18 +16,14 @@ def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build(checkpoint, out, target="tensorrt", L_max=64, kv_budget=24, baseline=True)
 
 
-def test_the_command_finds_nothing_in_what_we_build(
-    made: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lint_finds_nothing_in_a_build(made: Build, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(made.directory), "--for", "tensorrt"]) == 0
-    assert "found for TensorRT 11.0: nothing (checked: baseline/decode, " in (
+    assert "found for TensorRT 11.0: nothing (checked: baseline-decode, " in (
         capsys.readouterr().out
     )
 
 
-def test_the_command_tells_findings_apart_and_alike_together(
-    tiny_build: Build, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lint_groups_equal_findings(tiny_build: Build, capsys: pytest.CaptureFixture[str]) -> None:
     """A build for onnxruntime has operators that are its own."""
     assert main(["lint", str(tiny_build.directory), "--for", "tensorrt=10.15"]) == 1
     out = capsys.readouterr().out
@@ -36,7 +32,9 @@ def test_the_command_tells_findings_apart_and_alike_together(
     assert out.count("com.microsoft::GroupQueryAttention") == 4
 
 
-def test_the_command_for_programs(tiny_build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_json_lists_the_findings(
+    tiny_build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["lint", str(tiny_build.directory), "--for", "tensorrt", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["for"] == "tensorrt 11.0" and "decode" in report["graphs"]
@@ -56,7 +54,7 @@ def test_the_command_for_programs(tiny_build: Build, capsys: pytest.CaptureFixtu
         ("tensorrt=8", "TensorRT 8 is too old"),
     ],
 )
-def test_bad_input_is_status_2(
+def test_lint_refuses_bad_input_with_status_2(
     made: Build, capsys: pytest.CaptureFixture[str], engine: str, message: str
 ) -> None:
     assert main(["lint", str(made.directory), "--for", engine]) == 2

@@ -58,7 +58,7 @@ def test_a_changed_manifest_is_refused(
     assert message in error.value.message
 
 
-@pytest.mark.parametrize("name", ["prefill", "compress", "decode", "baseline/decode"])
+@pytest.mark.parametrize("name", ["prefill", "compress", "decode", "baseline-decode"])
 def test_a_changed_byte_of_a_graph_is_refused(copy: Path, name: str) -> None:
     with (copy / f"{name}.onnx").open("r+b") as file:
         file.seek(100)
@@ -77,7 +77,7 @@ def test_a_changed_byte_of_a_graph_is_refused(copy: Path, name: str) -> None:
         (lambda d: (d / MANIFEST).write_text("[]"), "does not hold a JSON object"),
         (lambda d: (d / f"{MANIFEST}.sha256").unlink(), "is missing"),
         (lambda d: (d / "decode.onnx").unlink(), "is missing"),
-        (lambda d: (d / "weights/model.safetensors").write_bytes(b"x"), "bytes"),
+        (lambda d: (d / "weights/lm_head.weight.safetensors").write_bytes(b"x"), "bytes"),
     ],
 )
 def test_missing_and_broken_files_are_refused(
@@ -87,6 +87,23 @@ def test_missing_and_broken_files_are_refused(
     with pytest.raises(UserError) as error:
         Build.open(copy)
     assert message in error.value.message
+
+
+@pytest.mark.parametrize("file", ["/etc/hostname", "../copy/decode.onnx", "weights/../../x"])
+def test_a_file_outside_of_the_build_is_refused(copy: Path, file: str) -> None:
+    manifest = Manifest.read(copy)
+    decode = manifest.graphs["decode"].model_copy(update={"file": file})
+    manifest.model_copy(update={"graphs": manifest.graphs | {"decode": decode}}).write(copy)
+    with pytest.raises(UserError, match="outside of the build"):
+        Build.open(copy)
+
+
+def test_a_symbolic_link_in_place_of_a_file_is_refused(copy: Path) -> None:
+    weights = copy / "weights/lm_head.weight.safetensors"
+    weights.rename(copy / "elsewhere")
+    weights.symlink_to(copy / "elsewhere")
+    with pytest.raises(UserError, match="is a symbolic link"):
+        Build.open(copy)
 
 
 def test_a_kill_between_its_two_files_loses_nothing(

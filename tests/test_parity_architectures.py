@@ -33,7 +33,7 @@ def test_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAIN)
 def test_baseline_is_plain_transformers(name: str) -> None:
-    build = cases.built(with_baseline(name), "baseline/")
+    build = cases.built(with_baseline(name), "baseline-")
     assert_agrees_with_plain(build, name, (1, 65, 96), f"{name} baseline")
 
 

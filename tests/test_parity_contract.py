@@ -20,7 +20,7 @@ SINGLE_SHOT = Case(prefill_chunk=96, baseline=True)
 
 
 def test_the_baseline_of_a_single_shot_build_is_plain_transformers() -> None:
-    build = cases.built(SINGLE_SHOT, "baseline/")
+    build = cases.built(SINGLE_SHOT, "baseline-")
     assert_agrees_with_plain(build, SINGLE_SHOT.checkpoint, (1, 17, 32), "baseline")
 
 

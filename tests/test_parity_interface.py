@@ -86,4 +86,4 @@ def test_the_manifest_tells_the_geometry(case: Case) -> None:
 
 def test_single_shot_needs_no_compress_graph() -> None:
     graphs = set(cases.built(SINGLE_SHOT).manifest["graphs"])
-    assert graphs == {"prefill", "decode", "baseline/prefill", "baseline/decode"}
+    assert graphs == {"prefill", "decode", "baseline-prefill", "baseline-decode"}

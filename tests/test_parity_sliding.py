@@ -17,7 +17,7 @@ from snapexport.exporter.architectures import sliding_windows
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from tests.oracle import cases, masked
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.checkpoints import WINDOW
@@ -86,7 +86,7 @@ def test_fp16_gives_nearly_the_same(tmp_path: Path) -> None:
     """Gemma's norms and caps, rounded: two chunks of one prompt."""
     options = {"L_max": 64, "prefill_chunk": 32, "policy": "full", "dtype": "fp16"}
     build(cases.checkpoint("gemma2"), tmp_path / "half", **options)
-    engine = OnnxRuntimeEngine(Build.open(tmp_path / "half"), threads=1)
+    engine = open_executor(Build.open(tmp_path / "half"), threads=1)
     want = cases.plain("gemma2", 64)
     engine.prefill(0, want.prompt[:32], 0, 64)
     got = engine.prefill(0, want.prompt[32:], 32, 64).logits

@@ -36,7 +36,7 @@ def test_a_kept_position_darkens_its_column_alone(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", CANDIDATES)
-def test_a_column_of_several_is_as_dark_as_its_part(position: int) -> None:
+def test_a_column_is_as_dark_as_its_share_of_kept_positions(position: int) -> None:
     (row,) = rows(np.array([[position]]), width=20)  # 16 columns of 3 positions
     assert {i: mark for i, mark in enumerate(row[1:17]) if mark != " "} == {
         (position - 4) // 3: "░"
@@ -45,7 +45,7 @@ def test_a_column_of_several_is_as_dark_as_its_part(position: int) -> None:
     assert full == "S█" + " " * 15 + "|===="
 
 
-def test_unused_places_are_no_positions() -> None:
+def test_the_picture_ignores_unused_places() -> None:
     assert rows(np.array([[-1, -1, -1]])) == ["S" + " " * 48 + "|" + "=" * 12]
 
 
@@ -53,11 +53,11 @@ def test_unused_places_are_no_positions() -> None:
     ("length", "row"),
     [(1, "S|"), (4, "S|"), (5, "S|="), (16, "S|" + "=" * 12), (17, "S |" + "=" * 12)],
 )
-def test_short_prompts_fill_sinks_then_ring(length: int, row: str) -> None:
+def test_the_picture_of_a_short_prompt_has_sinks_then_ring(length: int, row: str) -> None:
     assert rows(np.array([[-1]]), length) == [row]
 
 
-def test_a_long_prompt_shows_sinks_and_ring_all_the_same() -> None:
+def test_the_picture_of_a_long_prompt_still_shows_sinks_and_ring() -> None:
     geometry = CacheGeometry("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1)
     lines = kept_picture(geometry, [np.array([[-1]])], 10**5)
     assert lines[1].plain == "layer  0 head  0 S" + " " * 63 + "|="
@@ -68,22 +68,20 @@ def test_a_long_prompt_shows_sinks_and_ring_all_the_same() -> None:
     }
 
 
-def test_more_heads_than_fit_are_counted() -> None:
+def test_the_picture_counts_the_heads_that_it_hides() -> None:
     picture = rows(np.full((MOST_ROWS + 5, 3), -1))
     assert len(picture) == MOST_ROWS + 1
     assert picture[-1].startswith("(and 5 more heads")
     assert len(rows(np.full((MOST_ROWS, 3), -1))) == MOST_ROWS
 
 
-def test_inspect_tells_json_in_one_line(
-    capsys: pytest.CaptureFixture[str], tiny_build: Build
-) -> None:
+def test_inspect_json_is_one_line(capsys: pytest.CaptureFixture[str], tiny_build: Build) -> None:
     assert main(["inspect", str(tiny_build.directory), "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["batch"] == tiny_build.manifest.batch
 
 
-def test_demo_tells_json_in_one_line_and_keeps_what_is_there(
+def test_demo_json_is_one_line_and_an_existing_out_is_kept(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = ["demo", "--json", "--more", "0", "--out", str(tmp_path / "vault.build")]
@@ -104,7 +102,7 @@ def vault_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 @pytest.mark.parametrize("command", ["inspect", "generate"])
 @pytest.mark.parametrize("wrapper", ['exec "$@" >&-', 'PYTHONIOENCODING=ascii exec "$@"'])
-def test_output_that_cannot_be_written_is_no_crash(
+def test_closed_or_ascii_output_does_not_crash(
     vault_build: Build, command: str, wrapper: str
 ) -> None:
     prompt = "The old key of the vault lies – hidden – behind the door of the house by the sea."

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("after", [0.15, 0.3, 0.5])
-def test_an_interrupt_while_modules_load(after: float) -> None:
+def test_an_interrupt_while_modules_load_ends_without_traceback(after: float) -> None:
     command = [sys.executable, "-m", "snapexport", "generate", "no.build", "--prompt-file", "-"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

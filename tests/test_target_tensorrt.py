@@ -26,7 +26,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.functions import function
 from snapexport.graphs.targets.tensorrt import split_topk, topk_rounds
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
@@ -76,7 +76,7 @@ def test_fp16_agrees_with_the_onnxruntime_target(tiny: Build, tmp_path: Path) ->
 
 def answer(made: Build) -> Array:
     """The logits [9, V] of a prompt's end and of eight tokens after it."""
-    engine, prompt = OnnxRuntimeEngine(made, threads=1), cases.prompt(60)
+    engine, prompt = open_executor(made, threads=1), cases.prompt(60)
     engine.prefill(0, prompt[:32], 0, 60)
     logits = [engine.prefill(0, prompt[28:], 28, 60).logits.copy()]
     for step in range(8):
@@ -252,7 +252,7 @@ def counts(nodes: Any) -> dict[str, int]:
 def test_real_heads_at_131072_tokens(architecture: str, tmp_path: Path) -> None:
     made = real_build(architecture, tmp_path)
     assert [layer.K for layer in made.manifest.geometry.layers] == [4094, 4094]
-    assert marked(load(made, "decode")) == marked(load(made, "baseline/prefill")) == 2
+    assert marked(load(made, "decode")) == marked(load(made, "baseline-prefill")) == 2
     for version in ("10.15", "11.0"):
         assert lint_build(made, table_for(version)) == []
     golden = json.loads((GOLDEN / f"tensorrt_{architecture}.json").read_text())

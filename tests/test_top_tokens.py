@@ -22,7 +22,7 @@ from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.top_tokens import TopTokens
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases, checkpoints
@@ -169,8 +169,8 @@ def test_requests_are_answered_as_without(case: Case, baseline: bool) -> None:
     """All kinds at once, after prompts and after continuations."""
     ours, plain = (
         LLM.from_executor(
-            OnnxRuntimeEngine(build_of(replace(case, top_tokens=count)), baseline, threads=1),
-            token_budget=40,
+            open_executor(build_of(replace(case, top_tokens=count)), baseline=baseline, threads=1),
+            max_num_batched_tokens=40,
         )
         for count in (COUNT, 0)
     )
@@ -194,7 +194,7 @@ def test_a_broken_slot_ends_and_its_neighbours_go_on(tmp_path: Path) -> None:
     model.get_input_embeddings().weight.data[token] = np.nan
     model.save_pretrained(tmp_path / "model")
     cases.build_checkpoint(tmp_path / "model", broken, Case(top_tokens=COUNT))
-    llm = LLM.from_executor(OnnxRuntimeEngine(Build.open(broken), threads=1))
+    llm = LLM.from_executor(open_executor(Build.open(broken), threads=1))
     good = [prompt for prompt in map(cases.prompt, range(20, 30)) if token not in prompt][:2]
     params = SamplingParams(6, temperature=0.8, top_k=4, seed=0, ignore_eos=True)
     expected = llm.generate(good, params)
@@ -258,7 +258,7 @@ def test_all_of_the_vocabulary_may_be_top_tokens(tmp_path: Path) -> None:
     whole = derive(build, build.manifest.geometry, tmp_path / "whole", every)
     params = SamplingParams(8, temperature=1.5, top_p=0.99, seed=1, ignore_eos=True)
     ours, plain = (
-        LLM.from_executor(OnnxRuntimeEngine(build, threads=1)).generate(cases.prompt(30), params)
+        LLM.from_executor(open_executor(build, threads=1)).generate(cases.prompt(30), params)
         for build in (whole, build)
     )
     assert ours == plain

@@ -29,13 +29,13 @@ def right(llm: LLM, prompts: list[VaultPrompt]) -> int:
 
 
 @pytest.mark.parametrize("baseline", [True, False])
-def test_it_retrieves_from_2048_tokens(vault: Build, baseline: bool) -> None:
+def test_the_vault_checkpoint_retrieves_from_2048_tokens(vault: Build, baseline: bool) -> None:
     prompts = [make_prompt(900_000 + seed, 2048) for seed in range(PROMPTS)]
     llm = LLM(vault.directory, baseline=baseline, threads=2)
     assert right(llm, prompts) >= 0.95 * PROMPTS
 
 
-def test_prompts_are_as_long_as_they_say_and_read_like_text() -> None:
+def test_vault_prompts_have_their_length_and_are_text() -> None:
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     for tokens in (128, 513, 2048):
         prompt = make_prompt(3, tokens)
@@ -46,17 +46,17 @@ def test_prompts_are_as_long_as_they_say_and_read_like_text() -> None:
         assert tokenizer.decode(ids) == prompt.text
 
 
-def test_its_tokenizer_spells_any_text() -> None:
+def test_the_vault_tokenizer_spells_any_text() -> None:
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     for text in ("naïve café", "日本語", "🦦🔑", "\x00\x07", " a  b "):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_it_ships_small() -> None:
+def test_the_vault_checkpoint_is_small() -> None:
     assert (CHECKPOINT / "model.safetensors").stat().st_size < 8e6
 
 
-def test_demo_shows_both_caches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_prints_the_answers_of_both_caches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--more", "0"]) == 0
     out = capsys.readouterr().out
     for expected in (

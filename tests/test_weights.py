@@ -1,4 +1,4 @@
-"""Weights are linked where their dtype serves, converted where it does not, and never guessed."""
+"""Weights are copied where their dtype serves, converted where it does not, and never guessed."""
 
 import errno
 import json
@@ -10,38 +10,91 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snapexport.builder import build
+from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
-from tests.oracle import checkpoints
+from tests.oracle import cases, checkpoints
 
 
 def inode(path: Path) -> int:
     return path.stat().st_ino
 
 
-def test_a_serving_dtype_is_linked_without_a_copy(checkpoint: Path, tmp_path: Path) -> None:
+def weights_of(made: Build) -> dict[str, torch.Tensor]:
+    """All tensors of a build's weight files."""
+    files = [made.directory / weights.file for weights in made.manifest.weights]
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def is_same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return tensors.keys() == others.keys() and all(
+        torch.equal(tensor, others[name]) for name, tensor in tensors.items()
+    )
+
+
+def test_each_weight_has_one_file_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
     made = build(checkpoint, tmp_path / "b", L_max=32, baseline=True)
-    source = inode(checkpoint / "model.safetensors")
-    assert inode(made.directory / "weights/model.safetensors") == source
-    assert inode(made.directory / "baseline/weights/model.safetensors") == source
+    original = load_file(checkpoint / "model.safetensors")
+    files = {f"weights/{name}.safetensors" for name in original}
+    assert {weights.file for weights in made.manifest.weights} == files
+    assert {path.name for path in made.directory.iterdir() if path.is_dir()} == {"weights"}
+    assert {f"weights/{path.name}" for path in (made.directory / "weights").iterdir()} == files
+    assert all((made.directory / file).stat().st_nlink == 1 for file in files)
+    assert is_same(weights_of(made), original)
+    assert not made.manifest.linked_weights
 
 
-def test_shards_are_linked_one_by_one(tmp_path: Path) -> None:
-    model = checkpoints.make("qwen3", tmp_path / "m", max_shard_size="100KB")
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    model = cases.checkpoint("qwen2-tied")
     made = build(model, tmp_path / "b", L_max=32)
-    shards = sorted(path.name for path in model.glob("*.safetensors"))
-    assert len(shards) > 1
-    assert [Path(weights.file).name for weights in made.manifest.weights] == shards
+    names = {Path(weights.file).name for weights in made.manifest.weights}
+    assert "model.embed_tokens.weight.safetensors" in names
+    assert "lm_head.weight.safetensors" not in names
+
+
+def test_a_sharded_checkpoint_gives_the_same_build_as_a_whole_one(tmp_path: Path) -> None:
+    whole = checkpoints.make("qwen3", tmp_path / "whole")
+    sharded = checkpoints.make("qwen3", tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    builds = [build(m, tmp_path / f"{m.name}.b", L_max=32) for m in (whole, sharded)]
+    first, second = (weights_of(made) for made in builds)
+    assert is_same(first, second)
+
+
+def test_link_weights_hard_links_whole_shards(tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3", tmp_path / "m", max_shard_size="100KB")
+    made = build(model, tmp_path / "b", L_max=32, link_weights=True, baseline=True)
+    shards = sorted(model.glob("*.safetensors"))
+    assert [weights.file for weights in made.manifest.weights] == [
+        f"weights/{shard.name}" for shard in shards
+    ]
+    assert all(inode(made.directory / "weights" / shard.name) == inode(shard) for shard in shards)
+    assert made.manifest.linked_weights
+    assert made.verify_weights() == []
+
+
+def test_link_weights_without_hard_links_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(UserError, match=r"--link-weights cannot link .*cross-device"):
+        build(checkpoint, tmp_path / "b", L_max=32, link_weights=True)
+    assert not (tmp_path / "b").exists()
+
+
+def test_link_weights_with_quantized_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--link-weights is not supported with --weights int4"):
+        build(checkpoint, tmp_path / "b", L_max=32, link_weights=True, weights="int4")
 
 
 def test_another_dtype_is_converted_exactly(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
     made = build(model, tmp_path / "b", L_max=32, dtype="fp32")
-    (weights,) = made.manifest.weights
-    converted = load_file(made.directory / weights.file)
     original = load_file(model / "model.safetensors")
-    assert converted.keys() == original.keys()
-    assert all(torch.equal(converted[name], original[name].float()) for name in original)
+    assert is_same(weights_of(made), {name: one.float() for name, one in original.items()})
     assert made.verify_weights() == []
 
 
@@ -51,32 +104,33 @@ def test_only_the_tensors_of_another_dtype_are_converted(tmp_path: Path) -> None
     tensors = load_file(file)
     tensors["model.norm.weight"] = tensors["model.norm.weight"].half()
     save_file(tensors, file)
-    made = build(model, tmp_path / "b", L_max=32, dtype="fp32")
+    made = build(model, tmp_path / "b", L_max=32, dtype="fp32", link_weights=True)
     assert {Path(weights.file).name for weights in made.manifest.weights} == {
         "model.safetensors",
-        "converted.safetensors",
+        "model.norm.weight.safetensors",
     }
-    converted = load_file(made.directory / "weights/converted.safetensors")
-    assert list(converted) == ["model.norm.weight"]
+    converted = load_file(made.directory / "weights/model.norm.weight.safetensors")
+    assert torch.equal(converted["model.norm.weight"], tensors["model.norm.weight"].float())
     assert inode(made.directory / "weights/model.safetensors") == inode(file)
+    assert made.manifest.linked_weights
 
 
-def test_the_hubs_own_hash_is_taken(tmp_path: Path) -> None:
+def test_a_linked_file_has_the_hash_that_the_hub_gave_it(tmp_path: Path) -> None:
     """A snapshot of the Hub's cache is symlinks to blobs that have their hash for a name."""
     model, blob = tmp_path / "m", tmp_path / "blobs" / ("ab" * 32)
     checkpoints.make("llama", model)
     blob.parent.mkdir()
     (model / "model.safetensors").rename(blob)
     (model / "model.safetensors").symlink_to(blob)
-    made = build(model, tmp_path / "b", L_max=32)
+    made = build(model, tmp_path / "b", L_max=32, link_weights=True)
     (weights,) = made.manifest.weights
     assert weights.sha256 == "ab" * 32
     assert not (made.directory / weights.file).is_symlink()
 
 
-@pytest.mark.parametrize("clash", ["model.safetensors", "converted.safetensors"])
-def test_the_checkpoint_is_never_written_to(tmp_path: Path, clash: str) -> None:
-    """Shards that resolve to files of one name, or of the name that conversion uses."""
+@pytest.mark.parametrize("clash", ["model.safetensors", "model.norm.weight.safetensors"])
+def test_linked_shards_of_one_name_are_never_written_to(tmp_path: Path, clash: str) -> None:
+    """Shards that resolve to files of one name, or of a name that conversion uses."""
     model = checkpoints.make("llama", tmp_path / "m", max_shard_size="100KB")
     shards = sorted(model.glob("*.safetensors"))
     norm = load_file(shards[-1])
@@ -86,23 +140,10 @@ def test_the_checkpoint_is_never_written_to(tmp_path: Path, clash: str) -> None:
         shard.rename(tmp_path / str(number) / clash)
         shard.symlink_to(tmp_path / str(number) / clash)
     before = [shard.read_bytes() for shard in shards]
-    made = build(model, tmp_path / "b", L_max=32)
+    made = build(model, tmp_path / "b", L_max=32, link_weights=True)
     assert [shard.read_bytes() for shard in shards] == before
     assert made.verify_weights() == []
-    assert len(made.manifest.weights) == len(shards)
-
-
-def test_without_hard_links_the_weights_are_copied(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr("os.link", refuse)
-    made = build(checkpoint, tmp_path / "b", L_max=32)
-    copied = made.directory / "weights/model.safetensors"
-    assert copied.read_bytes() == (checkpoint / "model.safetensors").read_bytes()
-    assert inode(copied) != inode(checkpoint / "model.safetensors")
+    assert len(made.manifest.weights) == len(shards) - 1 + len(norm)
 
 
 def test_values_that_a_dtype_cannot_hold_are_told(tmp_path: Path) -> None:
@@ -123,7 +164,7 @@ def test_a_downloads_hash_counts_until_the_file_is_written(
     metadata.parent.mkdir(parents=True)
     written = (model / "model.safetensors").stat().st_mtime
     metadata.write_text(f"{'0' * 40}\n{'cd' * 32}\n{written - age}\n")
-    (weights,) = build(model, tmp_path / "b", L_max=32).manifest.weights
+    (weights,) = build(model, tmp_path / "b", L_max=32, link_weights=True).manifest.weights
     assert (weights.sha256 == "cd" * 32) is trusted
 
 
@@ -144,15 +185,11 @@ def test_a_hub_id_is_fetched_without_second_copies(
 
 
 def test_a_changed_weight_is_noticed_by_a_full_check(checkpoint: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "m"
-    copy.mkdir()
-    for file in checkpoint.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    made = build(copy, tmp_path / "b", L_max=32)
-    with (copy / "model.safetensors").open("r+b") as file:
+    made = build(checkpoint, tmp_path / "b", L_max=32)
+    with (made.directory / "weights/model.norm.weight.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x55")
-    with pytest.raises(UserError, match="was changed"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight\.safetensors was changed"):
         made.verify_weights()
 
 

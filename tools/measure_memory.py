@@ -63,10 +63,10 @@ def in_process(build: Path, prepack: bool) -> dict[str, object]:
 def measure(build: Path, prepack: bool) -> dict[str, object]:
     """Memory after loading and after a prefill and some steps, and the median step."""
     from snapexport.contract.build_directory import Build
-    from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+    from snapexport.runtime.open_executor import open_executor
 
     opened = Build.open(build)
-    engine = OnnxRuntimeEngine(opened, prepack=prepack)
+    engine = open_executor(opened, backend="onnxruntime", prepack=prepack)
     loaded = resident_bytes()
     prompt = list(range(2, 2 + engine.limits.prefill_chunk))
     for slot in range(engine.limits.batch):

@@ -1,4 +1,4 @@
-"""What the vault's two checkpoints retrieve from 2,048 tokens, by cache: docs/retrieval.md.
+"""Measures what the two vault checkpoints retrieve from 2,048 tokens: for docs/retrieval.md.
 
 `snapexport eval` on prompts that were never trained on, 500 for each cell of the table and 200 for
 each of the ablation. Interrupted, it goes on where it was.
@@ -16,7 +16,7 @@ CHECKPOINTS = {
 }
 TOKENS = 2048
 DEPTHS = [f"{0.05 + 0.1 * index:.2f}" for index in range(10)]
-POLICIES = ["full", "snapstream", "streaming", "sage", "snapkv"]
+POLICIES = ["full", "snapstream", "snapstream:pool_kernel=7", "streaming", "sage", "snapkv"]
 
 
 def changed(*changes: str) -> list[str]:
@@ -25,7 +25,7 @@ def changed(*changes: str) -> list[str]:
 
 
 CHANGES = [
-    *(f"pool_kernel={kernel}" for kernel in (1, 3, 5, 9, 13)),
+    *(f"pool_kernel={kernel}" for kernel in (1, 3, 5, 7, 9, 13, 15, 63)),
     "pool=max",
     *(f"L_obs={window}" for window in (1, 4, 12, 16)),
     *(f"L_recent={ring}" for ring in (12, 16, 24, 40)),
@@ -69,9 +69,9 @@ RUNS = {
     "kernel": ABLATION
     | {
         "policies": changed(
-            *(f"pool_kernel={kernel}" for kernel in (5, 7, 9, 11)),
-            *(f"pool_kernel={kernel},pool=max" for kernel in (5, 7, 9)),
-            "vote=sum-squares,pool=max",
+            *(f"pool_kernel={kernel}" for kernel in (5, 7, 9, 11, 15, 31, 63)),
+            *(f"pool_kernel={kernel},pool=max" for kernel in (5, 7, 9, 31)),
+            *(f"pool_kernel={kernel},vote=sum-squares,pool=max" for kernel in (7, 31)),
         ),
         "budgets": ["32", "64", "128"],
     },

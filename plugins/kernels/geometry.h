@@ -124,6 +124,20 @@ constexpr int kDigitBits = 10;  // 31 bits: the first digit has one more
 constexpr int kBins = 2048;
 constexpr int kSelectTile = 2048;  // positions of one block
 
+// A block pools its positions from shared memory: its own votes and, around them, what pools of that
+// width reach. Each thread pools a run of neighbours.
+constexpr int kRun = kSelectTile / kThreads;
+SNAPEXPORT_BOTH int staged_votes(int width) { return kSelectTile + width - 1; }
+// Skips a place after each run, so that the same vote of 32 threads' runs meets no bank twice.
+SNAPEXPORT_BOTH int staged_place(int i) { return i + i / kRun; }
+SNAPEXPORT_BOTH int staged_bytes(int width) {
+  return (staged_place(staged_votes(width) - 1) + 1) * static_cast<int>(sizeof(float));
+}
+// Whether they fit beside the counts of digits; no sum of theirs overflows before the width is compared.
+SNAPEXPORT_BOTH bool can_stage(int width) {
+  return width <= kSharedBytes && staged_bytes(width) + kBins * 4 <= kSharedBytes;
+}
+
 // Votes are never negative, so that their bits rank as they do. The sign of a zero must not count.
 SNAPEXPORT_BOTH uint32_t sort_key(uint32_t bits) { return bits & 0x7fffffffu; }
 

@@ -31,18 +31,96 @@ __device__ __forceinline__ BlockSum block_sum(int value, int* shared) {
   return sum;
 }
 
-// A position's votes, pooled for each query head, and what the heads agree on. A mean ranks as its
-// sum does, so that nothing is divided.
+// A head's vote for a position: the sum over the slices of its window.
+__device__ __forceinline__ float head_vote(const float* votes, int splits, int T, int position) {
+  float vote = 0.0f;
+  for (int split = 0; split < splits; ++split) {
+    vote += votes[static_cast<int64_t>(split) * T + position];
+  }
+  return vote;
+}
+
+template <bool kMax>
+__device__ __forceinline__ float joined(float all, float one) {
+  return kMax ? fmaxf(all, one) : all + one;
+}
+
+// Pools a thread's run of positions. Each pool is joined from its lowest position on. `first` is the
+// staged place of the first pool's lowest position.
+template <bool kMax>
+__device__ __forceinline__ void pool_run(float (&pooled)[kRun], const float* staged, int first,
+                                         int width) {
+#pragma unroll
+  for (float& pool : pooled) pool = 0.0f;
+  if (width < kRun) {
+    for (int j = 0; j < width; ++j) {
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) {
+        pooled[k] = joined<kMax>(pooled[k], staged[staged_place(first + k + j)]);
+      }
+    }
+    return;
+  }
+  // Each vote is read once, for all pools that it is in: first for some, then for all, then for some.
+#pragma unroll
+  for (int j = 0; j < kRun - 1; ++j) {
+    const float vote = staged[staged_place(first + j)];
+#pragma unroll
+    for (int k = 0; k <= j; ++k) pooled[k] = joined<kMax>(pooled[k], vote);
+  }
+  for (int j = kRun - 1; j < width; ++j) {
+    const float vote = staged[staged_place(first + j)];
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) pooled[k] = joined<kMax>(pooled[k], vote);
+  }
+#pragma unroll
+  for (int j = 0; j < kRun - 1; ++j) {
+    const float vote = staged[staged_place(first + width + j)];
+#pragma unroll
+    for (int k = j + 1; k < kRun; ++k) pooled[k] = joined<kMax>(pooled[k], vote);
+  }
+}
+
+// The votes of a tile's positions, pooled for each query head, and what the heads agree on: left in
+// `staged`. A mean ranks as its sum does, so that nothing is divided. Reads each vote once. Positions
+// that are not eligible count as zero, which changes no sum and no maximum.
+__device__ __forceinline__ void group_votes(const SelectProblem& p, const float* votes, int splits,
+                                            int first, Range eligible, float* staged) {
+  float group[kRun];
+#pragma unroll
+  for (float& one : group) one = 0.0f;
+  const int lowest = first - (p.pool_kernel - 1) / 2, own = threadIdx.x * kRun;
+  for (int h = 0; h < p.group; ++h, votes += static_cast<int64_t>(splits) * p.T) {
+    for (int i = threadIdx.x; i < staged_votes(p.pool_kernel); i += kThreads) {
+      staged[staged_place(i)] =
+          eligible.contains(lowest + i) ? head_vote(votes, splits, p.T, lowest + i) : 0.0f;
+    }
+    __syncthreads();
+    float pooled[kRun];
+    if (p.pool_max) {
+      pool_run<true>(pooled, staged, own, p.pool_kernel);
+    } else {
+      pool_run<false>(pooled, staged, own, p.pool_kernel);
+    }
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      group[k] = p.group_max ? fmaxf(group[k], pooled[k]) : group[k] + pooled[k];
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) staged[staged_place(own + k)] = group[k];
+  __syncthreads();
+}
+
+// The same for one position, straight from memory: where a pool is too wide to be staged.
 __device__ __forceinline__ float group_vote(const SelectProblem& p, const float* votes, int splits,
                                             Range pool) {
   float group = 0.0f;
-  for (int h = 0; h < p.group; ++h) {
+  for (int h = 0; h < p.group; ++h, votes += static_cast<int64_t>(splits) * p.T) {
     float pooled = 0.0f;
     for (int position = pool.begin; position < pool.end; ++position) {
-      float vote = 0.0f;
-      for (int split = 0; split < splits; ++split) {
-        vote += votes[(static_cast<int64_t>(h) * splits + split) * p.T + position];
-      }
+      const float vote = head_vote(votes, splits, p.T, position);
       pooled = p.pool_max ? fmaxf(pooled, vote) : pooled + vote;
     }
     group = p.group_max ? fmaxf(group, pooled) : group + pooled;
@@ -70,12 +148,16 @@ __global__ void __launch_bounds__(kThreads)
   if (!prompt.eligible.overlaps(first, kSelectTile)) return;
   auto* histogram = reinterpret_cast<uint32_t*>(shared_memory());
   const float* votes = workspace.votes + static_cast<int64_t>(head) * p.group * splits * p.T;
+  auto* staged = reinterpret_cast<float*>(histogram + kBins);
+  const bool stages = can_stage(p.pool_kernel);
   clear_histogram(histogram);
+  if (stages) group_votes(p, votes, splits, first, prompt.eligible, staged);
   for (int i = threadIdx.x; i < kSelectTile; i += kThreads) {
     const int position = first + i;
     if (!prompt.eligible.contains(position)) continue;
-    const float vote =
-        group_vote(p, votes, splits, pool_range(position, p.pool_kernel, prompt.eligible));
+    const float vote = stages ? staged[staged_place(i)]
+                              : group_vote(p, votes, splits,
+                                           pool_range(position, p.pool_kernel, prompt.eligible));
     workspace.scores[static_cast<int64_t>(head) * p.T + position] = vote;
     atomicAdd(histogram + digit(sort_key(__float_as_uint(vote)), 0), 1u);
   }

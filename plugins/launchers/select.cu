@@ -90,7 +90,8 @@ void choose(const SelectProblem& p, const SelectTensors& tensors, int splits, co
             cudaStream_t stream) {
   constexpr int kWord = sizeof(uint32_t), kScratch = (kWarps + 2) * kWord;
   const dim3 tiles(select_tiles(p), p.kv_heads);
-  launch(pool_votes, tiles, kThreads, kBins * kWord, stream, p, tensors, splits, w);
+  const int staged = can_stage(p.pool_kernel) ? staged_bytes(p.pool_kernel) : 0;
+  launch(pool_votes, tiles, kThreads, kBins * kWord + staged, stream, p, tensors, splits, w);
   for (int level = 1; level < kLevels; ++level) {
     launch(refine, tiles, kThreads, kBins * kWord + kScratch, stream, p, tensors, level, w);
   }

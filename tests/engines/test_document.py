@@ -1,4 +1,4 @@
-"""docs/tensorrt.md: its commands are taken by the programs that they are for."""
+"""docs/how-to/tensorrt.md: its commands are taken by the programs that they are for."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snapexport.cli.app import parser
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "tensorrt.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "tensorrt.md"
 
 
 def commands(program: str) -> list[str]:

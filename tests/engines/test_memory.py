@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from snapexport.contract.bytes import parsed
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
@@ -17,7 +18,6 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
-from snapexport.contract.sizes import size
 from snapexport.engines import EngineOptions
 from snapexport.engines.folder import engine_name
 from snapexport.engines.gpu import Gpu
@@ -83,7 +83,7 @@ def manifest() -> Manifest:
             "compress": compress,
             "decode": graph(*ring),
             "decode.1": graph(caches("past_key_values", 1, SLOTS), caches("present", 1, SLOTS)),
-            "baseline/decode": baseline,
+            "baseline-decode": baseline,
         },
         traces={},
         weights=[WeightFile(file="w", size=WEIGHTS // 2, header_sha256="", sha256=None)] * 2,
@@ -99,17 +99,17 @@ def test_building_counts_weights_inputs_and_outputs(manifest: Manifest) -> None:
     assert prefill.host == LIBRARY_HOST + 2 * WEIGHTS
     # Caches are written in place: counted once.
     assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
-    assert prefill.plan == WEIGHTS
+    assert prefill.engine == WEIGHTS
     # The hand-over has no weights, and reads other caches than it writes.
     compress = needed.graphs["compress"]
-    assert (compress.host, compress.plan) == (LIBRARY_HOST, 0)
+    assert (compress.host, compress.engine) == (LIBRARY_HOST, 0)
     assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
 def test_the_largest_graph_decides_and_the_disk_holds_all(manifest: Manifest) -> None:
     needed = estimate(manifest, manifest.graphs, stripped=False)
     assert needed.host == needed.graphs["decode"].host
-    assert needed.gpu == needed.graphs["baseline/decode"].gpu
+    assert needed.gpu == needed.graphs["baseline-decode"].gpu
     assert needed.disk == 4 * WEIGHTS
 
 
@@ -148,7 +148,7 @@ def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) 
     with pytest.raises(UserError) as refused:
         require_room(needed, free, stripped=False)
     assert message in refused.value.message
-    assert ("--strip-plan" in refused.value.hint) == ("GPU" not in message)
+    assert ("--strip-weights" in refused.value.hint) == ("GPU" not in message)
 
 
 def test_inputs_and_outputs_are_told_but_are_no_reason_to_refuse(needed: Estimate) -> None:
@@ -175,13 +175,13 @@ def test_free_memory_is_read_from_linux(tmp_path: Path) -> None:
     [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096), ("24 gb", 24 * 10**9)],
 )
 def test_sizes(text: str, nbytes: int) -> None:
-    assert size(text) == nbytes
+    assert parsed(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
-        size(text)
+        parsed(text)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 def test_a_graph_that_the_build_has_not_is_refused(manifest: Manifest) -> None:
     assert EngineOptions().graphs_of(manifest) == tuple(manifest.graphs)
     assert EngineOptions(graphs=("decode", "prefill")).graphs_of(manifest) == ("prefill", "decode")
-    with pytest.raises(UserError, match="no graph 'baseline/prefill'"):
-        EngineOptions(graphs=("baseline/prefill",)).graphs_of(manifest)
+    with pytest.raises(UserError, match="no graph 'baseline-prefill'"):
+        EngineOptions(graphs=("baseline-prefill",)).graphs_of(manifest)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_graph_that_the_build_has_not_is_refused(manifest: Manifest) -> None:
         ({}, "sm_120-nvidia_geforce_rtx_5090"),
         ({"hardware_compat": "same-compute-capability"}, "sm_120"),
         ({"hardware_compat": "ampere-plus", "version_compatible": True}, "ampere_plus-version_com"),
-        ({"strip_plan": True, "refit": True}, "sm_120-nvidia_geforce_rtx_5090-stripped-refit"),
+        ({"strip_weights": True, "refit": True}, "sm_120-nvidia_geforce_rtx_5090-stripped-refit"),
     ],
 )
 def test_names_say_what_runs_them(options: dict[str, Any], name: str) -> None:

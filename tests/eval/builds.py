@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
+from snapexport.eval.grid import Grid, make_grid
 from snapexport.eval.options import EvalOptions
-from snapexport.eval.plan import Plan, plan
 from snapexport.vault import CHECKPOINT
 from tests.oracle import checkpoints
 
@@ -21,12 +21,16 @@ FEW: dict[str, Any] = {"tasks": ("vault",), "samples": 1, "threads": 1, "hit_sam
 
 @cache
 def vault() -> Build:
-    """The bundled checkpoint in 64 slots: 4 sinks, a ring of 30, 30 for the vote.
+    """The bundled checkpoint in 64 cache slots: 4 sinks, a ring of 30, 30 for the vote.
+
+    An answer is four tokens long: so few slots want a short pool.
 
     Alone in its directory.
     """
-    options: dict[str, Any] = {"kv_budget": 64, "batch": 1, "prefill_chunk": 128, "baseline": True}
-    return build(CHECKPOINT, _directory() / "vault.build", L_max=600, **options)
+    options: dict[str, Any] = {"kv_budget": 64, "pool_kernel": 7, "prefill_chunk": 128}
+    return build(
+        CHECKPOINT, _directory() / "vault.build", L_max=600, batch=1, baseline=True, **options
+    )
 
 
 @cache
@@ -43,9 +47,9 @@ def sliding() -> Build:
     return build(model, directory / "sliding.build", L_max=200, batch=2, baseline=True, **options)
 
 
-def vault_plan(of: Build, **choices: Any) -> Plan:
+def vault_grid(of: Build, **choices: Any) -> Grid:
     """A few questions of the vault; `choices` are EvalOptions' fields."""
-    return plan(of, EvalOptions(**FEW | choices))
+    return make_grid(of, EvalOptions(**FEW | choices))
 
 
 def _directory() -> Path:

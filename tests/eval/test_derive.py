@@ -15,17 +15,17 @@ from snapexport.builder.derive import derive, is_soft_capped
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.eval.contestants import Lineup
+from snapexport.eval.systems import SystemMaker
 from tests.oracle import cases, masked
 
 STEPS = 12
 LENGTH = 60
 
 
-def contestant(own: Build, name: str, slots: int = 24) -> CacheGeometry:
+def system(own: Build, name: str, slots: int = 24) -> CacheGeometry:
     manifest = own.manifest
-    lineup = Lineup(manifest.model, manifest.geometry.L_max, manifest.geometry)
-    return lineup.contestants([name], [slots])[0].geometry
+    lineup = SystemMaker(manifest.model, manifest.geometry.L_max, manifest.geometry)
+    return lineup.systems([name], [slots])[0].geometry
 
 
 def answer(directory: Path, prompt: Sequence[int]) -> tuple[list[int], list[np.ndarray] | None]:
@@ -53,10 +53,10 @@ def assert_is_transformers(derived: Build, checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["snapstream:vote=sum-squares,pool=max", "streaming", "sage", "snapkv", "full"]
 )
-def test_a_derived_build_is_transformers_with_its_cache(
+def test_a_derived_build_answers_like_transformers_with_the_same_cache(
     tiny_build: Build, checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
-    geometry = contestant(tiny_build, name)
+    geometry = system(tiny_build, name)
     derived = derive(tiny_build, geometry, tmp_path / "d")
     assert derived.manifest.geometry == geometry
     if geometry.compresses:
@@ -76,15 +76,15 @@ def single_shot_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("name", ["streaming", "snapkv:budget=pyramid,group=max"])
-def test_so_is_one_of_the_single_shot_layout_on_the_portable_target(
+def test_a_derived_single_shot_portable_build_answers_like_transformers(
     single_shot_build: Build, checkpoint: Path, tmp_path: Path, name: str
 ) -> None:
-    derived = derive(single_shot_build, contestant(single_shot_build, name), tmp_path / "d")
+    derived = derive(single_shot_build, system(single_shot_build, name), tmp_path / "d")
     assert "compress" not in derived.manifest.graphs
     assert_is_transformers(derived, checkpoint)
 
 
-def test_it_is_the_build_of_the_same_options(
+def test_a_derived_build_equals_a_build_of_the_same_options(
     tiny_build: Build, checkpoint: Path, tmp_path: Path
 ) -> None:
     """From the checkpoint, with a trace of its own."""
@@ -106,33 +106,45 @@ def test_it_is_the_build_of_the_same_options(
             np.testing.assert_array_equal(*pair)
 
 
-def test_it_has_the_builds_own_weights_and_no_more(tiny_build: Build, tmp_path: Path) -> None:
-    derived = derive(tiny_build, contestant(tiny_build, "streaming"), tmp_path / "d")
+@pytest.mark.parametrize("link", [False, True])
+def test_a_derived_build_has_the_same_weights_and_no_traces(
+    tiny_build: Build, tmp_path: Path, link: bool
+) -> None:
+    geometry = system(tiny_build, "streaming")
+    copy = Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+    derived = derive(Build.open(copy), geometry, tmp_path / "d", link_weights=link)
+    linked = derived.manifest.linked_weights
     for file in derived.manifest.weights:
-        assert (derived.directory / file.file).samefile(tiny_build.directory / file.file)
+        path = derived.directory / file.file
+        assert path.stat().st_nlink == 1 + linked
+        assert path.samefile(copy / file.file) == linked
+    assert linked <= link  # a file system with reflinks needs no hard link
+    assert derived.verify_weights() == []
     assert not derived.manifest.traces
     with pytest.raises(UserError, match="has no baseline"):
-        derive(derived, contestant(tiny_build, "full"), tmp_path / "e")
+        derive(derived, system(tiny_build, "full"), tmp_path / "e")
 
 
-def test_it_may_take_longer_prompts_than_the_build(
+def test_a_derived_build_can_have_a_larger_L_max(
     tiny_build: Build, checkpoint: Path, tmp_path: Path
 ) -> None:
     own = tiny_build.manifest
-    (longer,) = Lineup(own.model, 100, own.geometry).contestants(["snapstream"], [24])
+    (longer,) = SystemMaker(own.model, 100, own.geometry).systems(["snapstream"], [24])
     derived = derive(tiny_build, longer.geometry, tmp_path / "d")
     want = masked.run(checkpoint, cases.prompt(100), longer.geometry, STEPS)
     assert answer(derived.directory, want.prompt)[0] == want.tokens
 
 
-def test_a_window_beyond_the_chunk_is_refused(tiny_build: Build, tmp_path: Path) -> None:
-    geometry = contestant(tiny_build, "snapstream:L_obs=25,L_recent=30", 48)
+def test_derive_refuses_a_window_longer_than_the_prefill_chunk(
+    tiny_build: Build, tmp_path: Path
+) -> None:
+    geometry = system(tiny_build, "snapstream:L_obs=25,L_recent=30", 48)
     with pytest.raises(UserError, match=r"window of 25 .* prefill chunk of 24"):
         derive(tiny_build, geometry, tmp_path / "d")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_soft_capped_attention_is_known_by_its_trace(tiny_build: Build, tmp_path: Path) -> None:
+def test_soft_capped_attention_is_detected_in_the_trace(tiny_build: Build, tmp_path: Path) -> None:
     assert not is_soft_capped(tiny_build)
     capped = Build(Path(shutil.copytree(tiny_build.directory, tmp_path / "b")), tiny_build.manifest)
     trace = onnx.load(capped.trace("decode"), load_external_data=False)
@@ -143,4 +155,4 @@ def test_soft_capped_attention_is_known_by_its_trace(tiny_build: Build, tmp_path
     capped.trace("decode").write_bytes(trace.SerializeToString())
     assert is_soft_capped(capped)
     with pytest.raises(UserError, match="soft-capped"):
-        derive(capped, contestant(tiny_build, "full"), tmp_path / "d", with_queries=True)
+        derive(capped, system(tiny_build, "full"), tmp_path / "d", with_queries=True)

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.eval import hit_rate
-from snapexport.eval.arena import arena
+from snapexport.eval.grid import Cell, Grid
 from snapexport.eval.hit_rate import THETA, HitRate
-from snapexport.eval.plan import Plan
-from snapexport.eval.questions import Cell
-from tests.eval.builds import vault_plan
+from snapexport.eval.systems import loading
+from tests.eval.builds import vault_grid
 from tests.oracle import masked
 
 STEPS = 9
 
-Measured = tuple[float, Plan, list[HitRate]]
+Measured = tuple[float, Grid, list[HitRate]]
 """theta, and what was measured with it."""
 
 ROUNDING = 1e-3
@@ -44,19 +43,19 @@ class Bounds:
         return bool(np.all((self.least <= counts) & (counts <= self.most)))
 
 
-def prompt_of(plan: Plan, cell: Cell) -> tuple[int, ...]:
-    sample = plan.questions.sample(cell)
+def prompt_of(grid: Grid, cell: Cell) -> tuple[int, ...]:
+    sample = grid.requests.sample(cell)
     return sample.context_ids + sample.question_ids
 
 
 @torch.no_grad()
-def attentions(model: Path, plan: Plan, cell: Cell) -> Attentions:
+def attentions(model: Path, grid: Grid, cell: Cell) -> Attentions:
     """Of transformers' own greedy answer with its full cache."""
     loaded: Any = masked.load(model, "eager")
-    tokenizer, eos = plan.questions.tokenizer, plan.build.manifest.model.eos_token_id
-    out = loaded(torch.tensor([prompt_of(plan, cell)]), use_cache=True, logits_to_keep=1)
+    tokenizer, eos = grid.requests.tokenizer, grid.build.manifest.model.eos_token_id
+    out = loaded(torch.tensor([prompt_of(grid, cell)]), use_cache=True, logits_to_keep=1)
     seen: Attentions = []
-    for _ in range(min(plan.questions.sample(cell).max_tokens, STEPS) - 1):
+    for _ in range(min(grid.requests.sample(cell).max_tokens, STEPS) - 1):
         token = int(out.logits[0, -1].argmax())
         if token in eos or "\n" in tokenizer.decode([token]):
             break
@@ -71,13 +70,13 @@ def attentions(model: Path, plan: Plan, cell: Cell) -> Attentions:
 
 
 def expected(
-    model: Path, plan: Plan, geometry: CacheGeometry, theta: float
+    model: Path, grid: Grid, geometry: CacheGeometry, theta: float
 ) -> tuple[Bounds, Bounds]:
     """Hits, and all that was looked at."""
     shape = (2, geometry.num_layers, STEPS)
     hits, seen = (Bounds(*np.zeros(shape, np.int64)) for _ in range(2))
-    for cell in hit_rate._cells(plan):
-        prompt = prompt_of(plan, cell)
+    for cell in hit_rate._cells(grid):
+        prompt = prompt_of(grid, cell)
         vote = masked.run(model, prompt, geometry, steps=0)
         assert vote.is_clear, "choose another seed"
         for layer, place in enumerate(geometry.layers):
@@ -87,7 +86,7 @@ def expected(
             positions = np.arange(len(prompt))[span]
             kept = [np.isin(positions, row) for row in vote.topk_positions[layer]]
             kept = np.repeat(kept, 2, axis=0)  # two query heads a KV head
-            for step, layers in enumerate(attentions(model, plan, cell)):
+            for step, layers in enumerate(attentions(model, grid, cell)):
                 for bound, shift in (("least", ROUNDING), ("most", -ROUNDING)):
                     looked = layers[layer][:, span] > theta * (1 + shift)
                     getattr(seen, bound)[layer, step] += looked.sum()
@@ -97,7 +96,7 @@ def expected(
 
 @pytest.fixture(scope="module", params=[THETA, THETA / 10, THETA / 30])
 def measured(request: pytest.FixtureRequest, sliding_build: Build) -> Iterator[Measured]:
-    plan = vault_plan(
+    grid = vault_grid(
         sliding_build,
         lengths=(120,),
         depths=(0.0, 0.5, 1.0),
@@ -105,24 +104,26 @@ def measured(request: pytest.FixtureRequest, sliding_build: Build) -> Iterator[M
         budgets=(44,),
         hit_samples=2,
     )
-    with pytest.MonkeyPatch.context() as patched, arena(sliding_build, threads=1) as loaded:
+    with pytest.MonkeyPatch.context() as patched, loading(sliding_build, threads=1) as loaded:
         patched.setattr(hit_rate, "THETA", request.param)
-        yield request.param, plan, hit_rate.measure(plan, loaded, STEPS)
+        yield request.param, grid, hit_rate.measure(grid, loaded, STEPS)
 
 
-def test_it_is_what_transformers_attends_to(sliding_build: Build, measured: Measured) -> None:
-    theta, plan, rates = measured
-    contestants = {one.name: one.geometry for one in plan.contestants}
-    assert [rate.contestant for rate in rates] == ["snapstream", "snapkv:pool=max"]
+def test_hit_rate_equals_the_one_from_transformers_attention(
+    sliding_build: Build, measured: Measured
+) -> None:
+    theta, grid, rates = measured
+    systems = {one.name: one.geometry for one in grid.systems}
+    assert [rate.system for rate in rates] == ["snapstream", "snapkv:pool=max"]
     for rate in rates:
         model = sliding_build.directory.parent / "model"
-        hits, seen = expected(model, plan, contestants[rate.contestant], theta)
+        hits, seen = expected(model, grid, systems[rate.system], theta)
         assert seen.hold(rate.seen), f"{rate.seen}\nnot\n{seen}"
         assert hits.hold(rate.hits), f"{rate.hits}\nnot\n{hits}"
         assert 0 < rate.hits.sum() < rate.seen.sum()
 
 
-def test_a_layer_that_slides_is_never_counted(measured: Measured) -> None:
+def test_hit_rate_skips_sliding_window_layers(measured: Measured) -> None:
     _, _, rates = measured
     for rate in rates:
         assert not rate.seen[[0, 2]].any() and rate.seen[1].any()
@@ -130,7 +131,7 @@ def test_a_layer_that_slides_is_never_counted(measured: Measured) -> None:
         assert first is third is None and 0 < second < 1
 
 
-def test_the_report_divides_hits_by_what_was_looked_at() -> None:
+def test_hit_rate_report_is_hits_over_positions_looked_at() -> None:
     rate = HitRate("any", 8, np.array([[1, 0], [0, 0]]), np.array([[2, 0], [1, 3]]), prompts=1)
     report = rate.report()
     assert report["by_layer"] == [0.5, 0.0]
@@ -138,17 +139,17 @@ def test_the_report_divides_hits_by_what_was_looked_at() -> None:
     assert report["by_layer_and_step"] == [[0.5, None], [0.0, 0.0]]
 
 
-def test_prompts_are_spread_over_the_depths(sliding_build: Build) -> None:
+def test_hit_rate_prompts_are_spread_over_the_depths(sliding_build: Build) -> None:
     depths = (0.0, 0.25, 0.5, 0.75, 1.0)
     for count, expected_depths in ((0, []), (1, [0.5]), (2, [0.25, 0.75]), (9, list(depths))):
-        plan = vault_plan(sliding_build, lengths=(90, 120), depths=depths, hit_samples=count)
-        cells = hit_rate._cells(plan)
+        grid = vault_grid(sliding_build, lengths=(90, 120), depths=depths, hit_samples=count)
+        cells = hit_rate._cells(grid)
         assert [cell.depth for cell in cells] == expected_depths
         assert {cell.length for cell in cells} <= {120}
 
 
-def test_without_prompts_or_votes_there_is_none(sliding_build: Build) -> None:
+def test_hit_rate_is_empty_without_prompts_or_votes(sliding_build: Build) -> None:
     for choices in ({"hit_samples": 0}, {"hit_samples": 1, "policies": ("full", "streaming")}):
-        plan = vault_plan(sliding_build, lengths=(120,), **choices)
-        with arena(sliding_build, threads=1) as loaded:
-            assert hit_rate.measure(plan, loaded) == []
+        grid = vault_grid(sliding_build, lengths=(120,), **choices)
+        with loading(sliding_build, threads=1) as loaded:
+            assert hit_rate.measure(grid, loaded) == []

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.eval import trials
-from snapexport.eval.arena import arena
+from snapexport.eval.grid import Grid
 from snapexport.eval.options import MODES
-from snapexport.eval.plan import Plan
-from snapexport.eval.trials import Outcome
+from snapexport.eval.outcomes import Outcome
+from snapexport.eval.run import outcomes_of
+from snapexport.eval.systems import loading
 from snapexport.runtime.requests import SamplingParams
-from tests.eval.builds import vault_plan
+from tests.eval.builds import vault_grid
 
 CHOICES: dict[str, Any] = {"lengths": (384,), "depths": (0.0, 0.4), "samples": 3, "modes": MODES}
 POLICIES = ("full", "snapstream", "streaming", "sage")
 
 
 def outcomes(build: Build, **choices: Any) -> list[Outcome]:
-    plan = vault_plan(build, **CHOICES | choices)
-    with arena(build, threads=1) as loaded:
-        return list(trials.run(plan, loaded))
+    grid = vault_grid(build, **CHOICES | choices)
+    with loading(build, threads=1) as loaded:
+        return list(outcomes_of(grid, loaded))
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,11 @@ def together(vault_build: Build) -> list[Outcome]:
     return outcomes(vault_build, policies=POLICIES)
 
 
-def test_everybody_is_asked_everything_once(together: list[Outcome], vault_build: Build) -> None:
-    plan = vault_plan(vault_build, **CHOICES, policies=POLICIES)
-    assert len(together) == plan.answers == len({one.key for one in together}) == 4 * 3 * 2 * 3
+def test_every_system_answers_every_request_once(
+    together: list[Outcome], vault_build: Build
+) -> None:
+    grid = vault_grid(vault_build, **CHOICES, policies=POLICIES)
+    assert len(together) == grid.answers == len({one.key for one in together}) == 4 * 3 * 2 * 3
     expected = defaultdict(set)
     for one in together:
         expected[one.seed].add(one.expected)
@@ -45,7 +47,7 @@ def test_sharing_a_prompt_cache_changes_no_answer(
 ) -> None:
     alone = outcomes(vault_build, policies=(policy,))
     apart = {one.key[2:]: one for one in alone}
-    shared = {one.key[2:]: one for one in together if one.contestant == policy}
+    shared = {one.key[2:]: one for one in together if one.system == policy}
     assert apart.keys() == shared.keys()
     for key, one in shared.items():
         if one.mode != "late":  # how much text lies in between depends on the largest ring
@@ -53,11 +55,11 @@ def test_sharing_a_prompt_cache_changes_no_answer(
 
 
 def mean(answers: list[Outcome], policy: str, mode: str) -> float:
-    scores = [one.score for one in answers if (one.contestant, one.mode) == (policy, mode)]
+    scores = [one.score for one in answers if (one.system, one.mode) == (policy, mode)]
     return float(np.mean(scores))
 
 
-def test_the_vote_keeps_what_a_ring_alone_has_lost(together: list[Outcome]) -> None:
+def test_snapstream_answers_what_streaming_has_lost(together: list[Outcome]) -> None:
     for mode in ("aware", "late"):
         assert mean(together, "full", mode) > 0.8
         assert mean(together, "snapstream", mode) > 0.6
@@ -65,21 +67,23 @@ def test_the_vote_keeps_what_a_ring_alone_has_lost(together: list[Outcome]) -> N
     assert mean(together, "full", "agnostic") > 0.8
 
 
-def test_prefill_gives_the_first_token_away(together: list[Outcome]) -> None:
-    aware = [one for one in together if (one.contestant, one.mode) == ("streaming", "aware")]
+def test_the_first_token_is_right_even_when_the_cache_lost_the_answer(
+    together: list[Outcome],
+) -> None:
+    aware = [one for one in together if (one.system, one.mode) == ("streaming", "aware")]
     assert sum(one.first for one in aware) > sum(one.rest for one in aware)
 
 
-def kept(plan: Plan, mode: str, build: Build) -> list[list[np.ndarray]]:
+def kept(grid: Grid, mode: str, build: Build) -> list[list[np.ndarray]]:
     """Of one context and each of several questions, by layer."""
-    cells = plan.questions.cells()
-    sample = plan.questions.sample(cells[0])
+    cells = grid.requests.cells()
+    sample = grid.requests.sample(cells[0])
     found = []
-    with arena(build, threads=1) as loaded:
-        (llm,) = loaded.load(plan.contestants)
+    with loading(build, threads=1) as loaded:
+        (llm,) = loaded.load(grid.systems)
         for other in cells[:3]:
-            question = plan.questions.sample(other).question_ids
-            asked = plan.questions.request(sample, cells[0], mode)
+            question = grid.requests.sample(other).question_ids
+            asked = grid.requests.request(sample, cells[0], mode)
             if mode == "aware":
                 prompt, later = sample.context_ids + question, None
             else:
@@ -90,33 +94,33 @@ def kept(plan: Plan, mode: str, build: Build) -> list[list[np.ndarray]]:
     return found
 
 
-def test_agnostic_keeps_the_same_whatever_is_asked(vault_build: Build) -> None:
-    plan = vault_plan(vault_build, **CHOICES, policies=("snapstream",))
-    first, *rest = kept(plan, "agnostic", vault_build)
+def test_agnostic_mode_keeps_the_same_positions_for_any_question(vault_build: Build) -> None:
+    grid = vault_grid(vault_build, **CHOICES, policies=("snapstream",))
+    first, *rest = kept(grid, "agnostic", vault_build)
     for other in rest:
         for pair in zip(first, other, strict=True):
             np.testing.assert_array_equal(*pair)
 
 
-def test_aware_keeps_what_is_asked_for(vault_build: Build) -> None:
-    plan = vault_plan(vault_build, **CHOICES, policies=("snapstream",))
-    first, *rest = kept(plan, "aware", vault_build)
+def test_aware_mode_keeps_the_positions_of_the_answer(vault_build: Build) -> None:
+    grid = vault_grid(vault_build, **CHOICES, policies=("snapstream",))
+    first, *rest = kept(grid, "aware", vault_build)
     assert all(any((a != b).any() for a, b in zip(first, other, strict=True)) for other in rest)
 
 
-def test_late_asks_when_no_ring_holds_anything_of_prompt_or_answer(vault_build: Build) -> None:
-    plan = vault_plan(vault_build, **CHOICES, policies=POLICIES, budgets=(32, 100))
-    ring = max(layer.L_recent for one in plan.contestants for layer in one.geometry.layers)
+def test_late_mode_repeats_the_question_after_the_ring_was_overwritten(vault_build: Build) -> None:
+    grid = vault_grid(vault_build, **CHOICES, policies=POLICIES, budgets=(32, 100))
+    ring = max(layer.L_recent for one in grid.systems for layer in one.geometry.layers)
     assert ring == 96  # streaming's, beside 4 sinks
-    for cell in plan.questions.cells():
-        sample = plan.questions.sample(cell)
-        aware = plan.questions.request(sample, cell, "aware")
-        late = plan.questions.request(sample, cell, "late")
+    for cell in grid.requests.cells():
+        sample = grid.requests.sample(cell)
+        aware = grid.requests.request(sample, cell, "aware")
+        late = grid.requests.request(sample, cell, "late")
         assert late.prompt == aware.prompt == sample.context_ids + sample.question_ids
         answered, asked = len(sample.reference_ids), len(sample.question_ids)
         assert late.continuation[:answered] == sample.reference_ids
         assert late.continuation[-asked:] == sample.question_ids
         other_text = late.continuation[answered + 1 : -asked]
         assert len(other_text) > ring
-        text = plan.questions.tokenizer.decode(list(other_text))
+        text = grid.requests.tokenizer.decode(list(other_text))
         assert not any(word in text.split() for word in sample.reference.split())

@@ -12,7 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from snapexport.eval import plots
-from snapexport.eval.plots import look
 from snapexport.plots import STYLE
 
 PNG, SVG = b"\x89PNG\r\n\x1a\n", "{http://www.w3.org/2000/svg}svg"
@@ -32,12 +31,12 @@ def a_report(
     caches = [(n, s) for n in names for s in ((999,) if n == "full" else budgets)]
     scores = (round(0.37 * i % 1, 4) for i in range(10_000))
     results = [
-        {"contestant": name, "slots": slots, "mode": mode, "task": "vault", "length": length}
+        {"system": name, "slots": slots, "mode": mode, "task": "vault", "length": length}
         | {"score": next(scores), "by_depth": {str(depth): next(scores) for depth in depths}}
         for mode, length, (name, slots) in product(modes, lengths, caches)
     ]
     rates = [
-        {"contestant": name, "slots": slots, "theta": 0.05, "prompts": 1}
+        {"system": name, "slots": slots, "theta": 0.05, "prompts": 1}
         | {"by_layer": [None, *(next(scores) for _ in range(layers - 1))]}
         | {"by_layer_and_step": [[None] * 9, *([next(scores)] * 5 + [None] * 4,) * (layers - 1)]}
         for name, slots in caches
@@ -45,8 +44,8 @@ def a_report(
     ]
     return {
         "options": {"modes": modes, "lengths": lengths, "depths": depths},
-        "contestants": [
-            {"contestant": name, "slots": slots, "policy": name.partition(":")[0]}
+        "systems": [
+            {"system": name, "slots": slots, "policy": name.partition(":")[0]}
             for name, slots in caches
         ],
         "results": results,
@@ -77,7 +76,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_every_report_has_its_pictures(tmp_path: Path, name: str) -> None:
+def test_every_report_has_its_plots(tmp_path: Path, name: str) -> None:
     report = REPORTS[name]
     written = plots.draw(report, tmp_path)
     pictures = ["accuracy_by_budget", *(f"depth_by_length_{m}" for m in report["options"]["modes"])]
@@ -92,7 +91,7 @@ def test_every_report_has_its_pictures(tmp_path: Path, name: str) -> None:
         assert ElementTree.parse(tmp_path / f"{picture}.svg").getroot().tag == SVG
 
 
-def test_the_same_report_gives_the_same_pictures(tmp_path: Path) -> None:
+def test_plots_are_deterministic(tmp_path: Path) -> None:
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
         plots.draw(a_report(["full"]), tmp_path / run)
@@ -108,7 +107,7 @@ def titles(figure: Figure) -> list[Any]:
 
 
 @pytest.mark.parametrize("budgets", [(64,), (64, 128)])
-def test_long_names_do_not_run_into_each_other(budgets: tuple[int, ...]) -> None:
+def test_plot_titles_of_long_names_do_not_overlap(budgets: tuple[int, ...]) -> None:
     report = a_report(("full", LONG, LONGER, "streaming"), budgets)
     for figure in (plots.depths(report, "aware"), plots.hit_rate(report)):
         boxes = titles(figure)
@@ -117,14 +116,14 @@ def test_long_names_do_not_run_into_each_other(budgets: tuple[int, ...]) -> None
         assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
 
 
-def test_a_name_is_broken_between_its_fields() -> None:
-    assert look.broken("snapstream") == "snapstream"
-    assert look.broken("snapstream:L_obs=16") == "snapstream:L_obs=16"
-    assert look.broken(LONG) == "snapstream:\nvote=sum-squares,\npool=max"
-    assert look.broken(LONGER).replace("\n", "") == LONGER
+def test_a_plot_label_breaks_only_between_fields() -> None:
+    assert plots.broken("snapstream") == "snapstream"
+    assert plots.broken("snapstream:L_obs=16") == "snapstream:L_obs=16"
+    assert plots.broken(LONG) == "snapstream:\nvote=sum-squares,\npool=max"
+    assert plots.broken(LONGER).replace("\n", "") == LONGER
 
 
-def test_lines_are_told_apart_and_a_policy_keeps_its_colour() -> None:
+def test_plot_lines_are_distinct_and_a_policy_keeps_its_colour() -> None:
     report = a_report(NINE, budgets=(32, 64))
     lines = plots.accuracy_by_budget(report).axes[0].get_lines()
     looks = [(line.get_color(), line.get_marker()) for line in lines]
@@ -135,11 +134,11 @@ def test_lines_are_told_apart_and_a_policy_keeps_its_colour() -> None:
         assert colours[line.get_label().partition(", ")[0]] == line.get_color()
 
 
-def test_each_map_shows_the_means_of_its_cache() -> None:
+def test_each_depth_map_shows_the_means_of_its_cache() -> None:
     report = a_report(budgets=(64, 128), lengths=(256,), depths=(0.0, 1.0))
     figure = plots.depths(report, "aware")
     for row in report["results"]:
-        title = f"{row['contestant']}\n{row['slots']} slots"
+        title = f"{row['system']}\n{row['slots']} slots"
         (axes,) = (axes for axes in figure.axes if axes.get_title() == title)
         written = [text.get_text() for text in axes.texts]
         assert written == [f"{score:.2f}" for score in row["by_depth"].values()]

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.eval.journal import JOURNAL, Journal
-from snapexport.eval.report import Summary, results
-from snapexport.eval.trials import Outcome
+from snapexport.eval.outcomes import JOURNAL, Journal, Outcome, Summary, results
 
 ONE = Outcome("snapstream", 64, "aware", "vault", 256, 0, 0.0, 1.0, True, True, " a b", " a b")
 
@@ -28,13 +26,13 @@ def test_a_summary_has_the_mean_and_its_standard_error() -> None:
     assert Summary.of(scored(1.0)).stderr is None
 
 
-def test_the_first_token_is_counted_apart() -> None:
+def test_a_summary_counts_the_first_token_separately() -> None:
     outcomes = [ONE, replace(ONE, rest=False), replace(ONE, first=False, rest=False), ONE]
     summary = Summary.of(outcomes)
     assert (summary.first_token, summary.after_first) == (0.75, 0.5)
 
 
-def test_there_is_a_row_for_each_cache_mode_task_and_length() -> None:
+def test_results_have_a_row_for_each_cache_mode_task_and_length() -> None:
     outcomes = [
         replace(one, **changes)
         for changes in ({}, {"slots": 32}, {"mode": "late"}, {"task": "kv"}, {"length": 512})
@@ -53,7 +51,7 @@ def lines(directory: Path) -> list[object]:
     return [json.loads(line) for line in (directory / JOURNAL).read_text().splitlines()]
 
 
-def test_the_journal_keeps_each_outcome_at_once(tmp_path: Path) -> None:
+def test_the_journal_writes_each_outcome_at_once(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     journal = Journal(out, "me")
     answers = journal.record(scored(1.0, 0.0))
@@ -63,7 +61,7 @@ def test_the_journal_keeps_each_outcome_at_once(tmp_path: Path) -> None:
     assert Journal(out, "me").outcomes == scored(1.0, 0.0)
 
 
-def test_a_line_that_was_cut_short_is_asked_again(tmp_path: Path) -> None:
+def test_a_truncated_journal_line_is_run_again(tmp_path: Path) -> None:
     list(Journal(tmp_path, "me").record(scored(1.0, 0.0, 1.0)))
     file = tmp_path / JOURNAL
     whole = file.read_bytes()
@@ -91,14 +89,16 @@ def test_a_line_that_was_cut_short_is_asked_again(tmp_path: Path) -> None:
         b'{"fingerprint": "me"}\nno json\n',
     ],
 )
-def test_what_is_not_this_evaluation_is_refused_and_left(tmp_path: Path, content: bytes) -> None:
+def test_the_journal_of_another_evaluation_is_refused_and_kept(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / JOURNAL).write_bytes(content)
     with pytest.raises(UserError, match="holds another evaluation"):
         Journal(tmp_path, "me")
     assert (tmp_path / JOURNAL).read_bytes() == content
 
 
-def test_foreign_places_are_refused(tmp_path: Path) -> None:
+def test_a_journal_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note"):
         with pytest.raises(UserError, match="exists, and is no evaluation"):

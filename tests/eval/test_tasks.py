@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from snapexport.contract.errors import UserError
-from snapexport.eval.tasks import TASKS, Sample, filler
-from snapexport.eval.tasks.draws import Draws
-from snapexport.eval.tasks.fitting import most
+from snapexport.eval.haystack import Draws
+from snapexport.eval.sample import Sample, most
+from snapexport.eval.tasks import TASKS, filler
 from snapexport.vault import CHECKPOINT
 from snapexport.vault.prompts import FIRST_TRAINING_SEED, make_prompt
 
@@ -133,7 +133,7 @@ def needle_of(sample: Sample) -> str:
     tokens=st.integers(400, 1500),
     depth=st.none() | st.floats(0, 1),
 )
-def test_a_sample_keeps_its_promises(
+def test_a_sample_has_its_length_depth_and_answers(
     name: str, seed: int, tokens: int, depth: float | None
 ) -> None:
     one = TASKS[name].sample(vault_tokenizer(), seed, tokens, depth)
@@ -148,7 +148,7 @@ def test_a_sample_keeps_its_promises(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_are_those_of_the_text(name: str) -> None:
+def test_sample_ids_equal_those_of_the_whole_text(name: str) -> None:
     one, tokenizer = sample(name), vault_tokenizer()
     assert one.context_ids[0] == tokenizer.token_to_id("<s>")
     assert list(one.context_ids + one.question_ids + one.reference_ids) == (
@@ -157,7 +157,7 @@ def test_ids_are_those_of_the_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_reference_is_right_and_another_is_wrong(name: str) -> None:
+def test_the_reference_scores_1_and_another_samples_0(name: str) -> None:
     one, other = sample(name, seed=1), sample(name, seed=2)
     assert one.score(f"{one.reference}.".lower()) == 1
     assert one.score_first(one.reference_ids)
@@ -170,7 +170,7 @@ def test_the_reference_is_right_and_another_is_wrong(name: str) -> None:
     assert not any(stop in one.reference for stop in one.stop)
 
 
-def test_the_first_token_is_scored_apart() -> None:
+def test_the_first_token_and_the_rest_are_scored_separately() -> None:
     one = sample("niah_single")
     first, *rest = one.reference_ids
     assert one.score_rest((first + 1, *rest)) and not one.score_first((first + 1, *rest))
@@ -184,14 +184,14 @@ def test_a_part_of_the_answers_scores_its_share() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_seed_makes_the_sample(name: str) -> None:
+def test_seeds_give_different_samples(name: str) -> None:
     made = [sample(name, seed) for seed in range(4)]
     assert len({one.reference for one in made}) == len({one.context for one in made}) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 1.0])
-def test_the_needle_stands_at_its_depth(name: str, depth: float) -> None:
+def test_the_needle_is_at_its_depth(name: str, depth: float) -> None:
     tokens = 8192
     one = sample(name, tokens=tokens, depth=depth)
     before = one.context[: one.context.index(needle_of(one))]
@@ -200,13 +200,13 @@ def test_the_needle_stands_at_its_depth(name: str, depth: float) -> None:
     assert share == pytest.approx(depth, abs=0.08 if name == "vault" else 0.03)
 
 
-def test_without_a_depth_needles_lie_anywhere() -> None:
+def test_needles_without_a_depth_are_anywhere() -> None:
     depths = [sample("niah_single", seed).depth for seed in range(40)]
     assert min(depths) < 0.2 and max(depths) > 0.8
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_length_that_is_too_short_names_the_least(name: str) -> None:
+def test_a_too_short_length_is_refused_with_the_shortest_possible(name: str) -> None:
     with pytest.raises(UserError, match="does not fit into 20 tokens") as error:
         sample(name, tokens=20)
     (least,) = map(int, re.findall(r"\d+", error.value.hint))
@@ -217,17 +217,17 @@ def test_a_length_that_is_too_short_names_the_least(name: str) -> None:
 
 @pytest.mark.parametrize("depth", [-0.1, 1.5, float("nan")])
 @pytest.mark.parametrize("name", ["niah_single", "vault", "long_answer"])
-def test_a_depth_is_a_share(name: str, depth: float) -> None:
+def test_a_depth_outside_0_to_1_is_refused(name: str, depth: float) -> None:
     with pytest.raises(UserError, match="is not a share"):
         sample(name, depth=depth)
 
 
-def test_the_vault_is_not_asked_what_it_was_trained_on() -> None:
+def test_seeds_of_the_vaults_training_are_refused() -> None:
     with pytest.raises(UserError, match="trained"):
         sample("vault", seed=FIRST_TRAINING_SEED)
 
 
-def test_the_vault_sample_is_the_vault_prompt() -> None:
+def test_a_vault_sample_equals_make_prompt() -> None:
     one, prompt = sample("vault", tokens=777, depth=0.3), make_prompt(1, 777, depth=0.3)
     assert one.context + one.question == prompt.text
     assert one.reference == prompt.answer
@@ -243,14 +243,14 @@ def test_long_answers_are_long_enough_and_no_longer(answer_tokens: int) -> None:
     assert prompt_tokens(one) <= 8192
 
 
-def test_many_queries_are_answered_in_the_order_of_the_question() -> None:
+def test_multiquery_answers_have_the_order_of_the_question() -> None:
     one = sample("niah_multiquery")
     keys = re.findall(r"\w+-\w+-\w+", one.question.splitlines()[1])
     for key, number in zip(keys, one.answers, strict=True):
         assert f"for {key} is {number}.\n" in one.context
 
 
-def test_a_chain_of_variables_leads_to_the_value() -> None:
+def test_variable_tracking_answers_all_hold_the_value() -> None:
     one = sample("vt")
     held: dict[str, str] = {}
     for name, source in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", one.context):
@@ -259,7 +259,7 @@ def test_a_chain_of_variables_leads_to_the_value() -> None:
     assert set(held.values()) == set(re.findall(r"\d{5}", one.question))
 
 
-def test_the_pairs_are_json_and_hold_the_answer() -> None:
+def test_the_kv_context_is_json_and_holds_the_answer() -> None:
     one = sample("kv", tokens=4096)
     pairs = json.loads(one.context[one.context.index("{") :])
     asked = one.question.splitlines()[1].strip('":')
@@ -268,14 +268,14 @@ def test_the_pairs_are_json_and_hold_the_answer() -> None:
 
 
 @pytest.mark.parametrize("name", ["niah_multikey", "lines"])
-def test_no_key_and_no_number_comes_twice(name: str) -> None:
+def test_no_key_or_number_of_a_haystack_comes_twice(name: str) -> None:
     context = sample(name, tokens=8192).context
     for pattern in (r"\w+-\w+-\w+", r"\d{6,}"):
         found = re.findall(pattern, context)
         assert len(found) == len(set(found)) > 100
 
 
-def test_no_key_is_a_part_of_another() -> None:
+def test_no_drawn_key_is_part_of_another() -> None:
     draws = Draws("any", 0)
     keys = [draws.key() for _ in range(1500)]
     text = "\n".join(keys)
@@ -299,7 +299,7 @@ def test_filler_is_noise_of_the_length_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("make", [metaspace, prepending, regex_split])
 @pytest.mark.parametrize("name", NAMES)
-def test_tokenizers_of_other_kinds_spell_every_task(
+def test_other_kinds_of_tokenizers_spell_every_task(
     name: str, make: Callable[[], Tokenizer]
 ) -> None:
     tokenizer = make()
@@ -313,7 +313,9 @@ def test_tokenizers_of_other_kinds_spell_every_task(
 @pytest.mark.parametrize(
     "name", ["niah_single", "niah_multikey", "kv", "passkey", "lines", "vault"]
 )
-def test_a_copy_of_the_needle_is_the_reference(name: str, make: Callable[[], Tokenizer]) -> None:
+def test_the_reference_ids_occur_in_the_context_ids(
+    name: str, make: Callable[[], Tokenizer]
+) -> None:
     one = TASKS[name].sample(make(), 3, TOKENS)
     context, size = one.context_ids, len(one.reference_ids)
     windows = {context[i : i + size] for i in range(len(context) - size + 1)}
@@ -321,7 +323,7 @@ def test_a_copy_of_the_needle_is_the_reference(name: str, make: Callable[[], Tok
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parts_that_a_tokenizer_would_merge_are_spelled_apart(name: str) -> None:
+def test_sample_parts_that_a_tokenizer_would_merge_are_encoded_separately(name: str) -> None:
     one = TASKS[name].sample(merging(), 3, TOKENS, 0.5)
     assert 0.85 * TOKENS < prompt_tokens(one) <= TOKENS
     for ids, text in ((one.question_ids, one.question), (one.reference_ids, one.reference)):
@@ -329,7 +331,7 @@ def test_parts_that_a_tokenizer_would_merge_are_spelled_apart(name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"vault"}))
-def test_a_tokenizer_that_cannot_spell_is_told_what_it_can(name: str) -> None:
+def test_an_unspellable_task_is_refused_with_the_spellable_ones(name: str) -> None:
     with pytest.raises(UserError, match=f"can't spell the task '{name}'") as error:
         TASKS[name].sample(words_only(), 1, TOKENS)
     assert error.value.hint == "tasks it can spell: vault"
@@ -337,7 +339,7 @@ def test_a_tokenizer_that_cannot_spell_is_told_what_it_can(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tokenizer_that_spells_nothing_is_refused_at_once(name: str) -> None:
+def test_a_tokenizer_that_spells_no_task_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="can't spell") as error:
         TASKS[name].sample(one_unknown(), 1, TOKENS, answer_tokens=9)
     assert "none" in error.value.hint
@@ -345,7 +347,7 @@ def test_a_tokenizer_that_spells_nothing_is_refused_at_once(name: str) -> None:
         filler(one_unknown(), name, 1, 100)
 
 
-def test_special_tokens_stand_only_before_the_context() -> None:
+def test_a_sample_has_special_tokens_only_before_its_context() -> None:
     tokenizer = Tokenizer.from_str(
         vault_tokenizer()
         .to_str()
@@ -360,7 +362,7 @@ def test_special_tokens_stand_only_before_the_context() -> None:
 
 
 @pytest.mark.parametrize("name", ["niah_single", "kv", "vault"])
-def test_131072_tokens_take_seconds(name: str) -> None:
+def test_a_sample_of_131072_tokens_takes_under_20_seconds(name: str) -> None:
     start = time.process_time()
     one = sample(name, tokens=131_072, depth=0.5)
     assert 131_072 - LONGEST_LINE < prompt_tokens(one) <= 131_072
@@ -369,7 +371,7 @@ def test_131072_tokens_take_seconds(name: str) -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.integers(0, 300))
-def test_the_most_that_fits_is_found(costs: list[int], limit: int) -> None:
+def test_most_finds_the_largest_fitting_count(costs: list[int], limit: int) -> None:
     def count(n: int) -> int:
         return sum(costs[i % len(costs)] for i in range(n))
 

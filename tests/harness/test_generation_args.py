@@ -7,7 +7,7 @@ import pytest
 
 from snapexport import SamplingParams
 from snapexport.contract.errors import UserError
-from snapexport.eval.harness.generation_args import sampling_params
+from snapexport.eval.harness.arguments import sampling_params
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,9 @@ from snapexport.eval.harness.generation_args import sampling_params
         ),
     ],
 )
-def test_generation_arguments(arguments: dict[str, Any], params: SamplingParams) -> None:
+def test_generation_arguments_become_sampling_params(
+    arguments: dict[str, Any], params: SamplingParams
+) -> None:
     assert sampling_params(arguments, 256) == params
 
 

@@ -9,17 +9,17 @@ import pytest
 from lm_eval.api.registry import get_model
 
 from snapexport.eval.harness import register
-from snapexport.eval.harness.cli import main
+from snapexport.eval.harness.__main__ import main
 from snapexport.eval.harness.model import SnapexportLM
 
 
-def test_the_installed_script_is_this_command_line() -> None:
+def test_snapexport_lm_eval_is_installed_as_a_script() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     target = project["project"]["scripts"]["snapexport-lm-eval"]
     assert EntryPoint("snapexport-lm-eval", target, "console_scripts").load() is main
 
 
-def test_without_the_harness_the_error_names_the_extra(
+def test_a_missing_lm_eval_is_refused_with_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.api.registry", None)
@@ -27,7 +27,7 @@ def test_without_the_harness_the_error_names_the_extra(
     assert capsys.readouterr().err.endswith("hint: pip install 'snapexport[eval]'\n")
 
 
-def test_the_harness_keeps_its_own_models() -> None:
+def test_register_keeps_the_harness_own_models() -> None:
     register()
     register()
     assert get_model("snapexport") is SnapexportLM

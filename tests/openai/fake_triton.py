@@ -1,4 +1,4 @@
-"""Triton's gRPC streams without Triton: an LLM on the fake engine behind the model's interface."""
+"""A fake of Triton's gRPC streams: an LLM on the fake executor behind the model's interface."""
 
 import asyncio
 import json
@@ -22,23 +22,21 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import OutputDelta, SamplingParams
-from snapexport.serving.triton.backend.outputs import texts_of
+from snapexport.serving.token_text import token_texts
 from snapexport.serving.triton.interface import CODE_IN_MESSAGE
+from tests.openai.watched_llm import WatchedLLM
 
 IDLE_SECONDS = 0.002
 
 
 class FakeTriton(GRPCInferenceServiceServicer):
-    """Steps the LLM in its event loop. seconds: of each step. refusal: what streams end with."""
+    """Steps the LLM in its event loop. refusal: what streams end with."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: WatchedLLM) -> None:
         self.llm = llm
-        self._text_of = texts_of(llm.tokenizer)
-        self.seconds = 0.0
+        self._text_of = token_texts(llm.tokenizer)
         self.refusal: tuple[grpc.StatusCode, str] | None = None
-        self.asked: list[dict[str, Any]] = []
         self._boxes: dict[int, asyncio.Queue[OutputDelta]] = {}
 
     async def start(self) -> str:
@@ -72,8 +70,8 @@ class FakeTriton(GRPCInferenceServiceServicer):
             await context.abort(*self.refusal)
 
     async def _follow(self, inputs: dict[str, Any]) -> AsyncIterator[OutputDelta]:
-        self.asked.append(inputs)
-        request_id = self.llm.submit(inputs["input_ids"], params_of(inputs))
+        request = self.llm.read(inputs["input_ids"], params_of(inputs))
+        request_id = self.llm.submit(request)
         box = self._boxes[request_id] = asyncio.Queue()
         try:
             while True:
@@ -89,7 +87,7 @@ class FakeTriton(GRPCInferenceServiceServicer):
             for delta in self.llm.step() if self.llm.busy else ():
                 if box := self._boxes.get(delta.request_id):
                     box.put_nowait(delta)
-            await asyncio.sleep(self.seconds if self.llm.busy else IDLE_SECONDS)
+            await asyncio.sleep(self.llm.seconds if self.llm.busy else IDLE_SECONDS)
 
 
 def inputs_of(request: ModelInferRequest) -> dict[str, Any]:
@@ -119,14 +117,14 @@ def response(
     def described(token: int, logprob: float) -> dict[str, Any]:
         return {"id": token, "text": text_of(token), "logprob": logprob}
 
-    told = [
+    logprobs = [
         described(one.token_id, one.logprob) | {"top": [described(*other) for other in one.top]}
         for one in delta.logprobs
     ]
     _add(answer, "text_output", delta.text)
     _add(answer, "finish_reason", delta.finish_reason or "")
-    if told:
-        _add(answer, "output_logprobs", json.dumps(told))
+    if logprobs:
+        _add(answer, "output_logprobs", json.dumps(logprobs))
     ids = np.array([delta.token_ids], np.int32)
     answer.outputs.add(name="output_ids", datatype="INT32", shape=ids.shape)
     answer.raw_output_contents.append(ids.tobytes())

@@ -41,8 +41,8 @@ def test_chat(served: Served, client: openai.OpenAI) -> None:
     assert (choice.message.role, choice.message.content) == ("assistant", expected.text)
     assert (done.object, choice.finish_reason) == ("chat.completion", "length")
     assert usage_of(done) == (len(expected.prompt_token_ids), 9, len(expected.prompt_token_ids) + 9)
-    (asked,) = served.triton.asked
-    assert asked["input_ids"] == byte_level().encode(RENDERED).ids
+    (request,) = served.llm.requests
+    assert list(request.prompt_token_ids) == byte_level().encode(RENDERED).ids
 
 
 def test_streamed_completion(served: Served, client: openai.OpenAI) -> None:
@@ -78,7 +78,7 @@ def test_streamed_chat(served: Served, client: openai.OpenAI) -> None:
     [["one", "another"], [1, 2, 3], [[1, 2], [3]]],
     ids=["texts", "token ids", "lists of token ids"],
 )
-def test_several_prompts(served: Served, client: openai.OpenAI, prompt: Any) -> None:
+def test_completion_of_several_prompts(served: Served, client: openai.OpenAI, prompt: Any) -> None:
     done = client.completions.create(prompt=prompt, n=2, **ASKED)
     prompts = [prompt] if isinstance(prompt[0], int) else prompt
     answers = [alone(served, one) for one in prompts]
@@ -90,7 +90,7 @@ def test_several_prompts(served: Served, client: openai.OpenAI, prompt: Any) -> 
     assert usage_of(done)[:2] == (read, 18 * len(prompts))
 
 
-def test_answers_of_one_stream_keep_apart(served: Served, client: openai.OpenAI) -> None:
+def test_n_answers_of_one_stream_equal_n_requests(served: Served, client: openai.OpenAI) -> None:
     """Each with the seed after the one before. More of them than there are slots."""
     texts = [""] * 5
     asked = ASKED | {"temperature": 1, "seed": 7}
@@ -101,7 +101,7 @@ def test_answers_of_one_stream_keep_apart(served: Served, client: openai.OpenAI)
     assert len(set(texts)) == 5
 
 
-def test_a_stop_text_ends_an_answer(served: Served, client: openai.OpenAI) -> None:
+def test_stop_text_ends_an_answer_before_it(served: Served, client: openai.OpenAI) -> None:
     whole = alone(served, max_tokens=60).text
     stop = whole[20:22]
     for stops in (stop, ["never this text", stop]):
@@ -110,7 +110,7 @@ def test_a_stop_text_ends_an_answer(served: Served, client: openai.OpenAI) -> No
         assert done.choices[0].finish_reason == "stop"
 
 
-def test_echo(served: Served, client: openai.OpenAI) -> None:
+def test_echo_puts_the_prompt_before_the_answer(served: Served, client: openai.OpenAI) -> None:
     expected = alone(served).text
     done = client.completions.create(prompt=PROMPT, echo=True, **ASKED)
     assert done.choices[0].text == PROMPT + expected
@@ -135,31 +135,29 @@ def test_every_option_reaches_the_model(served: Served, client: openai.OpenAI) -
         frequency_penalty=0,
         extra_body={"top_k": 5, "ignore_eos": True},
     )
-    (asked,) = served.triton.asked
-    asked.pop("input_ids")
-    assert asked == {
-        "stream": [True],
-        "max_tokens": [3],
-        "temperature": [0.5],
-        "top_p": [0.75],
-        "top_k": [5],
-        "seed": [1 << 40],
-        "stop_words": ["é".encode()],
-        "logprobs": [2],
-        "ignore_eos": [True],
-    }
+    (request,) = served.llm.requests
+    assert request.params == SamplingParams(
+        max_tokens=3,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=5,
+        seed=1 << 40,
+        stop=("é",),
+        logprobs=2,
+        ignore_eos=True,
+    )
 
 
-def test_what_is_not_said_is_as_openai_has_it(served: Served, client: openai.OpenAI) -> None:
+def test_defaults_are_openais(served: Served, client: openai.OpenAI) -> None:
     """And a chat may go on to the model's last position."""
     client.completions.create(model="model", prompt=PROMPT)
     stream = client.chat.completions.create(model="model", messages=CHAT, stream=True)
     next(iter(stream))
     stream.close()
-    completion, chat = served.triton.asked
-    assert (completion["max_tokens"], completion["temperature"]) == ([16], [1.0])
-    assert chat["max_tokens"] == [2000 - len(chat["input_ids"]) + 1]
-    assert not {"seed", "stop_words", "logprobs"} & completion.keys()
+    completion, chat = served.llm.requests
+    assert completion.params == SamplingParams(max_tokens=16, temperature=1.0)
+    assert chat.params is not None
+    assert chat.params.max_tokens == 2000 - len(chat.prompt_token_ids) + 1
 
 
 def test_chat_logprobs(served: Served, client: openai.OpenAI) -> None:
@@ -199,13 +197,13 @@ def test_completion_logprobs(served: Served, client: openai.OpenAI) -> None:
     assert offsets == whole.text_offset
 
 
-def test_models(served: Served, client: openai.OpenAI) -> None:
+def test_models_lists_the_served_model(served: Served, client: openai.OpenAI) -> None:
     (model,) = client.models.list()
     assert (model.id, model.object) == ("model", "model")
     assert client.models.retrieve("model") == model
 
 
-def test_an_answer_of_ours_can_be_sent_back(served: Served, client: openai.OpenAI) -> None:
+def test_an_answer_can_be_sent_back_in_the_next_chat(served: Served, client: openai.OpenAI) -> None:
     """With the fields that it has and that say nothing, and content in parts."""
     message = client.chat.completions.create(messages=CHAT, **ASKED).choices[0].message
     parts: Any = [{"type": "text", "text": "And"}, {"type": "text", "text": "now?"}]
@@ -214,19 +212,19 @@ def test_an_answer_of_ours_can_be_sent_back(served: Served, client: openai.OpenA
         messages=[*CHAT, back, {"role": "user", "content": parts}], **ASKED
     )
     text = f"{RENDERED}{message.content}[user]And\nnow?[assistant]"
-    assert served.triton.asked[-1]["input_ids"] == byte_level().encode(text).ids
+    assert list(served.llm.requests[-1].prompt_token_ids) == byte_level().encode(text).ids
 
 
-def test_a_developer_is_a_system_to_templates_that_know_none(
+def test_a_developer_becomes_a_system_where_the_template_knows_no_developer(
     served: Served, client: openai.OpenAI
 ) -> None:
     client.chat.completions.create(messages=[{"role": "developer", "content": "Go."}], **ASKED)
     expected = byte_level().encode("</s>[system]Go.[assistant]").ids
-    assert served.triton.asked[0]["input_ids"] == expected
+    assert list(served.llm.requests[0].prompt_token_ids) == expected
 
 
-def test_a_template_is_given_what_it_reads(served: Served, client: openai.OpenAI) -> None:
+def test_chat_template_kwargs_reach_the_template(served: Served, client: openai.OpenAI) -> None:
     body: Any = {"chat_template_kwargs": {"thinks": True}}
     client.chat.completions.create(messages=CHAT, extra_body=body, **ASKED)
     expected = byte_level().encode(f"{RENDERED}<think>").ids
-    assert served.triton.asked[0]["input_ids"] == expected
+    assert list(served.llm.requests[0].prompt_token_ids) == expected

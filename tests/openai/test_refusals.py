@@ -1,4 +1,4 @@
-"""What is refused: with OpenAI's status and error object, and so as its client's exception."""
+"""Refusals: OpenAI's status and error object, and so its client's exceptions."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from snapexport.runtime import prompts
-from snapexport.serving.chat import ChatTemplate
+from snapexport.serving.chat_template import ChatTemplate
 from tests.openai.conftest import Served
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
@@ -76,7 +76,9 @@ def complete(client: openai.OpenAI, **asked: Any) -> None:
         ),
     ],
 )
-def test_a_wrong_chat(client: openai.OpenAI, asked: Any, param: str, says: str) -> None:
+def test_a_wrong_chat_is_refused_by_its_field(
+    client: openai.OpenAI, asked: Any, param: str, says: str
+) -> None:
     with pytest.raises(openai.BadRequestError, match=says) as refused:
         chat(client, **asked)
     assert refused.value.param == param
@@ -99,7 +101,9 @@ def test_a_wrong_chat(client: openai.OpenAI, asked: Any, param: str, says: str) 
         ({"logprobs": 1, "echo": True}, "echo", "not kept"),
     ],
 )
-def test_a_wrong_completion(client: openai.OpenAI, asked: Any, param: str, says: str) -> None:
+def test_a_wrong_completion_is_refused_by_its_field(
+    client: openai.OpenAI, asked: Any, param: str, says: str
+) -> None:
     with pytest.raises(openai.BadRequestError, match=says) as refused:
         complete(client, **asked)
     assert refused.value.param == param
@@ -112,11 +116,11 @@ def test_a_prompt_that_is_too_long_has_openais_code(client: openai.OpenAI) -> No
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_a_prompt_beyond_all_measure_is_not_tokenized(
+def test_a_huge_prompt_is_refused_without_being_tokenized(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A megabyte takes seconds, and a hundred times its memory."""
-    monkeypatch.setitem(vars(served.api.reader), "tokenizer", None)
+    monkeypatch.setitem(vars(served.api.preprocessor), "tokenizer", None)
     text = "a" * (prompts.LEAST_BYTES + 1)
     with pytest.raises(openai.BadRequestError, match="65536 are read at the most") as refused:
         if kind == "chat":
@@ -133,11 +137,11 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
         assert refused.value.code == "model_not_found"
 
 
-def test_what_the_template_refuses(
+def test_a_refusal_of_the_template_names_messages(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "{{ raise_exception('no ' + messages[0].role + ' here') }}"
-    monkeypatch.setitem(vars(served.api.reader), "template", ChatTemplate(source, {}))
+    monkeypatch.setitem(vars(served.api.preprocessor), "template", ChatTemplate(source, {}))
     with pytest.raises(openai.BadRequestError, match="no user here") as refused:
         chat(client)
     assert refused.value.param == "messages"
@@ -146,7 +150,7 @@ def test_what_the_template_refuses(
 def test_a_build_without_a_template_has_no_chat(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vars(served.api.reader), "template", None)
+    monkeypatch.setitem(vars(served.api.preprocessor), "template", None)
     with pytest.raises(openai.BadRequestError, match="no chat template") as refused:
         chat(client)
     assert refused.value.code == "no_chat_template"
@@ -164,7 +168,8 @@ def test_a_build_without_a_template_has_no_chat(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_triton_refuses(
+@pytest.mark.parametrize("running", ["triton"], indirect=True)
+def test_a_refusal_of_tritons_has_its_status(
     served: Served,
     client: openai.OpenAI,
     code: Any,
@@ -173,7 +178,8 @@ def test_what_triton_refuses(
     says: int,
     stream: bool,
 ) -> None:
-    """Before the first piece a stream, too, has a status. The model's code is not told twice."""
+    """Before the first output a stream, too, has a status. The model's code is not told twice."""
+    assert served.triton
     served.triton.refusal = code, f"{prefix}67 requests run and wait already"
     with pytest.raises(error, match="67 requests run") as refused:
         chat(client, stream=stream)
@@ -193,17 +199,17 @@ def test_what_triton_refuses(
         (b'{"model": "model", "prompt": "\\ud800"}', "not JSON"),
     ],
 )
-def test_a_body_that_is_none(served: Served, body: bytes, says: str) -> None:
+def test_a_body_that_is_not_an_object_is_refused(served: Served, body: bytes, says: str) -> None:
     assert says in refused(f"{served.url}/v1/completions", body, 400)["message"]
 
 
-def test_a_route_that_is_none(served: Served) -> None:
+def test_unknown_route_and_method_have_openais_error_form(served: Served) -> None:
     assert "GET /v1/embeddings" in refused(f"{served.url}/v1/embeddings", None, 404)["message"]
     assert "Not Allowed" in refused(f"{served.url}/v1/completions", None, 405)["message"]
 
 
-def test_a_body_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapexport.serving.openai.connection.MOST_BYTES", 1000)
+def test_a_body_over_the_limit_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapexport.serving.openai.api_server.MOST_BYTES", 1000)
     body = json.dumps({"model": "model", "prompt": "a" * 1000}).encode()
     assert "longer than 1000" in refused(f"{served.url}/v1/completions", body, 413)["message"]
 

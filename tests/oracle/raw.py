@@ -42,7 +42,7 @@ class Compressed:
 
 
 class RawBuild:
-    """The graphs of one build directory. `prefix`: "baseline/" for the graphs without surgery."""
+    """The graphs of one build directory. `prefix`: "baseline-" for the graphs without surgery."""
 
     def __init__(self, directory: Path, prefix: str = "") -> None:
         self.directory = directory

@@ -8,7 +8,7 @@ import pytest
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.targets import Target
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from tools.performance.builds import Builds
 from tools.performance.naive_decode import NaiveDecode
 from tools.performance.naive_graph import write
@@ -29,7 +29,7 @@ def test_both_give_the_same_logits_beyond_a_turn_of_the_ring(
     # The ring is full, and the oldest position lies in its first slot.
     length = layer.L_sink + 3 * layer.L_recent
     assert layer.K and layer.cache_slot(length) == layer.L_sink and length < L_MAX
-    ring, naive = OnnxRuntimeEngine(build), NaiveDecode(build, write(build), threads=1)
+    ring, naive = open_executor(build), NaiveDecode(build, write(build), threads=1)
     rng = np.random.default_rng(0)
     vocab_size = build.manifest.model.vocab_size
     for slot in range(2):

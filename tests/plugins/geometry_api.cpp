@@ -41,6 +41,13 @@ int cover(int group, int window, int groups, int* seen) {
 int fits(int groups) { return columns_that_fit(groups); }
 int stride(int groups) { return query_stride(groups); }
 
+// Bytes of shared memory for the votes that a block's pools see, and their places; 0 where too many.
+int staged(int width, int* out) {
+  if (!can_stage(width)) return 0;
+  for (int i = 0; i < staged_votes(width); ++i) out[i] = staged_place(i);
+  return staged_bytes(width);
+}
+
 void digits(uint32_t key, uint32_t* out) {
   for (int level = 0; level < kLevels; ++level) out[level] = digit(key, level);
   for (int level = 0; level <= kLevels; ++level) out[kLevels + level] = prefix(key, level);

@@ -77,6 +77,19 @@ def test_queries_of_eight_lanes_meet_no_bank_twice(native: ctypes.CDLL) -> None:
         assert len(np.unique(banks)) == 32
 
 
+def test_staged_votes_lie_apart_and_meet_no_bank_twice(native: ctypes.CDLL) -> None:
+    for width in (1, 31, 4097):
+        out = filled(2048 + width - 1)
+        assert native.staged(width, at(out)) > out.max() * 4
+        assert (np.diff(out) >= 1).all()
+        runs = out[: 32 * 8].reshape(32, 8)
+        assert all(len(np.unique(runs[:, k] % 32)) == 32 for k in range(8))
+    assert native.staged(7056, at(filled(2048 + 7056 - 1)))
+    # 40 KiB beside the counts of digits: 9,103 votes, and a place skipped after each run of 8.
+    assert not native.staged(7057, None)
+    assert not native.staged(2**31 - 1, None)
+
+
 def test_digits_rank_as_the_numbers_do(native: ctypes.CDLL) -> None:
     rng = np.random.default_rng(2)
     for value in [0.0, 1.0, 32.0, *rng.random(200, np.float32) ** 4]:

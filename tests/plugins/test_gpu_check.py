@@ -47,7 +47,7 @@ def test_a_wrong_position_does_not_pass(tool: ModuleType, emulated_library: Path
     worst = int(scores[0].argmin()) + case.sink
     for wrong, complaint in [
         (torch.cat([right[:, 1:], right[:, :1]], 1), "do not ascend"),
-        (right - case.T, "no eligible"),
+        (right - case.T, "not eligible"),
         (right.where(right != right[0, 0], worst).sort(1).values, "kept"),
     ]:
         data.positions.copy_(wrong)

@@ -236,7 +236,7 @@ REFUSED = {
     "'scale' is not one float32": SELECT | VOTE | {"scale": 1},
     "'scale' is not above 0": SELECT | VOTE | {"scale": 0.0},
     "'softcap' is below 0": SELECT | VOTE | {"softcap": -1.0},
-    "'softmax' is 'all'; choose from eligible, causal": SELECT | VOTE | {"softmax": "all"},
+    "'softmax' is 'all'; choose from candidates, causal": SELECT | VOTE | {"softmax": "all"},
     "'vote' is not a string": SELECT | VOTE | {"vote": 3},
 }
 

@@ -99,6 +99,7 @@ SHAPES = {
     "head dim 40": Case(2, 2, 4, 150, 40, 3, 20, 33),
     "head dim 128": Case(1, 4, 8, 260, 128, 4, 16, 64, 7),
     "head dim 256": Case(1, 2, 8, 130, 256, 4, 16, 20, 7),
+    "the default pool of 31": Case(1, 3, 4, 300, 16, 4, 20, 50, 31),
     "a softcap": Case(1, 2, 8, 130, 64, 4, 16, 20, 7, softcap=2.0),
     "several key blocks": Case(1, 2, 4, 2500, 8, 1030, 60, 300, 7),
     "everything kept": Case(K=60),
@@ -115,6 +116,20 @@ def test_keeps_the_winners_of_any_shape(emulated: Emulated, name: str, dtype: to
     case = replace(SHAPES[name], dtype=dtype)
     for vote, length in product(VOTES, (case.T, case.T - 5)):
         check(emulated, case, length, vote)
+
+
+@pytest.mark.parametrize("width", [31, 2049, 8302])
+@pytest.mark.parametrize("vote", VOTES, ids=["sum-avg", "squares-max"])
+def test_pools_reach_over_the_edges_of_tiles(
+    emulated: Emulated, width: int, vote: dict[str, str]
+) -> None:
+    """Within a tile, wider than one, and wider than shared memory holds. Three tiles."""
+    case = Case(1, 2, 2, 4300, 8, 2, 7, 300, width)
+    p = case.problem(vote)
+    query, key = case.data(width)
+    kept = emulated.select(p, query, key, 4290)
+    scores = reference.scores(p, query, key, 4290)
+    assert reference.complaint(p, scores, kept, 4290, 1e-4) == ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

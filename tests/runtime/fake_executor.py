@@ -1,7 +1,7 @@
-"""An engine without a model: a token follows from its own request's history, and from nothing else.
+"""A FAKE executor without a model: a token follows from its own request's history alone.
 
-It has real slots, so that a slot used twice, a chunk left out or a neighbour's token shows.
-From a `broken_token` on the logits are NaN, for whoever uses the same cache, until `clear`.
+It has real batch slots, so that a slot used twice, a chunk left out or a neighbour's token shows.
+From a `broken_token` on, logits are NaN for every request in the same cache, until `clear`.
 """
 
 import zlib
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
-from snapexport.runtime.executor import Integers, Limits, Temperatures
+from snapexport.runtime.decode_inputs import Integers, Temperatures
+from snapexport.runtime.executor import Limits
 from snapexport.runtime.predictions import Logits, Prediction, Predictions
 
 
@@ -30,7 +31,7 @@ def make_limits(
 
 
 class FakeGraph:
-    """The outputs of a run that was none: logits [n,V]."""
+    """A graph that has run: logits [n,V]."""
 
     def __init__(self, logits: Logits) -> None:
         self.arrays: HostArrays = {names.LOGITS: logits}

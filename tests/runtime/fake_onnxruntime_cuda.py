@@ -14,8 +14,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.runtime import onnxruntime_session
-from snapexport.runtime.onnxruntime_gpu import CUDA
+from snapexport.runtime.ort import session
+from snapexport.runtime.ort.cuda import PROVIDER as CUDA
 from tests.runtime.fake_cuda import FakeCuda, WrongUseError
 
 PROVIDERS = [CUDA, "CPUExecutionProvider"]
@@ -122,6 +122,6 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
     monkeypatch.setattr(CudaSession, "gpu", gpu, raising=False)
     monkeypatch.setattr(CudaSession, "opened", [], raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", gpu)
-    monkeypatch.setattr(onnxruntime_session.ort, "InferenceSession", CudaSession)
+    monkeypatch.setattr(session.ort, "InferenceSession", CudaSession)
     monkeypatch.setattr(ort, "get_available_providers", lambda: PROVIDERS)
     return gpu

@@ -19,7 +19,7 @@ def fake(**limits: int) -> LLM:
     return LLM.from_executor(FakeExecutor(make_limits(**limits)))
 
 
-def test_its_own_greedy_answer_is_greedy() -> None:
+def test_the_greedy_completion_scores_as_greedy() -> None:
     llm = fake()
     answers = [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
     scores = llm.score(PROMPTS, answers)
@@ -27,7 +27,7 @@ def test_its_own_greedy_answer_is_greedy() -> None:
     assert all(score.is_greedy for score in scores)
 
 
-def test_another_answer_is_not() -> None:
+def test_another_continuation_does_not_score_as_greedy() -> None:
     llm = fake()
     (answer,) = llm.generate(PROMPTS[:1], PARAMS)
     wrong = [*answer.token_ids[:-1], (answer.token_ids[-1] + 1) % 257]
@@ -42,7 +42,7 @@ def test_generation_goes_on_from_the_continuation() -> None:
     assert [one.token_ids for one in apart] == [one.token_ids for one in whole]
 
 
-def test_log_probabilities_are_transformers(tiny_build: Build, checkpoint) -> None:
+def test_scores_equal_transformers_log_probabilities(tiny_build: Build, checkpoint) -> None:
     prompt, more = list(range(3, 40)), [50, 60, 70, 80]
     llm = LLM(tiny_build.directory, baseline=True)
     (score,) = llm.score([prompt], [more])
@@ -65,6 +65,6 @@ def test_a_wrong_continuation_is_refused(continuations: list[list[int]], message
         fake().score(PROMPTS, continuations)
 
 
-def test_positions_end_somewhere() -> None:
+def test_a_continuation_past_the_last_position_is_refused() -> None:
     with pytest.raises(UserError, match="have 42 tokens, the build has 41 positions"):
         fake(positions=41).score([[1, 2]], [[3] * 40])

@@ -16,7 +16,7 @@ def loaded(script: str, heavy: str) -> list[str]:
     return run_python(f"{script}\n{check}").stdout.split()
 
 
-def test_importing_loads_no_engine_library() -> None:
+def test_importing_the_runtime_loads_no_backend_library() -> None:
     assert loaded("import snapexport.runtime.llm", f"onnxruntime {HEAVY}") == []
 
 

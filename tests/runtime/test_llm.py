@@ -1,4 +1,4 @@
-"""The front door on a fake engine: who gets what, when it ends, and that nothing leaks."""
+"""LLM on a fake executor: the deltas of each request, its end, and no leaks."""
 
 import gc
 import random
@@ -57,29 +57,29 @@ def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
 
 
 @pytest.mark.parametrize("budget", [None, 4, 50])
-def test_neighbours_change_nothing(budget: int | None) -> None:
+def test_outputs_do_not_depend_on_neighbours(budget: int | None) -> None:
     """200 requests that arrive, break and are cancelled at random give what each gives alone."""
     rng = random.Random(budget)
     sizes = (1, 2, 3)
     limits = make_limits(eos_token_id=frozenset(range(0, 257, 20)), decode_batches=sizes)
     llm = make_llm(limits, budget, broken=True)
-    asked: dict[int, tuple[list[int], SamplingParams]] = {}
+    submitted: dict[int, tuple[list[int], SamplingParams]] = {}
     got: dict[int, list[OutputDelta]] = {}
     cancelled: set[int] = set()
-    while len(asked) < 200 or llm.busy:
-        if len(asked) < 200 and rng.random() < 0.5:
+    while len(submitted) < 200 or llm.busy:
+        if len(submitted) < 200 and rng.random() < 0.5:
             prompt = [rng.randrange(257) for _ in range(rng.randint(1, 40))]
             params = random_params(rng)
-            asked[llm.submit(prompt, params)] = prompt, params
-        if asked and rng.random() < 0.1:
-            victim = rng.choice(list(asked))
+            submitted[llm.submit(prompt, params)] = prompt, params
+        if submitted and rng.random() < 0.1:
+            victim = rng.choice(list(submitted))
             if not got.get(victim) or not got[victim][-1].finish_reason:
                 cancelled.add(victim)
             llm.cancel(victim)
         for delta in llm.step():
             got.setdefault(delta.request_id, []).append(delta)
-    assert got.keys() == asked.keys()
-    for request_id, (prompt, params) in asked.items():
+    assert got.keys() == submitted.keys()
+    for request_id, (prompt, params) in submitted.items():
         expected = alone(prompt, params, limits, broken=True)
         *before, last = got[request_id]
         assert not any(delta.finish_reason for delta in before)
@@ -147,7 +147,7 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1, 8), (5, 4), (8, 1)])
-def test_ends_where_the_positions_end(length: int, expected: int) -> None:
+def test_a_request_ends_at_the_last_position(length: int, expected: int) -> None:
     """Tokens are fed at positions below the limit; the last one sampled need not be fed."""
     limits = make_limits(longest_prompt=8, positions=8)
     completion = alone([1] * length, SamplingParams(), limits)
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=REFUSED.keys())
-def test_refuses_before_anything_is_queued(case: str) -> None:
+def test_bad_input_is_refused_before_anything_is_queued(case: str) -> None:
     prompts, params, message = REFUSED[case]
     llm = make_llm()
     with pytest.raises(UserError, match=message):
@@ -178,6 +178,19 @@ def test_refuses_before_anything_is_queued(case: str) -> None:
     with pytest.raises(UserError):
         llm.generate(["fine", *prompts] if isinstance(prompts, list) else prompts, params)
     assert not llm.busy
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("runner", "backend"), ("token_budget", "max_num_batched_tokens")]
+)
+def test_a_renamed_keyword_is_refused_with_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(UserError, match=f"no longer takes {old}") as refusal:
+        LLM("no such build", **{old: 1})
+    assert refusal.value.hint == f"pass it as {new}"
+    with pytest.raises(UserError, match=old):
+        LLM.from_executor(FakeExecutor(make_limits()), **{old: 1})
+    with pytest.raises(TypeError, match="banana"):
+        LLM("no such build", banana=1)
 
 
 def test_without_a_tokenizer_tokens_still_work() -> None:
@@ -198,7 +211,7 @@ def test_stream_joins_to_what_generate_gives() -> None:
     assert deltas[-1].finish_reason == "length"
 
 
-def test_stream_refuses_at_once_and_queues_late() -> None:
+def test_stream_refuses_at_the_call_and_queues_at_the_first_read() -> None:
     llm = make_llm()
     with pytest.raises(UserError):
         llm.stream("")
@@ -230,7 +243,7 @@ def test_streams_and_submissions_do_not_take_each_others_deltas() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_cancel_says_so_once_wherever_the_request_is(steps: int) -> None:
+def test_cancel_gives_one_cancelled_delta_in_every_state(steps: int) -> None:
     llm = make_llm(make_limits(batch=1))
     request_id = llm.submit([1] * 10, SamplingParams(max_tokens=100))
     for _ in range(steps):
@@ -274,7 +287,7 @@ def test_a_request_that_breaks_while_it_decodes_keeps_what_it_had() -> None:
     assert not engine.broken_slots and not engine.prefill_is_broken
 
 
-def test_the_stream_that_steps_does_not_end_for_another_ones_error() -> None:
+def test_a_stream_goes_on_after_another_requests_error() -> None:
     llm, params = make_llm(broken=True), SamplingParams(max_tokens=6)
     broken = llm.submit([BROKEN], params)
     deltas = list(llm.stream([7], params))
@@ -291,7 +304,9 @@ def test_a_prompt_ends_with_its_first_broken_chunk() -> None:
     assert not llm.busy
 
 
-def test_a_failing_engine_leaves_no_request_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_the_executor_leaves_no_request_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     llm = make_llm()
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(FakeExecutor, "_next", lambda *_: 1 / 0)

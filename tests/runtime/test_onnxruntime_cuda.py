@@ -1,11 +1,10 @@
-"""The engine on a GPU, over FAKES of CUDA and of ONNX Runtime's provider for it.
+"""ONNX Runtime on a GPU, over FAKES of CUDA and of ONNX Runtime's provider for it.
 
 No GPU: the fakes run the same graphs on the CPU, at the addresses, and at the time, that our calls
 name (fake_cuda.py, fake_onnxruntime_cuda.py).
 """
 
 import gc
-import random
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,17 +19,22 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, TensorSpec
-from snapexport.runtime.cuda_device import DeviceError
+from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.bound_graph import allocate
+from snapexport.runtime.executor import Executor, GraphSet
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine, require_runnable
-from snapexport.runtime.onnxruntime_gpu import CUDA, Gpu
-from snapexport.runtime.onnxruntime_session import BoundGraph, buffers_for
 from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend, require_runnable
+from snapexport.runtime.ort.cuda import PROVIDER as CUDA
+from snapexport.runtime.ort.cuda import Cuda
+from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.runtime import fake_onnxruntime_cuda
+from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.fake_onnxruntime_cuda import REAL, CudaSession, install
+from tests.runtime.traffic import assert_neighbours_change_nothing
 
 SIZES: dict[str, Any] = {"L_max": 96, "L_recent": 16, "K": 12, "L_obs": 8, "batch": 3}
 CHUNKS = {"prefill_chunk": 32, "decode_batches": (1, 2), "baseline": True}
@@ -51,7 +55,7 @@ ZEROS = np.zeros(3, np.int64)
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """The fakes; nothing of them is left over when an engine is gone."""
+    """The fakes; nothing of them is left over when an executor is gone."""
     fake = install(monkeypatch)
     yield fake
     gc.collect()
@@ -72,27 +76,27 @@ def prompts() -> list[tuple[int, ...]]:
     return alone + [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
 
 
-def on_gpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
-    engine = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
-    assert isinstance(engine, OnnxRuntimeEngine)
-    return engine
+def on_gpu(built: Build, baseline: bool = False) -> Executor:
+    executor = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
+    assert isinstance(executor, Executor)
+    return executor
 
 
-def on_cpu(built: Build, baseline: bool = False) -> OnnxRuntimeEngine:
-    """The engine without fakes."""
+def on_cpu(built: Build, baseline: bool = False) -> Executor:
+    """The executor without fakes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ort, "InferenceSession", REAL)
-        return OnnxRuntimeEngine(built, baseline, threads=1)
+        return open_executor(built, backend="onnxruntime", baseline=baseline, threads=1)
 
 
 def llms(built: Build, baseline: bool = False) -> list[LLM]:
-    engines = on_gpu(built, baseline), on_cpu(built, baseline)
-    return [LLM.from_executor(engine, token_budget=40) for engine in engines]
+    executors = on_gpu(built, baseline), on_cpu(built, baseline)
+    return [LLM.from_executor(executor, max_num_batched_tokens=40) for executor in executors]
 
 
 @pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
 @pytest.mark.parametrize("name", BUILDS)
-def test_answers_as_the_cpu_does(
+def test_cuda_gives_the_cpus_tokens(
     gpu: FakeCuda, builds: dict[str, Build], name: str, baseline: bool
 ) -> None:
     """In slots that others had before."""
@@ -102,35 +106,22 @@ def test_answers_as_the_cpu_does(
         [c.token_ids for c in llm.generate(prompts(), params)] for llm in (ours, theirs)
     )
     assert got == expected
-    if (kept := theirs.engine.topk_positions()) is None:
-        assert ours.engine.topk_positions() is None
+    if (kept := theirs.executor.topk_positions()) is None:
+        assert ours.executor.topk_positions() is None
     else:
-        np.testing.assert_array_equal(ours.engine.topk_positions(), kept)
+        np.testing.assert_array_equal(ours.executor.topk_positions(), kept)
 
 
-def test_requests_come_and_go(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    """Cancels, ends and arrivals at random: slots are moved, and decode runs on fewer of them."""
-    told = []
-    for llm in llms(builds["portable"]):
-        rng, asked, got = random.Random(2), 0, []
-        while asked < 24 or llm.busy:
-            if asked < 24 and rng.random() < 0.4:
-                params = SamplingParams(rng.randint(1, 10), 0.8, seed=asked, ignore_eos=True)
-                llm.submit(cases.prompt(rng.randint(1, 90), asked), params)
-                asked += 1
-            if asked and rng.random() < 0.1:
-                llm.cancel(rng.randrange(asked))
-            got.append([(one.request_id, one.token_ids) for one in llm.step()])
-        told.append(got)
-    assert told[0] == told[1]
+def test_cuda_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    assert_neighbours_change_nothing(*llms(builds["portable"]), count=24)
 
 
 def test_a_cleared_slot_is_zeros(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["portable"])
-    engine.prefill(1, cases.prompt(30), 0, 30)
-    engine.move(1, 2)
-    engine.clear(2)
-    engine.clear(1)
+    executor = on_gpu(builds["portable"])
+    executor.prefill(1, cases.prompt(30), 0, 30)
+    executor.move(1, 2)
+    executor.clear(2)
+    executor.clear(1)
     gpu.run_queue()
     caches = [block for block in gpu.device.values() if len(block) >= 4096]
     assert caches and not any(block.any() for block in caches)
@@ -139,90 +130,64 @@ def test_a_cleared_slot_is_zeros(gpu: FakeCuda, builds: dict[str, Build]) -> Non
 def test_all_sessions_share_a_stream_and_decode_is_captured(
     gpu: FakeCuda, builds: dict[str, Build]
 ) -> None:
-    engine = on_gpu(builds["portable"])
+    executor = on_gpu(builds["portable"])
     captured = {session.path.name for session in CudaSession.opened if session.captures}
-    assert captured == {"decode.1.onnx", "decode.2.onnx", "decode.onnx"} and engine.captured
+    assert captured == {"decode.1.onnx", "decode.2.onnx", "decode.onnx"} and executor.captured
     assert {session.stream for session in CudaSession.opened} == gpu.streams
     assert len(CudaSession.opened) == 5
 
 
-def test_logits_alone_come_back(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+def test_a_decode_step_downloads_logits_alone(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     """Up go the inputs that the host writes, and nothing is copied within the GPU."""
-    engine = on_gpu(builds["portable"])
+    executor = on_gpu(builds["portable"])
     gpu.calls.clear()
-    engine.decode(ZEROS, ZEROS, ZEROS)
+    executor.decode(ZEROS, ZEROS, ZEROS)
     assert gpu.calls["cudaMemcpyAsync"] == 3 + 1 and gpu.calls["cudaStreamSynchronize"] == 1
-    assert set(engine.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
+    assert set(executor.decode_buffers) == {"input_ids", "position_ids", "prompt_length", "logits"}
 
 
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
-    engine = on_gpu(builds["top_tokens"])
-    told, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * engine.limits.vocab_size
-    gpu.to_host.clear()
-    said = engine.decode(ZEROS + 5, ZEROS, ZEROS + 1)
-    second = said[1]
-    assert second.top_tokens and sorted(gpu.to_host) == told
-    logits = second.logits
-    assert second.logits is logits and gpu.to_host[3:] == [row]
-    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
-    np.testing.assert_array_equal(said.logits[1], logits)
-    assert gpu.to_host[4:] == [3 * row]
+    assert_top_tokens_replace_logits(gpu, on_gpu(builds["top_tokens"]))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "rows"),
-    [
-        ({}, 0),
-        ({"temperature": 0.8, "top_k": 5}, 0),
-        ({"temperature": 0.3, "top_p": 0.5}, 0),
-        ({"temperature": 0.8}, 4),
-        ({"logprobs": 2}, 4),
-    ],
-)
-def test_requests_take_the_logits_that_they_need(
+@samplings
+def test_only_requests_that_need_logits_download_them(
     gpu: FakeCuda, builds: dict[str, Build], sampling: dict[str, Any], rows: int
 ) -> None:
-    """Four tokens of one, beside a greedy neighbour that never needs any."""
-    ours, theirs = llms(builds["top_tokens"])
-    neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
-    params = [SamplingParams(4, seed=0, ignore_eos=True, **sampling), neighbour]
-    asked = [cases.prompt(length) for length in (40, 20)]
-    gpu.to_host.clear()
-    got = ours.generate(asked, params)
-    assert gpu.to_host.count(4 * ours.engine.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.engine.limits.vocab_size
-    assert got == theirs.generate(asked, params)
+    assert_downloads(gpu, *llms(builds["top_tokens"]), sampling, rows)
 
 
-def test_logits_of_a_closed_engine_are_gone(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["top_tokens"])
-    said = engine.decode(ZEROS, ZEROS, ZEROS)
-    engine.close()
-    assert said[0].top_tokens
-    with pytest.raises(DeviceError, match="the engine was closed"):
-        _ = said[0].logits
+def test_logits_cannot_be_read_after_close(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+    executor = on_gpu(builds["top_tokens"])
+    predictions = executor.decode(ZEROS, ZEROS, ZEROS)
+    executor.close()
+    assert predictions[0].top_tokens
+    with pytest.raises(DeviceError, match="the executor was closed"):
+        _ = predictions[0].logits
 
 
-def test_what_cannot_be_captured_runs_and_says_so(
+def test_a_decode_graph_that_cannot_be_captured_runs_with_a_warning(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake_onnxruntime_cuda, "reads_on_host", lambda path: True)
     with pytest.warns(RuntimeWarning, match="without a CUDA graph, and slower: This session") as w:
-        engine = on_gpu(builds["portable"])
-    assert not engine.captured and len(w) == 3
-    assert engine.decode(ZEROS, ZEROS, ZEROS).logits.shape == (3, engine.limits.vocab_size)
+        executor = on_gpu(builds["portable"])
+    assert not executor.captured and len(w) == 3
+    assert executor.decode(ZEROS, ZEROS, ZEROS).logits.shape == (3, executor.limits.vocab_size)
 
 
 def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = OnnxRuntimeEngine(builds["portable"], device=Gpu(), captures=False)
-    assert not engine.captured and not any(session.captures for session in CudaSession.opened)
+    build = builds["portable"]
+    graphs = GraphSet.of(build, baseline=False)
+    backend = OnnxRuntimeBackend(build, graphs, Cuda(), captures=False)
+    executor = Executor(build.manifest, graphs, backend)
+    assert not executor.captured and not any(session.captures for session in CudaSession.opened)
 
 
 def test_closing_frees_everything(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    engine = on_gpu(builds["portable"])
-    engine.close()
-    engine.close()
+    executor = on_gpu(builds["portable"])
+    executor.close()
+    executor.close()
     assert not gpu.device and not gpu.streams
 
 
@@ -234,20 +199,22 @@ def test_an_older_onnxruntime_is_not_trusted_to_capture(
         assert not on_gpu(builds["single shot"]).captured
 
 
-def test_tells_which_operators_are_left_to_the_cpu(
+def test_operators_without_a_cuda_kernel_are_reported(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that cost a copy by a warning, and all of them where one asks."""
     monkeypatch.setattr(CudaSession, "leaves_to_cpu", frozenset({"TopK", "Range"}))
-    with pytest.warns(RuntimeWarning, match="the CPU runs TopK of compress: ") as told:
-        found = on_gpu(builds["portable"]).operators()
-    assert len(told) == 1
+    with pytest.warns(RuntimeWarning, match="the CPU runs TopK of compress: ") as warned:
+        found = on_gpu(builds["portable"]).backend.operators()
+    assert len(warned) == 1
     assert found["compress"]["CPUExecutionProvider"].keys() == {"TopK", "Range"}
     assert found["decode"][CUDA]["MatMul"] == 15
     assert set(found) == {"decode", "decode.1", "decode.2", "prefill", "compress"}
 
 
-def test_nothing_is_said_where_nothing_is_left(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+def test_no_warning_if_cuda_runs_every_heavy_operator(
+    gpu: FakeCuda, builds: dict[str, Build]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         on_gpu(builds["portable"])
@@ -257,15 +224,16 @@ def test_bf16_is_bound_by_its_number(gpu: FakeCuda) -> None:
     """NumPy has no such type."""
     specs = [TensorSpec(name=name, dtype="bfloat16", shape=[2, 4]) for name in ("x", "y")]
     entry = GraphEntry(file="", sha256="", inputs=specs[:1], outputs=specs[1:])
-    device = Gpu()
+    device = Cuda()
     session = CudaSession(
         IDENTITY, ort.SessionOptions(), providers=[device.provider(False)], enable_fallback=0
     )
-    buffers = buffers_for(entry, device)
-    bound = BoundGraph(session, entry, device, buffers)
+    buffers = allocate(device.memory, entry, {})
+    run = bind(session, entry, device.name, buffers)
     gpu.run_queue()
     gpu.bytes_at(buffers["x"].address, 16)[:] = np.arange(16)
-    bound.run()
+    run()
+    gpu.run_queue()
     assert list(gpu.bytes_at(buffers["y"].address, 16)) == list(range(16))
 
 
@@ -278,7 +246,7 @@ def test_full_memory_is_an_error_with_a_hint(
     assert "--batch" in refusal.value.hint
 
 
-def test_a_graph_that_does_not_load_is_no_fault_of_the_build(
+def test_a_cuda_session_that_does_not_load_hints_at_the_gpu(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any, **__: Any) -> None:
@@ -317,7 +285,7 @@ def test_without_cuda_python_the_error_names_the_extra(
     assert refusal.value.hint == "pip install 'snapexport[gpu]'"
 
 
-def test_without_a_driver_it_is_told(
+def test_cuda_without_a_driver_is_refused(
     monkeypatch: pytest.MonkeyPatch, builds: dict[str, Build]
 ) -> None:
     install(monkeypatch, driver=False)
@@ -325,7 +293,7 @@ def test_without_a_driver_it_is_told(
         on_gpu(builds["portable"])
 
 
-def test_what_cudas_provider_has_no_kernel_for_is_refused(builds: dict[str, Build]) -> None:
+def test_fp32_attention_on_cuda_and_bf16_on_the_cpu_are_refused(builds: dict[str, Build]) -> None:
     def changed(**update: Any) -> Build:
         manifest = builds["chunked"].manifest.model_copy(update=update)
         return Build(builds["chunked"].directory, manifest)
@@ -338,7 +306,7 @@ def test_what_cudas_provider_has_no_kernel_for_is_refused(builds: dict[str, Buil
     assert "--backend onnxruntime-cuda" in refusal.value.hint
 
 
-def test_the_cpus_settings_are_refused(builds: dict[str, Build]) -> None:
+def test_threads_are_refused_on_cuda(builds: dict[str, Build]) -> None:
     with pytest.raises(UserError, match="are the CPU's, and a GPU runs this build"):
         open_executor(builds["portable"], backend="onnxruntime-cuda", threads=2)
 

@@ -1,7 +1,6 @@
 """What runs keep and move: caches stay where they are, weights stay in their file."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,11 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_devices import Host
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from snapexport.runtime.onnxruntime_session import Buffers, Graph, buffers_for
+from snapexport.runtime.backend import Buffers
+from snapexport.runtime.bound_graph import BoundGraph, allocate
+from snapexport.runtime.executor import GraphSet
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
@@ -36,7 +37,7 @@ import json, re, sys
 from pathlib import Path
 import numpy as np
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 
 def of_process(name, file="status"):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self", file).read_text())[1]) << 10
@@ -45,7 +46,7 @@ def reset():
     Path("/proc/self/clear_refs").write_text("5")
 
 def make(**options):
-    return OnnxRuntimeEngine(Build.open(sys.argv[1]), threads=1, **options)
+    return open_executor(Build.open(sys.argv[1]), threads=1, **options)
 
 def decode(engine, position=600):
     ones = np.ones(engine.limits.batch, np.int64)
@@ -59,14 +60,18 @@ def measure(directory: Path, script: str) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.fixture
-def graph() -> Graph:
-    return Graph(Build.open(cases.built(ROOMY).directory), "decode", Host(), threads=1)
+BUILD = Build.open(cases.built(ROOMY).directory)
+DECODE = BUILD.manifest.graphs["decode"]
 
 
 @pytest.fixture
-def buffers(graph: Graph) -> Iterator[Buffers]:
-    yield buffers_for(graph.entry, Host())
+def backend() -> OnnxRuntimeBackend:
+    return OnnxRuntimeBackend(BUILD, GraphSet.of(BUILD, baseline=False), threads=1)
+
+
+@pytest.fixture
+def buffers(backend: OnnxRuntimeBackend) -> Buffers:
+    return allocate(backend.memory, DECODE, {})
 
 
 def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
@@ -75,18 +80,20 @@ def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
         assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
 
 
-def test_what_attention_puts_out_is_in_that_buffer_too() -> None:
+def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
     """Its operator copies the whole cache otherwise."""
     built = Build.open(cases.built(Case(decode_attention="valid")).directory)
-    arrays = OnnxRuntimeEngine(built, threads=1).decode_buffers
+    arrays = open_executor(built, threads=1).decode_buffers
     attended = [name for name in arrays if names.is_attended(name)]
     assert len(attended) == 4
     for name in attended:
         assert arrays[name].ctypes.data == arrays[names.past_of(name)].ctypes.data
 
 
-def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: Buffers) -> None:
-    bound = graph.bind(buffers)
+def test_a_step_writes_one_position_of_each_row_in_place(
+    backend: OnnxRuntimeBackend, buffers: Buffers
+) -> None:
+    bound = BoundGraph(backend, "decode", DECODE, buffers)
     caches = {n: a for n, a in bound.arrays.items() if names.is_past(n)}
     rng = np.random.default_rng(0)
     for array in caches.values():
@@ -100,14 +107,15 @@ def test_a_step_writes_one_position_of_each_row_in_place(graph: Graph, buffers: 
         assert [list(np.flatnonzero(row)) for row in changed] == [[p] for p in positions]
 
 
-def test_onnxruntime_says_when_it_has_to_copy(graph: Graph, capfd: Any) -> None:
+def test_onnxruntime_warns_if_it_has_to_copy_a_cache(
+    backend: OnnxRuntimeBackend, buffers: Buffers, capfd: Any
+) -> None:
     """The other tests rely on it: no word on stderr means that nothing was copied."""
-    shared = buffers_for(graph.entry, Host())
-    graph.bind(shared).run()
+    backend.bind("decode", buffers)()
     assert "onnxruntime" not in capfd.readouterr().err
-    specs = (*graph.entry.inputs, *graph.entry.outputs)
-    apart = {spec.name: Host().new(spec) for spec in specs}
-    graph.bind(apart).run()
+    specs = (*DECODE.inputs, *DECODE.outputs)
+    apart = {spec.name: backend.memory.allocate(spec) for spec in specs}
+    backend.bind("decode", apart)()
     assert "in-place" in capfd.readouterr().err.lower()
 
 

@@ -1,10 +1,11 @@
-"""Prompts that begin alike: what stands in prefill's cache is not calculated again."""
+"""Prompts that begin alike: chunks that the prompt cache holds are not run again."""
 
 import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.predictions import Logits
 
 C = 24  # the tiny build's prefill chunk
@@ -16,18 +17,18 @@ def prompt(length: int, seed: int = 0, common: int = 0) -> list[int]:
     return [*range(3, 3 + common), *rng.integers(3, 257, length - common).tolist()]
 
 
-def prefill(engine: OnnxRuntimeEngine, ids: list[int]) -> Logits:
+def prefill(executor: Executor, ids: list[int]) -> Logits:
     """The whole prompt into slot 0, as the scheduler would feed it."""
     ends = [*range(C, len(ids), C), len(ids)]
     for end in ends:
         start = max(0, end - C)
-        said = engine.prefill(0, ids[start:end], start, len(ids))
-    return said.logits.copy()
+        prediction = executor.prefill(0, ids[start:end], start, len(ids))
+    return prediction.logits.copy()
 
 
-def runs(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def runs(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each chunk that is really run."""
-    bound, counted = engine._prefill._bound, []
+    bound, counted = executor._prefill._graph, []
     run = bound.run
     monkeypatch.setattr(bound, "run", lambda: (counted.append(1), run())[1])
     return counted
@@ -44,38 +45,38 @@ def runs(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int
         (prompt(60, 1, common=48), prompt(10, 1, common=10), 0),
     ],
 )
-def test_a_common_beginning_is_kept_to_the_bit(
+def test_a_common_beginning_is_skipped_with_identical_logits(
     tiny_build: Build,
     monkeypatch: pytest.MonkeyPatch,
     first: list[int],
     second: list[int],
     skipped: int,
 ) -> None:
-    fresh = prefill(OnnxRuntimeEngine(tiny_build), second)
-    engine = OnnxRuntimeEngine(tiny_build)
-    prefill(engine, first)
-    counted = runs(engine, monkeypatch)
-    assert np.array_equal(prefill(engine, second), fresh)
+    fresh = prefill(open_executor(tiny_build), second)
+    executor = open_executor(tiny_build)
+    prefill(executor, first)
+    counted = runs(executor, monkeypatch)
+    assert np.array_equal(prefill(executor, second), fresh)
     assert len(counted) == max(1, -(-len(second) // C)) - skipped
 
 
-def test_engines_of_one_model_share_it(tiny_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_of_one_model_share_a_prompt_cache(
+    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = prompt(60)
-    alone = prefill(OnnxRuntimeEngine(tiny_build, baseline=True), ids)
-    first = OnnxRuntimeEngine(tiny_build)
-    second = OnnxRuntimeEngine(tiny_build, baseline=True, prompt_cache=first.prompt_cache)
+    alone = prefill(open_executor(tiny_build, baseline=True), ids)
+    first = open_executor(tiny_build)
+    second = open_executor(tiny_build, baseline=True, prompt_cache=first.prompt_cache)
     prefill(first, ids)
     counted = runs(second, monkeypatch)
     assert np.array_equal(prefill(second, ids), alone)
     assert len(counted) == 2  # of three: the second chunk was overlapped by the last
 
 
-def test_nothing_is_kept_of_what_was_cleared(
-    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, ids = OnnxRuntimeEngine(tiny_build), prompt(64)
-    prefill(engine, ids)
-    engine.clear(0)
-    counted = runs(engine, monkeypatch)
-    prefill(engine, ids)
+def test_a_cleared_prompt_is_run_again(tiny_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, ids = open_executor(tiny_build), prompt(64)
+    prefill(executor, ids)
+    executor.clear(0)
+    counted = runs(executor, monkeypatch)
+    prefill(executor, ids)
     assert len(counted) == 3

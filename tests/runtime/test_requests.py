@@ -35,14 +35,14 @@ from snapexport.runtime.requests import MAX_STOP_CHARACTERS, MAX_STOPS, Sampling
         ("ignore_eos", 1),
     ],
 )
-def test_refuses_what_cannot_be_sampled(name: str, value: object) -> None:
+def test_invalid_sampling_parameters_are_refused(name: str, value: object) -> None:
     fields: dict[str, Any] = {name: value}
     with pytest.raises(UserError) as refusal:
         SamplingParams(**fields)
     assert name in refusal.value.message and name in refusal.value.hint
 
 
-def test_many_or_long_stop_texts_are_refused_in_few_words() -> None:
+def test_too_many_or_too_long_stop_texts_are_refused_in_few_words() -> None:
     """Each token is held against all of them, and everybody waits for that."""
     SamplingParams(stop=["x" * MAX_STOP_CHARACTERS] * MAX_STOPS)
     for stop in (["x"] * (MAX_STOPS + 1), ["x", "x" * (MAX_STOP_CHARACTERS + 1)]):
@@ -56,11 +56,11 @@ def test_one_stop_text_is_one_stop_string() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
 
 
-def test_takes_numpy_numbers_and_the_limits_themselves() -> None:
+def test_sampling_parameters_take_numpy_numbers_and_limits() -> None:
     numbers: Any = {"max_tokens": np.int64(1), "temperature": np.float32(0), "top_p": 1}
     assert SamplingParams(**numbers).max_tokens == 1
 
 
-def test_is_a_value() -> None:
+def test_sampling_parameters_are_immutable_values() -> None:
     assert SamplingParams(stop=["a"]) == SamplingParams(stop=("a",))
     assert len({SamplingParams(seed=1), SamplingParams(seed=1)}) == 1

@@ -21,13 +21,13 @@ def logits_of(seed: int, vocabulary: int = VOCABULARY) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(scale=3, size=vocabulary).astype(np.float32)
 
 
-def said(logits: NDArray[np.float32]) -> Prediction:
+def predicted(logits: NDArray[np.float32]) -> Prediction:
     """By an engine without top_tokens."""
     return Prediction(lambda: logits)
 
 
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
-    tokens, weights = choices(said(logits), params)
+    tokens, weights = choices(predicted(logits), params)
     dense = np.zeros(len(logits))
     dense[tokens] = weights / weights.sum()
     return dense
@@ -64,7 +64,7 @@ def warped(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.fl
 def test_greedy_takes_the_likeliest_and_draws_nothing(seed: int) -> None:
     logits, rng = logits_of(seed), generator(SamplingParams(seed=1))
     before = rng.bit_generator.state
-    assert sample(said(logits), SamplingParams(), rng) == int(np.argmax(logits))
+    assert sample(predicted(logits), SamplingParams(), rng) == int(np.argmax(logits))
     assert rng.bit_generator.state == before
 
 
@@ -78,18 +78,18 @@ def test_greedy_takes_the_likeliest_and_draws_nothing(seed: int) -> None:
 )
 def test_the_narrowest_settings_are_greedy(params: SamplingParams) -> None:
     logits = logits_of(3)
-    assert sample(said(logits), params, generator(params)) == int(np.argmax(logits))
+    assert sample(predicted(logits), params, generator(params)) == int(np.argmax(logits))
 
 
 def test_same_seed_same_tokens_whatever_neighbours_draw() -> None:
     params = SamplingParams(temperature=1.0, seed=7)
-    rows = [said(logits_of(step)) for step in range(20)]
+    rows = [predicted(logits_of(step)) for step in range(20)]
     alone, beside, neighbour = generator(params), generator(params), generator(params)
     expected = [sample(row, params, alone) for row in rows]
     drawn = []
     for row in rows:
         drawn.append(sample(row, params, beside))
-        sample(said(row.logits[::-1]), params, neighbour)
+        sample(predicted(row.logits[::-1]), params, neighbour)
     assert drawn == expected
 
 
@@ -101,7 +101,7 @@ def test_without_a_seed_requests_differ() -> None:
 def test_tokens_come_as_often_as_their_probability_says() -> None:
     params = SamplingParams(temperature=0.8, top_k=5, seed=0)
     logits, rng, draws = logits_of(1), generator(params), 20_000
-    counts = Counter(sample(said(logits), params, rng) for _ in range(draws))
+    counts = Counter(sample(predicted(logits), params, rng) for _ in range(draws))
     expected = probabilities(logits, params)
     assert set(counts) == set(np.flatnonzero(expected))
     for token, count in counts.items():
@@ -109,18 +109,18 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_one_logit_that_is_no_number_spoils_the_choice(broken: float) -> None:
+def test_a_nan_or_infinite_logit_allows_no_choice(broken: float) -> None:
     logits = logits_of(0)
-    assert can_sample(said(logits))
+    assert can_sample(predicted(logits))
     logits[5] = broken
-    assert not can_sample(said(logits))
+    assert not can_sample(predicted(logits))
 
 
-def test_masked_tokens_spoil_the_choice_only_where_nothing_else_is_left() -> None:
+def test_masked_tokens_allow_no_choice_only_if_all_are_masked() -> None:
     logits = np.full(VOCABULARY, -np.inf, np.float32)
-    assert not can_sample(said(logits))
+    assert not can_sample(predicted(logits))
     logits[5] = -3.0
-    assert can_sample(said(logits))
+    assert can_sample(predicted(logits))
 
 
 def test_masked_tokens_are_never_drawn() -> None:
@@ -128,12 +128,12 @@ def test_masked_tokens_are_never_drawn() -> None:
     logits[[4, 9]] = 1.0
     params = SamplingParams(temperature=2.0, seed=0)
     rng = generator(params)
-    assert {sample(said(logits), params, rng) for _ in range(100)} == {4, 9}
+    assert {sample(predicted(logits), params, rng) for _ in range(100)} == {4, 9}
 
 
 def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
     """Four equal tokens and a half of the probability: two of them reach it exactly."""
-    equal = said(np.zeros(4, np.float32))
+    equal = predicted(np.zeros(4, np.float32))
     tokens, weights = choices(equal, SamplingParams(temperature=1, top_p=0.5))
     assert list(tokens) == [0, 1, 2, 3] and list(weights) == [1, 1, 0, 0]
 

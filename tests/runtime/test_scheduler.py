@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.scheduler import Chunk, Plan, Scheduler
+from snapexport.runtime.scheduler import Chunk, Schedule, Scheduler
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Job:
 class Config:
     batch: int
     chunk: int
-    budget: int | None
+    most: int | None
     decode_batches: tuple[int, ...]
 
 
@@ -32,8 +32,8 @@ def configs(draw: st.DrawFn) -> Config:
     batch, chunk = draw(st.integers(1, 6)), draw(st.integers(1, 8))
     spare = draw(st.none() | st.integers(1, 30))
     smaller = draw(st.sets(st.integers(1, batch)))
-    budget = None if spare is None else batch + spare
-    return Config(batch, chunk, budget, (*sorted(smaller - {batch}), batch))
+    most = None if spare is None else batch + spare
+    return Config(batch, chunk, most, (*sorted(smaller - {batch}), batch))
 
 
 jobs = st.lists(
@@ -56,12 +56,12 @@ def expected_chunks(length: int, chunk: int) -> list[tuple[int, int]]:
 
 
 class Simulation:
-    """Drives a scheduler as a loop would, and checks every plan against the invariants."""
+    """Drives a scheduler as a loop would, and checks every schedule against the invariants."""
 
     def __init__(self, config: Config, jobs: list[Job]) -> None:
         self.config = config
         self.jobs = jobs
-        self.scheduler = Scheduler(config.batch, config.chunk, config.budget, config.decode_batches)
+        self.scheduler = Scheduler(config.batch, config.chunk, config.most, config.decode_batches)
         self.remaining = {i: job.tokens for i, job in enumerate(jobs)}
         self.slots: dict[int, int] = {}
         self.running: set[int] = set()
@@ -88,17 +88,17 @@ class Simulation:
             if i in self.remaining:
                 self.end(i)
 
-    def carry_out(self, plan: Plan) -> None:
-        self.move(plan)
-        assert set(plan.decode) == self.running
-        for i, slot in plan.decode.items():
+    def carry_out(self, schedule: Schedule) -> None:
+        self.move(schedule)
+        assert set(schedule.decode) == self.running
+        for i, slot in schedule.decode.items():
             assert self.slots[i] == slot
             self.token(i)
-        for chunk in plan.prefill:
+        for chunk in schedule.prefill:
             self.prefill(chunk)
 
-    def move(self, plan: Plan) -> None:
-        for source, target in plan.moves:
+    def move(self, schedule: Schedule) -> None:
+        for source, target in schedule.moves:
             (i,) = (i for i in self.running if self.slots[i] == source)
             assert target < source and target not in self.slots.values()
             self.slots[i] = target
@@ -106,7 +106,7 @@ class Simulation:
         fitting = min(size for size in self.config.decode_batches if size >= len(used))
         in_prefill = {self.slots[i] for i in self.slots.keys() - self.running}
         free = set(range(fitting)) - set(used) - in_prefill
-        # The next request may hold a slot before its first chunk is planned.
+        # The next request may hold a slot before its first chunk is scheduled.
         taken_unseen = len(self.added) > len(self.started)
         together = all(slot < fitting for slot in used)
         assert together or len(free) <= taken_unseen, "a gap could have been filled"
@@ -151,67 +151,69 @@ def test_invariants_hold_whatever_arrives_ends_and_is_cancelled(
     assert simulation.started == queue, "not first come, first served"
 
 
-def running_scheduler(batch: int, chunk: int, budget: int | None) -> Scheduler:
+def running_scheduler(batch: int, chunk: int, most: int | None) -> Scheduler:
     """A scheduler with one request that runs for ever."""
-    scheduler = Scheduler(batch, chunk, budget)
+    scheduler = Scheduler(batch, chunk, most)
     scheduler.add(0, 1)
     scheduler.schedule()
     return scheduler
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 60), st.integers(1, 60))
-def test_keeps_to_the_budget(batch: int, chunk: int, spare: int, prompt_length: int) -> None:
+def test_steps_keep_to_max_num_batched_tokens(
+    batch: int, chunk: int, spare: int, prompt_length: int
+) -> None:
     scheduler = running_scheduler(batch + 1, chunk, batch + 1 + spare)
     scheduler.add(1, prompt_length)
-    budget, spent = batch + 1 + spare, 0
+    most, spent = batch + 1 + spare, 0
     for steps in range(1, 1000):
-        plan = scheduler.schedule()
-        cost = len(plan.decode) + chunk * len(plan.prefill)
-        assert cost <= budget or len(plan.prefill) == 1
+        schedule = scheduler.schedule()
+        cost = len(schedule.decode) + chunk * len(schedule.prefill)
+        assert cost <= most or len(schedule.prefill) == 1
         spent += cost
-        assert spent <= steps * budget
-        if any(c.is_last for c in plan.prefill):
+        assert spent <= steps * most
+        if any(c.is_last for c in schedule.prefill):
             return
     raise AssertionError("prefill never ends")
 
 
-def test_by_default_every_step_has_room_for_a_chunk() -> None:
-    scheduler = running_scheduler(batch=4, chunk=8, budget=None)
+def test_by_default_every_step_prefills_a_chunk() -> None:
+    scheduler = running_scheduler(batch=4, chunk=8, most=None)
     scheduler.add(1, 40)
     for _ in range(5):
-        plan = scheduler.schedule()
-        assert plan.decode == {0: 0} and len(plan.prefill) == 1
+        schedule = scheduler.schedule()
+        assert schedule.decode == {0: 0} and len(schedule.prefill) == 1
 
 
-def test_a_small_budget_spreads_a_chunk_over_decode_steps() -> None:
-    scheduler = running_scheduler(batch=2, chunk=8, budget=3)
+def test_a_small_token_limit_spreads_a_chunk_over_decode_steps() -> None:
+    scheduler = running_scheduler(batch=2, chunk=8, most=3)
     scheduler.add(1, 16)
     chunks = [len(scheduler.schedule().prefill) for _ in range(8)]
     assert chunks == [0, 0, 0, 1, 0, 0, 0, 1]  # 3 - 1 running = 2 of 8 tokens a step
 
 
 def test_prefill_goes_at_once_when_nothing_runs() -> None:
-    scheduler = Scheduler(batch=2, chunk=8, budget=3)
+    scheduler = Scheduler(batch=2, chunk=8, max_num_batched_tokens=3)
     scheduler.add(1, 24)
     assert [len(scheduler.schedule().prefill) for _ in range(3)] == [1, 1, 1]
 
 
-def test_idle_steps_save_nothing_up() -> None:
-    scheduler = running_scheduler(batch=2, chunk=8, budget=3)
+def test_steps_without_prefill_save_no_credit() -> None:
+    scheduler = running_scheduler(batch=2, chunk=8, most=3)
     for _ in range(100):
         scheduler.schedule()
     scheduler.add(1, 16)
     assert [len(scheduler.schedule().prefill) for _ in range(4)] == [0, 0, 0, 1]
 
 
-def test_a_large_budget_prefills_several_prompts_in_one_step() -> None:
-    scheduler = Scheduler(batch=3, chunk=4, budget=12)
+def test_a_large_token_limit_prefills_several_prompts_in_one_step() -> None:
+    scheduler = Scheduler(batch=3, chunk=4, max_num_batched_tokens=12)
     for i in range(3):
         scheduler.add(i, 4)
     assert [chunk.slot for chunk in scheduler.schedule().prefill] == [0, 1, 2]
 
 
-def test_what_runs_moves_together_where_a_smaller_step_holds_it() -> None:
+def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds() -> None:
     scheduler = Scheduler(batch=4, chunk=4, decode_batches=(1, 2, 4))
     for i in range(4):
         scheduler.add(i, 4)
@@ -220,13 +222,13 @@ def test_what_runs_moves_together_where_a_smaller_step_holds_it() -> None:
     scheduler.finish(0)
     assert scheduler.schedule().moves == ()  # three need the step of four
     scheduler.finish(2)
-    plan = scheduler.schedule()
-    assert (plan.moves, plan.decode) == (((3, 0),), {1: 1, 3: 0})
+    schedule = scheduler.schedule()
+    assert (schedule.moves, schedule.decode) == (((3, 0),), {1: 1, 3: 0})
     scheduler.finish(3)
     assert scheduler.schedule().moves == ((1, 0),)
 
 
-def test_cancel_in_prefill_frees_the_slot_for_the_next() -> None:
+def test_a_cancel_in_prefill_frees_the_slot_for_the_next_request() -> None:
     scheduler = Scheduler(batch=1, chunk=4)
     scheduler.add(0, 100)
     scheduler.add(1, 4)
@@ -236,6 +238,8 @@ def test_cancel_in_prefill_frees_the_slot_for_the_next() -> None:
     assert (chunk.request_id, chunk.slot) == (1, 0)
 
 
-def test_refuses_a_budget_that_would_starve_prefill() -> None:
-    with pytest.raises(UserError, match="leaves nothing for prefill"):
-        Scheduler(batch=4, chunk=8, budget=4)
+def test_a_token_limit_that_starves_prefill_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="4 tokens a step leave nothing for prefill beside 4 batch slots"
+    ):
+        Scheduler(batch=4, chunk=8, max_num_batched_tokens=4)

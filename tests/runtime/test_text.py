@@ -22,24 +22,24 @@ def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["level", "fallback"])
 @given(text=texts | st.just("né 漢字 🙂👩‍👩‍👧 fin"))
-def test_never_half_a_character(tokenizer: Tokenizer, text: str) -> None:
+def test_text_never_ends_within_a_character(tokenizer: Tokenizer, text: str) -> None:
     parts = deltas(tokenizer, tokenizer.encode(text).ids)
     assert "".join(parts) == text
     assert not any(REPLACEMENT in part for part in parts)
 
 
 @given(st.lists(st.integers(0, 256), max_size=20))
-def test_joins_to_the_decoding_of_any_bytes(ids: list[int]) -> None:
+def test_texts_join_to_the_decoding_of_any_bytes(ids: list[int]) -> None:
     assert "".join(deltas(BYTE_LEVEL, ids)) == BYTE_LEVEL.decode(ids)
 
 
 @given(st.lists(st.integers(0, 4), max_size=20))
-def test_joins_to_the_decoding_of_any_words(ids: list[int]) -> None:
+def test_texts_join_to_the_decoding_of_any_words(ids: list[int]) -> None:
     assert "".join(deltas(WORDS, ids)) == WORDS.decode(ids)
 
 
 @given(st.lists(st.integers(0, BYTE_FALLBACK.get_vocab_size() - 1), max_size=20))
-def test_survives_any_broken_bytes(ids: list[int]) -> None:
+def test_broken_bytes_raise_nothing(ids: list[int]) -> None:
     deltas(BYTE_FALLBACK, ids)
 
 
@@ -79,7 +79,7 @@ def test_stop_strings_do_not_depend_on_the_split(pieces: list[str], stops: list[
 
 
 @given(st.text("abc", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_holds_back_no_more_than_a_beginning_of_a_stop_string(text: str, stops: list[str]) -> None:
+def test_only_beginnings_of_stop_strings_are_held_back(text: str, stops: list[str]) -> None:
     stream, out, seen = StopStrings(stops), "", ""
     for letter in text:
         out, seen = out + stream.push(letter), seen + letter
@@ -90,7 +90,7 @@ def test_holds_back_no_more_than_a_beginning_of_a_stop_string(text: str, stops: 
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_a_stop_string_that_straddles_tokens() -> None:
+def test_a_stop_string_may_straddle_tokens() -> None:
     stream = TextStream(WORDS, ("op he",))
     ids = WORDS.encode("here stop here there").ids
     assert [stream.push(token) for token in ids[:2]] == ["here", " st"]
@@ -98,7 +98,7 @@ def test_a_stop_string_that_straddles_tokens() -> None:
     assert stream.finish() == ""
 
 
-def test_what_only_looked_like_a_stop_string_comes_out_at_the_end() -> None:
+def test_an_unfinished_stop_string_comes_out_at_the_end() -> None:
     stream = TextStream(WORDS, ("stop there",))
     ids = WORDS.encode("or stop").ids
     assert [stream.push(token) for token in ids] == ["or", " "]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.runtime.predictions import Prediction, TopTokens
 from snapexport.runtime.requests import SamplingParams
-from snapexport.runtime.sampling import can_sample, engine_temperature, generator, sample
+from snapexport.runtime.sampling import can_sample, generator, graph_temperature, sample
 
 VOCABULARY = 1000
 Logits = NDArray[np.float32]
@@ -34,7 +34,7 @@ def logits_of(seed: int, scale: float = 3.0, digits: int = 6) -> Logits:
 def top_tokens_of(logits: Logits, count: int, params: SamplingParams) -> TopTokens:
     """As a graph has them, in float32."""
     tokens = np.argsort(-logits, kind="stable")[:count]
-    divisor, largest = np.float32(engine_temperature(params)), logits.max()
+    divisor, largest = np.float32(graph_temperature(params)), logits.max()
     weights = np.exp((logits - largest) / divisor)
     return TopTokens(
         tokens, logits[tokens], float(largest / divisor + np.log(weights.sum(dtype=np.float32)))
@@ -42,7 +42,7 @@ def top_tokens_of(logits: Logits, count: int, params: SamplingParams) -> TopToke
 
 
 def token_without_logits(logits: Logits, count: int, params: SamplingParams) -> int:
-    """Raises where they are asked for."""
+    """Raises if they are read."""
     prediction = Prediction(no_logits, top_tokens_of(logits, count, params))
     assert can_sample(prediction)
     return sample(prediction, params, generator(params))
@@ -61,7 +61,7 @@ def token(logits: Logits, params: SamplingParams) -> int:
     st.sampled_from([1e-9, 0.3, 0.5, 0.9, 0.999, 1.0]),
     st.sampled_from([1, 8, 50, VOCABULARY]),
 )
-def test_top_tokens_that_answer_give_the_same_token(
+def test_top_tokens_give_the_same_token_as_logits(
     seed: int, digits: int, scale: float, temperature: float, k: int, p: float, count: int
 ) -> None:
     logits = logits_of(seed, scale, digits)
@@ -87,7 +87,7 @@ def test_top_tokens_that_answer_give_the_same_token(
         ({"temperature": 0.7}, False),
     ],
 )
-def test_who_needs_logits(choice: dict[str, Any], answers: bool) -> None:
+def test_which_parameters_need_logits(choice: dict[str, Any], answers: bool) -> None:
     """Of 50 top_tokens: hot ones reach less than 0.9 of the whole."""
     for seed in range(50):
         params, logits = SamplingParams(seed=seed, **choice), logits_of(seed)
@@ -98,7 +98,7 @@ def test_who_needs_logits(choice: dict[str, Any], answers: bool) -> None:
                 token_without_logits(logits, 50, params)
 
 
-def test_a_normalizer_that_rounding_may_turn_is_not_believed() -> None:
+def test_a_normalizer_within_rounding_of_the_decision_is_not_used() -> None:
     """Two tokens of a half each reach top-p 0.5 with one of them, or with both."""
     logits = np.full(VOCABULARY, -np.inf, np.float32)
     logits[[3, 7]] = 1.0
@@ -109,7 +109,7 @@ def test_a_normalizer_that_rounding_may_turn_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("normalizer", [math.nan, math.inf, -math.inf])
-def test_a_normalizer_that_is_no_number_allows_no_choice(normalizer: float) -> None:
+def test_a_nan_or_infinite_normalizer_allows_no_choice(normalizer: float) -> None:
     logits = logits_of(0)
     given = TopTokens(np.arange(3), logits[:3], normalizer)
     assert not can_sample(Prediction(no_logits, given))
@@ -122,7 +122,7 @@ def test_logits_are_fetched_once() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-320, 1e-30, 0.7, 1e30, 1e300])
-def test_an_engine_gets_a_temperature_that_float32_can_divide_by(temperature: float) -> None:
-    told = np.float32(engine_temperature(SamplingParams(temperature=temperature)))
-    assert 0 < told < np.inf
-    assert np.isfinite(np.float32(1000) / told) and np.float32(-np.inf) / told == -np.inf
+def test_graphs_get_a_temperature_that_float32_can_divide_by(temperature: float) -> None:
+    given = np.float32(graph_temperature(SamplingParams(temperature=temperature)))
+    assert 0 < given < np.inf
+    assert np.isfinite(np.float32(1000) / given) and np.float32(-np.inf) / given == -np.inf

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from snapexport.serving.triton.interface import INPUTS, UNARY_SUFFIX
 from snapexport.serving.triton.server import Server
+from tests.serving.process import read_metrics
 
 SECONDS = 60
 IDLE = {"requests_running": 0, "requests_waiting": 0, "slots_used": 0}
@@ -159,17 +160,6 @@ class Stream:
 
 def tensors(inputs: Mapping[str, Any]) -> list[grpc.InferInput]:
     return [_tensor(name, value) for name, value in inputs.items()]
-
-
-def read_metrics(address: str) -> dict[str, float]:
-    with urllib.request.urlopen(address, timeout=SECONDS) as answer:
-        lines = answer.read().decode().splitlines()
-    found = {}
-    for line in lines:
-        if line.startswith("snapexport_"):
-            name, _, value = line.removeprefix("snapexport_").rpartition(" ")
-            found[name.partition("{")[0]] = float(value)
-    return found
 
 
 def _tensor(name: str, value: Any) -> grpc.InferInput:

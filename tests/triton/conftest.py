@@ -40,6 +40,12 @@ def llm(build: Path) -> "LLM":
 
 
 @pytest.fixture(scope="session")
+def flags() -> tuple[str, ...]:
+    """Flags of `serve`: before Triton."""
+    return ("--triton",)
+
+
+@pytest.fixture(scope="session")
 def repository(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from snapexport.serving.triton.options import RepositoryOptions
     from snapexport.serving.triton.repository import write_repository

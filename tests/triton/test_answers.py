@@ -7,7 +7,7 @@ import pytest
 
 from snapexport import LLM, SamplingParams
 from tests.triton.client import Client, Reply
-from tests.triton.questions import Asked, make
+from tests.triton.requests import Asked, make
 
 Way = Callable[[Client, Asked], tuple[str, tuple[int, ...], str]]
 

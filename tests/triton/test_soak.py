@@ -20,7 +20,7 @@ from snapexport import LLM
 from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client, tensors
 from tests.triton.processes import backend_of, resident_bytes
-from tests.triton.questions import Asked, make
+from tests.triton.requests import Asked, make
 
 SECONDS = float(os.environ.get("SNAPEXPORT_SOAK_SECONDS", "120"))
 CLIENTS = 64

@@ -21,9 +21,10 @@ from typing import Any
 
 from snapexport.bench import machine
 from snapexport.contract.errors import UserError, first_line
-from snapexport.runtime.cuda_device import DeviceError
-from snapexport.runtime.onnxruntime_devices import Device, Host
-from snapexport.runtime.onnxruntime_gpu import Gpu
+from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.open_executor import BackendName
+from snapexport.runtime.ort.cuda import Cuda
+from snapexport.runtime.ort.devices import Cpu, Device
 
 from . import builds, gpu
 from .checkpoint import write_checkpoint
@@ -90,7 +91,7 @@ def run(setting: Setting, arguments: argparse.Namespace) -> Results:
     _require_same(results, "setting", made_with, "what was made with other settings")
     if not set(MEASURING).isdisjoint(asked):
         _describe(results, arguments.dry_run)
-    bench = Bench(setting, out / "builds", results, _device(arguments.dry_run), _tell)
+    bench = Bench(setting, out / "builds", results, *_device(arguments.dry_run), _tell)
     actions = {
         "checkpoint": lambda: _checkpoint(checkpoint, setting),
         "build": lambda: builds.make(setting, out / "builds", checkpoint),
@@ -110,8 +111,8 @@ def _checkpoint(directory: Path, setting: Setting) -> None:
         write_checkpoint(directory, setting.shape, setting.dtype)
 
 
-def _device(dry_run: bool) -> Callable[[], Device]:
-    return Host if dry_run else Gpu
+def _device(dry_run: bool) -> tuple[BackendName, Callable[[], Device]]:
+    return ("onnxruntime", Cpu) if dry_run else ("onnxruntime-cuda", Cuda)
 
 
 def _describe(results: Results, dry_run: bool) -> None:

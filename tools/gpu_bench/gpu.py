@@ -4,8 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from snapexport.runtime.cuda_device import Device
-from snapexport.runtime.onnxruntime_gpu import require_cuda_provider
+from snapexport.runtime.cuda import Device
+from snapexport.runtime.ort.cuda import require_cuda_provider
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 

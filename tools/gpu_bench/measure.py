@@ -17,8 +17,10 @@ from snapexport.bench.contender import chunks
 from snapexport.bench.costs import Costs
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
-from snapexport.runtime.onnxruntime_devices import Device
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.open_executor import BackendName, open_executor
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+from snapexport.runtime.ort.devices import Device
 
 from . import builds
 from .results import Results, Row, missing
@@ -30,17 +32,19 @@ PROBES = 10
 
 
 class Bench:
-    """One command's measurements. open_device: a new device for each engine, or for the probe."""
+    """One command's measurements. open_device: a new device for the probe."""
 
     def __init__(
         self,
         setting: Setting,
         folder: Path,
         results: Results,
+        backend: BackendName,
         open_device: Callable[[], Device],
         tell: Callable[[str], None],
     ) -> None:
         self._setting, self._folder, self._results = setting, folder, results
+        self._backend: BackendName = backend
         self._open_device, self._tell = open_device, tell
         self._rng = np.random.default_rng(0)
         self._bandwidth = 0.0
@@ -85,11 +89,11 @@ class Bench:
         if not self._bandwidth:
             device = self._open_device()
             spec = TensorSpec(name="probe", dtype="float16", shape=[self._setting.probe // 2])
-            source, target = device.new(spec), device.new(spec)
+            source, target = device.memory.allocate(spec), device.memory.allocate(spec)
 
             def copy() -> None:
-                device.copy(target, source)
-                device.synchronize()
+                device.memory.copy(target, source)
+                device.memory.synchronize()
 
             seconds = [_timed(copy) for _ in range(WARM_UP + PROBES)][WARM_UP:]
             device.close()
@@ -116,7 +120,7 @@ class Bench:
             self._tell(f"{stage} {cache} {context}: {row['milliseconds']} ms")
         engine.close()
 
-    def _steps(self, engine: OnnxRuntimeEngine, costs: Costs, length: int, bandwidth: float) -> Row:
+    def _steps(self, engine: Executor, costs: Costs, length: int, bandwidth: float) -> Row:
         """All slots, each a token further in every step."""
         slots, steps = engine.limits.batch, self._setting.repeat * self._setting.steps
         tokens = self._rng.integers(0, engine.limits.vocab_size, (WARM_UP + steps, slots))
@@ -138,11 +142,11 @@ class Bench:
             "bytes_per_second_probed": _rounded(bandwidth),
         }
 
-    def _overhead_row(self, engine: OnnxRuntimeEngine, context: int) -> Row:
+    def _overhead_row(self, engine: Executor, context: int) -> Row:
         """A prompt that begins like no other, and its hand-over by itself."""
         prompt = self._prompt(engine, self._setting.prompt(context))
         whole = _timed(lambda: self._prefill(engine, prompt))
-        again = [_timed(lambda: engine.hand_over(0, len(prompt))) for _ in range(PROBES)]
+        again = [_timed(lambda: engine.compress(0, len(prompt))) for _ in range(PROBES)]
         hand_over = median(again)
         return {
             "cache": "snapstream",
@@ -152,32 +156,34 @@ class Bench:
             "share": _rounded(hand_over / whole),
         }
 
-    def _fill(self, engine: OnnxRuntimeEngine, prompt: list[int]) -> None:
+    def _fill(self, engine: Executor, prompt: list[int]) -> None:
         """Every slot with the prompt: prefilled once, then copied."""
         self._prefill(engine, prompt)
         for slot in range(1, engine.limits.batch):
             engine.move(0, slot)
 
-    def _prefill(self, engine: OnnxRuntimeEngine, prompt: list[int]) -> None:
+    def _prefill(self, engine: Executor, prompt: list[int]) -> None:
         for chunk in chunks(len(prompt), engine.limits.prefill_chunk):
             engine.prefill(0, prompt[chunk.start : chunk.end], chunk.start, len(prompt))
 
-    def _prompt(self, engine: OnnxRuntimeEngine, length: int) -> list[int]:
+    def _prompt(self, engine: Executor, length: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, engine.limits.vocab_size, length).tolist()
         return drawn
 
-    def _load(self, name: str, baseline: bool) -> tuple[Build, OnnxRuntimeEngine]:
+    def _load(self, name: str, baseline: bool) -> tuple[Build, Executor]:
         build = builds.opened(self._folder, name)
         started = time.perf_counter()
-        engine = OnnxRuntimeEngine(build, baseline, device=self._open_device())
+        engine = open_executor(build, backend=self._backend, baseline=baseline)
         what = f"{name}{', baseline' if baseline else ''}"
         self._tell(f"loaded {what} in {time.perf_counter() - started:.0f} s")
         self._results.set("operators", self._operators(what, engine))
         return build, engine
 
-    def _operators(self, what: str, engine: OnnxRuntimeEngine) -> dict[str, Any]:
+    def _operators(self, what: str, engine: Executor) -> dict[str, Any]:
         """Which ones the CPU ran, by build and graph, with those of former builds."""
-        ran = {n: by.get("CPUExecutionProvider", {}) for n, by in engine.operators().items()}
+        assert isinstance(engine.backend, OnnxRuntimeBackend)
+        operators = engine.backend.operators()
+        ran = {n: by.get("CPUExecutionProvider", {}) for n, by in operators.items()}
         return (self._results.get("operators") or {}) | {what: ran}
 
 

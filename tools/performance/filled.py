@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from snapexport.bench.costs import Costs
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 
 from .turns import Case, clocked
 
@@ -44,7 +44,7 @@ class FilledEngine:
 
     def __init__(self, build: Build, threads: int, prepack: bool = False) -> None:
         self.build = build
-        self.engine = OnnxRuntimeEngine(build, threads=threads, prepack=prepack)
+        self.engine = open_executor(build, threads=threads, prepack=prepack)
         self._context = 1
         self.refill()
 

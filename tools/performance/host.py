@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 
 from .report import Report
@@ -49,7 +50,7 @@ def run(setup: Setup, options: Options, report: Report) -> None:
     """All samplings on one engine, in turn."""
     report.notes.append(NOTE)
     build = setup.builds().get(options.L_max, options.kv_budget, options.batch)
-    engine = TimedEngine(OnnxRuntimeEngine(build, threads=setup.threads))
+    engine = TimedEngine(open_executor(build, threads=setup.threads))
     running = Running(engine, build.manifest.model.vocab_size, options)
     for name in SAMPLINGS:
         labels = {"sampling": name, "batch": options.batch}
@@ -64,7 +65,7 @@ def run(setup: Setup, options: Options, report: Report) -> None:
 class TimedEngine:
     """An engine that knows what its last decode step took, in seconds."""
 
-    def __init__(self, engine: OnnxRuntimeEngine) -> None:
+    def __init__(self, engine: Executor) -> None:
         self._engine = engine
         self.seconds = 0.0
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
-from snapexport.runtime.decode_inputs import write_decode_inputs
-from snapexport.runtime.executor import Integers
-from snapexport.runtime.onnxruntime_session import session_options
+from snapexport.runtime.decode_inputs import Integers, write_decode_inputs
+from snapexport.runtime.ort.session import session_options
 from snapexport.runtime.predictions import Logits
 
 from .filled import fill

@@ -15,8 +15,7 @@ from snapexport.bench.costs import Costs
 from snapexport.bench.hand_over import HandOver
 from snapexport.bench.spread import rounded
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
-from snapexport.runtime.onnxruntime_session import arrays_of
+from snapexport.runtime.open_executor import open_executor
 
 from .affine import Affine
 from .filled import fill
@@ -92,10 +91,10 @@ class Prefill:
     """An engine's prefill over a cache of random numbers, with tokens that it has never seen."""
 
     def __init__(self, build: Build, threads: int) -> None:
-        self._engine = OnnxRuntimeEngine(build, threads=threads)
+        self._engine = open_executor(build, threads=threads)
         self._rng = np.random.default_rng(0)
         assert self._engine.prompt_cache is not None, "no chunk would be the whole prompt"
-        fill(arrays_of(self._engine.prompt_cache.buffers))
+        fill({name: one.host for name, one in self._engine.prompt_cache.buffers.items()})
 
     def prompt(self, length: int) -> None:
         """All chunks; the last one hands over."""

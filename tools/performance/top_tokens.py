@@ -17,7 +17,7 @@ import numpy as np
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
+from snapexport.runtime.open_executor import open_executor
 
 from .checkpoint import COMMON, SHAPES
 from .host import SAMPLINGS, Options, Running, TimedEngine
@@ -87,7 +87,7 @@ def alone(vocabulary: int, batch: int, count: int, steps: int) -> float:
 
 def stepper(build: Build, sampling: str) -> Callable[[], tuple[float, float]]:
     """A decode step of all its slots: seconds of the graph, and of the whole step."""
-    engine = TimedEngine(OnnxRuntimeEngine(build))
+    engine = TimedEngine(open_executor(build))
     manifest = build.manifest
     running = Running(engine, manifest.model.vocab_size, Options(batch=manifest.batch))
     running.start(sampling)

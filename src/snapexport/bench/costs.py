@@ -10,9 +10,10 @@ from snapexport.bench.floors import Work
 from snapexport.bench.weights import Weights
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
-from snapexport.contract.tensors import ITEM_BYTES, OF_DTYPE
+from snapexport.contract.tensors import OF_DTYPE
 
 
 @dataclass(frozen=True, slots=True)

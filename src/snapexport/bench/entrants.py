@@ -10,12 +10,12 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Limits
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.onnxruntime_engine import require_runnable
+from snapexport.runtime.ort.backend import require_runnable
 
 
 def entrants(build: Build, options: BenchOptions) -> list[Entrant]:
     """The build itself and, if wanted, its baseline. Raises UserError."""
-    require_runnable(build, options.baseline)
+    require_runnable(build, baseline=options.baseline)
     if not options.baseline:
         return [_entrant(build, options, baseline=False)]
     if not build.manifest.geometry.compresses:

@@ -19,6 +19,7 @@ from snapexport.bench.report import summed_up
 from snapexport.bench.rounds import SHORT, Bench
 from snapexport.bench.samples import Sample
 from snapexport.contract.build_directory import Build
+from snapexport.contract.files import write_whole
 
 NO_HAND_OVER = "nothing is handed over: the full cache keeps everything"
 INSIDE_PREFILL = "single shot: prefill.onnx compresses inside itself, which can't be timed apart"
@@ -115,7 +116,5 @@ def _hand_over_note(build: Build) -> str | None:
 
 
 def write(report: dict[str, Any], path: Path) -> None:
-    """The report as it is, beside its place and renamed: never half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.replace(path)
+    """The report as it is, whole or not at all."""
+    write_whole(path, json.dumps(report, indent=1) + "\n")

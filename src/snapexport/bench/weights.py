@@ -3,12 +3,12 @@
 Nothing is loaded. A tensor that lies in a file and that no graph uses would be counted too.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapexport.contract import safetensors
 from snapexport.contract.build_directory import Build
 
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
@@ -70,11 +70,6 @@ def _is_looked_up(tensor: Tensor, named: dict[str, Tensor]) -> bool:
 
 
 def read_header(path: Path) -> list[Tensor]:
-    """A .safetensors file: 8 bytes of length, then JSON; https://github.com/huggingface/safetensors."""
-    with path.open("rb") as file:
-        entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    entries.pop("__metadata__", None)
-    return [
-        Tensor(name, tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
-        for name, entry in entries.items()
-    ]
+    """The tensors of a .safetensors file."""
+    spans = safetensors.read_header(path)
+    return [Tensor(name, span.shape, span.nbytes) for name, span in spans.items()]

@@ -1,4 +1,4 @@
-"""Another cache for the same weights: surgery on a build's own traces, without its checkpoint."""
+"""Derives a build with another cache from a build's own traces, without its checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.exporter.weights import WEIGHTS, link_again
+from snapexport.exporter.weights import WEIGHTS, place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
 
 TOKENIZER = "tokenizer.json"
@@ -21,19 +21,20 @@ def derive(
     options: GraphOptions | None = None,
     *,
     with_queries: bool = False,
+    link_weights: bool = False,
 ) -> Build:
     """A build in the new directory `out` that differs from `build` in its cache alone.
 
     options: `build`'s own unless others are given. The derived build has one decode graph, for all
-    batch slots, and no engines. Its weights are hard links where `out` is on the same
-    file system. Raises UserError where `build` has no traces (`--baseline`), or its prefill chunk
-    doesn't go with the geometry.
+    batch slots, and no engines. link_weights: where the file system has no reflinks, hard-link the
+    weights rather than copy them. Raises UserError where `build` has no traces (`--baseline`), or
+    its prefill chunk doesn't go with the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
     require_chunk(manifest.prefill_chunk, geometry)
     out.mkdir()
-    link_again(build.directory / WEIGHTS, out / WEIGHTS)
+    linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
     options = (options or manifest.graph_options).resolved(manifest.target, manifest.dtype)
@@ -46,6 +47,7 @@ def derive(
         "graph_options": options,
         "graphs": entries,
         "traces": {},
+        "linked_weights": linked,
         "engines": {},
     }
     manifest.model_copy(update=changed).write(out)

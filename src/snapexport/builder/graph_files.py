@@ -6,15 +6,20 @@ from pathlib import Path
 
 import onnx
 
-from snapexport.contract.build_directory import Build, sha256_of
+from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import sha256_of
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec, TraceName
+from snapexport.contract.manifest import (
+    BASELINE,
+    GraphEntry,
+    GraphName,
+    TensorSpec,
+    TraceName,
+)
 from snapexport.contract.targets import Target
 from snapexport.graphs import surgery
-
-BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,10 @@ class Traces:
     smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
 
     def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
-        """Beside the baseline's graphs, and with their weights. Not those of fewer slots."""
+        """Those of all slots, beside the graphs."""
         return {
-            "prefill": write_graph(f"{BASELINE}/prefill.trace", self.prefill, directory),
-            "decode": write_graph(f"{BASELINE}/decode.trace", self.decode, directory),
+            "prefill": write_graph("prefill.trace", self.prefill, directory),
+            "decode": write_graph("decode.trace", self.decode, directory),
         }
 
     @classmethod
@@ -70,16 +75,16 @@ def finished_graphs(
         graphs["compress"] = surgery.compress(traces.prefill, *choice)
     if baseline:
         full = finished_graphs(traces, geometry.as_full(), target, options.of_full_cache())
-        graphs |= {f"{BASELINE}/{name}": model for name, model in full.items()}
+        graphs |= {f"{BASELINE}{name}": model for name, model in full.items()}
     return graphs
 
 
 def write_graph(name: str, model: onnx.ModelProto, directory: Path) -> GraphEntry:
-    """Write one graph below the build `directory`; its entry in the manifest."""
+    """Write one graph into the build `directory`; its entry in the manifest."""
     path = directory / f"{name}.onnx"
     path.write_bytes(model.SerializeToString(deterministic=True))
     return GraphEntry(
-        file=path.relative_to(directory).as_posix(),
+        file=path.name,
         sha256=sha256_of(path),
         inputs=[_tensor_spec(value) for value in model.graph.input],
         outputs=[_tensor_spec(value) for value in model.graph.output],

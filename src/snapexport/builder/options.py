@@ -74,6 +74,7 @@ class BuildOptions(GraphOptions):
     weights: Quantization | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
+    link_weights: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -94,6 +95,12 @@ class BuildOptions(GraphOptions):
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
+        if self.link_weights and self.weights:
+            raise UserError(
+                f"--link-weights is not supported with --weights {self.weights}: quantized weights "
+                "are new files",
+                "leave one of them out",
+            )
         require_preset(self.policy, vars(self))
         if self.policy == "full":
             self._require_nothing_to_compress()

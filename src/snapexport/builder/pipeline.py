@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
 
-from snapexport.builder.graph_files import BASELINE, Traces, finished_graphs, write_graph
+from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress
 from snapexport.builder.staging import staged
@@ -30,7 +30,7 @@ from snapexport.contract.manifest import (
     TraceName,
 )
 from snapexport.contract.targets import DType
-from snapexport.exporter import architectures, hub, int4, link, trace, weight_files, weights
+from snapexport.exporter import architectures, hub, int4, link, trace, weights
 from snapexport.exporter.checkpoint import Checkpoint
 
 COPIED = (
@@ -69,7 +69,7 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
         progress.stage("surgery")
         graphs = write_graphs(resolved, traces, directory)
         kept = traces.write(directory) if options.baseline else {}
-        progress.stage("hashing the weights")
+        progress.stage("writing the manifest")
         manifest_of(resolved, graphs, kept, placed, directory).write(directory)
         build = Build.open(directory)
     return dataclasses.replace(build, directory=options.out)
@@ -103,8 +103,15 @@ def trace_model(
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / weights.WEIGHTS
-    placed = weights.place(resolved.checkpoint, wanted, options.dtype, target, progress.converted)
-    progress.stage("linking the weights")
+    placed = weights.place(
+        resolved.checkpoint,
+        wanted,
+        options.dtype,
+        target,
+        progress.written,
+        link=options.link_weights,
+    )
+    progress.stage("tying the graphs to the weights")
     for model, source in zip(models, sources, strict=True):
         link.link(model, source, placed.tensors)
     prefill, decode, *smaller = map(ir.to_proto, models)
@@ -120,8 +127,6 @@ def write_graphs(
         if (resolved.checkpoint.directory / name).is_file():
             shutil.copyfile(resolved.checkpoint.directory / name, directory / name)
     options = resolved.options
-    if options.baseline:
-        weights.link_again(directory / weights.WEIGHTS, directory / BASELINE / weights.WEIGHTS)
     graphs = finished_graphs(
         traces,
         resolved.geometry,
@@ -152,7 +157,8 @@ def manifest_of(
         graph_options=resolved.options.graph_options,
         graphs=graphs,
         traces=traces,
-        weights=weight_files.describe(placed, directory),
+        weights=placed.describe(directory),
+        linked_weights=placed.linked,
         engines={},
         versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
     )

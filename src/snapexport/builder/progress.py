@@ -1,4 +1,4 @@
-"""What a build tells of itself while it runs."""
+"""Reports the stages of a build while it runs."""
 
 from typing import Protocol
 
@@ -9,8 +9,8 @@ class Progress(Protocol):
     def stage(self, text: str) -> None:
         """A new stage of the work begins."""
 
-    def converted(self, nbytes: int) -> None:
-        """So many more bytes of weights were converted."""
+    def written(self, nbytes: int) -> None:
+        """So many more bytes of weights were written."""
 
 
 class Silent:
@@ -19,5 +19,5 @@ class Silent:
     def stage(self, text: str) -> None:
         pass
 
-    def converted(self, nbytes: int) -> None:
+    def written(self, nbytes: int) -> None:
         pass

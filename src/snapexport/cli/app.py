@@ -1,8 +1,8 @@
-"""`snapexport`: finds the command, and tells every error in one way.
+"""Parses the command line, runs one command, and prints every error in one form.
 
 error: what is wrong
 <blank line>
-hint: the way out                                                       (exit status 2)
+hint: what to do                                                        (exit status 2)
 """
 
 import argparse
@@ -28,8 +28,9 @@ from snapexport.cli import (
     serve,
     triton,
 )
+from snapexport.cli.renamed import require_current_flags
+from snapexport.cli.signals import end_on_signals
 from snapexport.contract.errors import UserError
-from snapexport.start import end_on_signals
 
 COMMANDS = {
     "plan": plan,
@@ -49,7 +50,7 @@ BAD_INPUT = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a wrong argument like every other error."""
+    """Raises a UserError for a wrong argument."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, f"see `{self.prog} --help`")
@@ -80,22 +81,27 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     end_on_signals()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = parser().parse_args(argv)
+        require_current_flags(words)
+        arguments = parser().parse_args(words)
         status: int = COMMANDS[arguments.command].run(arguments)
         return status
     except UserError as error:
-        return _tell(error.message, error.hint)
+        return _print_error(error.message, error.hint)
     except BrokenPipeError:
-        # The reader has gone; what is left in the buffer must not raise once more at exit.
+        # The reader is gone: what is left in the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         place = error.filename2 or error.filename  # of a copy, the second is the target
         where = f": {place}" if place else ""
-        return _tell(f"{error.strerror or error}{where}", "check the disk, the path and its rights")
+        return _print_error(
+            f"{error.strerror or error}{where}",
+            "check the path, its permissions and the free space",
+        )
 
 
-def _tell(message: str, hint: str) -> int:
+def _print_error(message: str, hint: str) -> int:
     print(f"error: {message}\n\nhint: {hint}", file=sys.stderr)
     return BAD_INPUT

@@ -6,7 +6,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.table import Table
 
 from snapexport.cli.console import OUT, _OneLine
-from snapexport.cli.summary import size
+from snapexport.contract.bytes import spelled
 
 Row = dict[str, Any]
 
@@ -27,7 +27,7 @@ def print_report(report: Row) -> None:
     """A table for each thing that was measured, after a line about the machine."""
     machine = report["machine"]
     OUT.print(
-        f"{machine['processor']}, {machine['cores']} cores, {size(machine['memory_bytes'])}, "
+        f"{machine['processor']}, {machine['cores']} cores, {spelled(machine['memory_bytes'])}, "
         f"onnxruntime {machine['versions'].get('onnxruntime', '?')}, "
         f"load before: {machine['load_average'][0]}"
     )
@@ -102,12 +102,12 @@ def _print_memory(rows: list[Row]) -> None:
         used = row["bytes"]
         table.add_row(
             row["contender"],
-            size(used["loaded"]),
-            size(used["peak"]),
-            size(row["floor"]["bytes"]) if row["floor"] else "-",
+            spelled(used["loaded"]),
+            spelled(used["peak"]),
+            spelled(row["floor"]["bytes"]) if row["floor"] else "-",
             f"{row['ratio']:.2f}" if row["ratio"] else "-",
-            size(used["anonymous"]),
-            size(row["cache_bytes"]) if row["cache_bytes"] is not None else "-",
+            spelled(used["anonymous"]),
+            spelled(row["cache_bytes"]) if row["cache_bytes"] is not None else "-",
         )
     _print(table)
 

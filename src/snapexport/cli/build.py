@@ -34,6 +34,8 @@ CHOICES = {
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
+    "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
+    "and whatever else reads weights by onnx refuse such a build",
     "overwrite": "replace an existing build",
 }
 GRAPHS = {one.name: one.metadata["help"] for one in dataclasses.fields(GraphOptions)}

@@ -1,4 +1,4 @@
-"""What a person sees: results on standard output and, on a terminal, how the work goes on."""
+"""Prints results to standard output and, on a terminal, progress to standard error."""
 
 import io
 import sys
@@ -17,18 +17,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-# Where the encoding has no blocks, shades or letters of a prompt, a "?" is better than no output.
+# A "?" for what the encoding lacks is better than no output.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
 
 ERR = Console(stderr=True, highlight=False)
 OUT = Console(highlight=False, soft_wrap=True)
 if not OUT.is_terminal:
-    OUT.width = 120  # a pipe has none, and 80 columns would cut the tables
+    OUT.width = 120  # a pipe has no width, and 80 columns would cut the tables
 
 
 class _OneLine:
-    """A line of progress on a terminal while the block lasts, and nothing elsewhere."""
+    """A line of progress on a terminal during the block; nothing where there is no terminal."""
 
     def __init__(self, *columns: ProgressColumn, total: int | None) -> None:
         self._bars = Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal)
@@ -48,22 +48,22 @@ class _OneLine:
 
 
 class BuildProgress(_OneLine):
-    """Names the stage of a build, and counts the bytes of weights converted."""
+    """Shows the stage of a build, and the bytes of weights written."""
 
     def __init__(self) -> None:
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
         super().__init__(*columns, total=None)
 
     def stage(self, text: str) -> None:
-        """Name the stage that begins."""
+        """Show that a stage begins."""
         self._stage, self._bytes = text, 0
         self._bars.update(self._line, description=text)
 
-    def converted(self, nbytes: int) -> None:
-        """Count bytes into the stage's line."""
+    def written(self, nbytes: int) -> None:
+        """Add bytes to the stage's count."""
         self._bytes += nbytes
         self._bars.update(
-            self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB converted"
+            self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB written"
         )
 
 

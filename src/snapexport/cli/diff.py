@@ -1,8 +1,8 @@
 """Compare transformers, the full-cache graphs and the compressed graphs, through Polygraphy.
 
-Sequences of random tokens (or your prompt) go through all of them; transformers' own greedy
-continuation is forced on each. Where the compressed cache dropped nothing, outputs must be equal:
-if they are not, the exit status is 1. Beyond, the distance is what the compression costs.
+Each runs sequences of random tokens, or your prompt, and then transformers' greedy continuation.
+Where the compressed cache dropped nothing, outputs must be equal: otherwise the exit status is 1.
+Elsewhere the difference is the cost of compression.
 
 examples:
   snapexport diff llama.build
@@ -18,8 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapexport.cli import diff_view, prompt
-from snapexport.cli.console import ERR
+from rich.table import Table
+from rich.text import Text
+
+from snapexport.cli import prompt
+from snapexport.cli.console import ERR, OUT
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.runtime.executor import Limits
@@ -27,11 +30,12 @@ from snapexport.runtime.open_executor import BackendName
 from snapexport.runtime.prompts import load_tokenizer, read
 
 if TYPE_CHECKING:
-    from snapexport.eval.accuracy.backends import Backend
+    from snapexport.eval.accuracy.graph_loader import GraphLoader
 
-HELP = "accuracy against transformers, by Polygraphy"
+HELP = "logits against transformers, through Polygraphy"
+_COMPRESSED = "[yellow]compressed[/]"
 BACKENDS: tuple[BackendName, ...] = ("onnxruntime", "tensorrt")
-"""Those that Polygraphy runs here: its ONNX Runtime is the CPU's."""
+"""Those that Polygraphy runs here; ONNX Runtime on the CPU."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,25 +48,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="N",
         help="lengths of the random prompts (default: one that sinks and ring hold with its "
-        "continuation, and one that is two chunks longer than the cache, but not L_max itself: "
-        "transformers would take hours over a very long one)",
+        "continuation, and one that is two chunks longer than the cache)",
     )
     parser.add_argument(
-        "--steps", type=int, default=16, metavar="N", help="decode steps (default: 16)"
+        "--steps",
+        type=int,
+        default=16,
+        metavar="N",
+        help="tokens of the continuation (default: 16)",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of the random tokens (default: 0)")
     parser.add_argument(
-        "--model", metavar="MODEL", help="reference checkpoint (default: the build's own weights)"
+        "--seed", type=int, metavar="N", help="seed of the random prompts (default: 0)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="plain polygraphy commands (default: BUILD.diff)"
+        "--model",
+        metavar="MODEL",
+        help="checkpoint of the reference (default: the build's own weights)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where the plain polygraphy commands go (default: BUILD.diff)",
     )
     parser.add_argument(
         "--backends",
         type=_backends_named,
         default=("onnxruntime",),
         metavar="NAMES",
-        help="what runs the build's graphs: onnxruntime, tensorrt (the plans that `snapexport "
+        help="what runs the build's graphs: onnxruntime, tensorrt (the engines that `snapexport "
         "engine` built for this GPU), or both with a comma (default: onnxruntime)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,27 +87,27 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     if "onnxruntime" in arguments.backends:
         with needs_extra("cpu"):
-            from snapexport.runtime.onnxruntime_engine import require_runnable
+            from snapexport.runtime.ort.backend import require_runnable
         require_runnable(build, baseline=False)
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
-        from snapexport.eval.accuracy.report import compare_build
-    backends = _backends(build, arguments.backends)
+        from snapexport.eval.accuracy.compare import compare_build
+    loaders = _loaders(build, arguments.backends)
     out = arguments.out or _beside(build.directory.resolve())
     _require_ours(out)
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
         found, commands = compare_build(
-            build, arguments.model, prompts, arguments.steps, out, backends
+            build, arguments.model, prompts, arguments.steps, out, loaders
         )
     if arguments.json:
         print(json.dumps({"differences": [asdict(d) for d in found], "commands": str(commands)}))
     else:
-        diff_view.print_differences(build, found, commands)
+        _print_differences(build, found, commands)
     return int(any(difference.broken for difference in found))
 
 
 def _backends_named(text: str) -> tuple[str, ...]:
-    """The chosen ones, in the order of BACKENDS."""
+    """The chosen backends, in the order of BACKENDS."""
     chosen = text.split(",")
     if unknown := set(chosen) - set(BACKENDS):
         raise argparse.ArgumentTypeError(
@@ -102,27 +116,27 @@ def _backends_named(text: str) -> tuple[str, ...]:
     return tuple(name for name in BACKENDS if name in chosen)
 
 
-def _backends(build: Build, chosen: tuple[str, ...]) -> "dict[str, Backend]":
-    """What runs the graphs, by name; none where it is ONNX Runtime alone, which goes unsaid."""
-    from snapexport.eval.accuracy.backends import on_onnxruntime, on_tensorrt
+def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
+    """Loaders of the graphs by backend; none for ONNX Runtime alone, which is not named."""
+    from snapexport.eval.accuracy.graph_loader import on_onnxruntime, on_tensorrt
 
     if "tensorrt" not in chosen:
         return {}
-    from snapexport.runtime.cuda_device import DeviceError
-    from snapexport.runtime.tensorrt_plans import open_plans
+    from snapexport.runtime.backend import DeviceError
+    from snapexport.runtime.trt.engines import open_engines
 
     try:
-        _, plans = open_plans(build)
+        _, engines = open_engines(build)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed: {error}", "see what else runs on it: nvidia-smi"
         ) from error
-    backends = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(plans.load)}
-    return {name: backends[name] for name in chosen}
+    loaders = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(engines.load)}
+    return {name: loaders[name] for name in chosen}
 
 
 def _require_ours(out: Path) -> None:
-    """Raise UserError for a directory that holds other things than a former diff's."""
+    """Raise a UserError for a directory that holds anything but results of a diff."""
     from snapexport.eval.accuracy.repeat import COMMANDS
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / COMMANDS).is_file():
@@ -134,7 +148,7 @@ def _beside(directory: Path) -> Path:
 
 
 def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
-    """The prompt that was given, or random ones. Raises UserError for what can't be run."""
+    """The given prompt, or random ones. Raises a UserError where one can't be run."""
     longest = build.manifest.geometry.L_max - arguments.steps
     if arguments.steps < 1 or longest < 1:
         raise UserError(
@@ -150,7 +164,7 @@ def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
         if not 1 <= len(tokens) <= longest:
             raise UserError(
                 f"{len(tokens)} prompt tokens and {arguments.steps} steps don't fit into L_max",
-                f"take prompts of 1 to {longest} tokens, or fewer --steps",
+                f"use prompts of 1 to {longest} tokens, or fewer --steps",
             )
     return prompts
 
@@ -159,7 +173,8 @@ def _given_prompt(build: Build, arguments: argparse.Namespace, text: str) -> lis
     for flag in ("lengths", "seed"):
         if getattr(arguments, flag) is not None:
             raise UserError(
-                f"--{flag} is for random prompts, and a prompt was given", "give one of them"
+                f"--{flag} is for random prompts, but a prompt was given",
+                f"drop --{flag} or the prompt",
             )
     limits = Limits.of(build.manifest, full_cache=True)
     (request,) = read(text, None, load_tokenizer(build.directory), limits)
@@ -174,10 +189,76 @@ def _random_prompts(build: Build, arguments: argparse.Namespace, longest: int) -
 
 
 def _default_lengths(build: Build, longest: int, steps: int) -> list[int]:
-    """One prompt of which nothing is dropped, and one that no layer's cache holds whole."""
+    """One prompt that loses nothing, and one that no layer's cache holds whole.
+
+    The second is not L_max long: transformers would take hours over a very long prompt.
+    """
     geometry, chunks = build.manifest.geometry, 2 * build.manifest.prefill_chunk
     if not geometry.compresses:
         return sorted({1, min(longest, chunks)})
     held = min(layer.L_sink + layer.L_recent for layer in geometry.layers) - steps
     slots = max(layer.cache_slots for layer in geometry.layers)
     return sorted({max(1, min(held, longest)), min(longest, slots + chunks)})
+
+
+if TYPE_CHECKING:
+    from snapexport.eval.accuracy.difference import Difference
+
+
+def _print_differences(build: Build, found: "list[Difference]", commands: Path) -> None:
+    """Print a row for each sequence, output and pair, and how to repeat the comparison."""
+    table = Table("prompt", "output", "compared", "max error", "top-1", "KL", "", box=None)
+    for column in table.columns:
+        column.no_wrap = column.header != "compared"  # two names can be long
+    for difference in found:
+        table.add_row(*_cells(difference))
+    OUT.print(table)
+    OUT.print(Text(_legend(build, found), style="dim"))
+    if not build.has_baseline and build.manifest.geometry.compresses:
+        OUT.print("the build has no full-cache graphs to compare with: build it with --baseline")
+    OUT.print(
+        Text("repeat the comparison without snapexport: ").append(str(commands), style="bold")
+    )
+
+
+def _legend(build: Build, found: "list[Difference]") -> str:
+    """The meanings of the words in the last column."""
+    from snapexport.eval.accuracy.difference import tolerance
+
+    dropped, bound = (
+        "nothing was dropped, and",
+        f"differs by more than {tolerance(build.manifest):g}",
+    )
+    meanings = {
+        "equal": any(one.lossless and one.passed for one in found)
+        and f"{dropped} no logit {bound}",
+        "DIFFERS": any(one.broken for one in found) and f"{dropped} a logit {bound}",
+        "compressed": any(_verdict(one) == _COMPRESSED for one in found)
+        and "the cost of the smaller cache",
+        "rounded": any(one.rounded for one in found)
+        and f"the cost of a cache in {build.manifest.cache_dtype}",
+        "quantized": any(one.quantized for one in found) and "the cost of 4-bit weights",
+    }
+    return "; ".join(f"{word}: {meaning}" for word, meaning in meanings.items() if meaning)
+
+
+def _cells(one: "Difference") -> tuple[str, ...]:
+    return (
+        str(one.prompt_length),
+        one.output.removesuffix(".logits"),
+        f"{one.system} to {one.reference}",
+        f"{one.distance.max_abs_error:.2g}",
+        f"{one.distance.top1_agreement:.3f}",
+        f"{one.distance.kl_divergence:.2g}",
+        _verdict(one),
+    )
+
+
+def _verdict(one: "Difference") -> str:
+    if one.quantized:
+        return "[yellow]quantized[/]"
+    if one.rounded:
+        return "[yellow]rounded[/]"
+    if not one.lossless:
+        return _COMPRESSED
+    return "[red]DIFFERS[/]" if one.broken else "[green]equal[/]"

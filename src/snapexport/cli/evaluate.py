@@ -1,10 +1,10 @@
-"""Measure what a cache costs in accuracy: long-context tasks, run through the build's own graphs.
+"""Measure what a compressed cache costs in accuracy, on long-context tasks.
 
-Other policies of as many slots, and the full cache, are made from the build's trace (build it with
---baseline); a prompt is prefilled once for all of them. Tasks come from a seed: no data is needed.
-Give --out for plots, and to go on after an interruption.
+The caches of other policies and budgets, and the full cache, are made from the build's traces: the
+build needs --baseline. Tasks are generated from a seed and need no data. With --out the report and
+plots are written, and an interrupted evaluation goes on where it was.
 
-A policy may carry choices of its own: snapstream:L_obs=16,pool=max.
+A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
 examples:
   snapexport eval qwen.build --tasks niah_single vt --samples 2
@@ -15,30 +15,32 @@ examples:
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
+from rich.table import Table
 
-from snapexport.cli import eval_view, flags
-from snapexport.cli.console import ERR, AnswerProgress
+from snapexport.cli import flags
+from snapexport.cli.console import ERR, OUT, AnswerProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import needs_extra
 from snapexport.eval.options import MODES, EvalOptions
 from snapexport.eval.tasks import TASKS
 
-HELP = "accuracy on long-context tasks: full cache, SnapStream and others"
+HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
 CHOICES = {
-    "tasks": f"of {', '.join(TASKS)} (default: the first eight)",
+    "tasks": f"one or more of {', '.join(TASKS)} (default: the first eight)",
     "lengths": "tokens of a prompt (default: a quarter, a half and nearly all of L_max)",
-    "depths": "where the needle stands, as shares of the context",
-    "samples": "for each task, length and depth",
-    "policies": "caches to compare",
-    "budgets": "slots of each cache but the full one (default: the build's own)",
-    "modes": f"of {', '.join(MODES)}: the question is part of the compressed prompt; it comes "
-    "after it; it is asked again when the ring holds other text",
-    "hit_samples": "prompts of each task whose generation is watched for the vote's hit rate",
-    "seed": "other samples",
-    "threads": "of ONNX Runtime (default: all cores)",
+    "depths": "where the needle is, as shares of the context",
+    "samples": "samples for each task, length and depth",
+    "policies": "caches to compare, each POLICY or POLICY:FIELD=VALUE,...",
+    "budgets": "cache slots per KV head of each cache but the full one (default: the build's)",
+    "modes": f"one or more of {', '.join(MODES)}: the question is in the compressed prompt, comes "
+    "after it, or is repeated when the ring holds other text",
+    "hit_samples": "prompts of each task on which the vote's hit rate is measured; 0: none",
+    "seed": "the first sample's seed",
+    "threads": "CPU threads of ONNX Runtime (default: all cores)",
 }
 
 
@@ -46,22 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of EvalOptions, where the results go, and --json."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build made with --baseline")
     flags.add_fields(parser, EvalOptions, CHOICES)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="report, answers and plots")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write report, answers and plots here"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, ask, and show."""
+    """Evaluate and print the report."""
     options = EvalOptions(**flags.values(arguments, CHOICES))
     with needs_extra("build"):
-        from snapexport.eval import plan as planning
-        from snapexport.eval import run as running
+        from snapexport.eval.grid import make_grid
+        from snapexport.eval.run import run as evaluate
     if arguments.out:
         with needs_extra("eval"):
             from snapexport.eval import plots
-    plan = planning.plan(Build.open(arguments.build), options)
-    with AnswerProgress(plan.answers) as progress:
-        report = running.run(plan, arguments.out, lambda _: progress.advance())
+    grid = make_grid(Build.open(arguments.build), options)
+    with AnswerProgress(grid.answers) as progress:
+        report = evaluate(grid, arguments.out, lambda _: progress.advance())
     if arguments.out:
         written = plots.draw(report, arguments.out)
         files = f"{arguments.out}: report.json, samples.jsonl, {', '.join(written)}"
@@ -69,5 +73,71 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report))
     else:
-        eval_view.print_report(report)
+        _print_report(report)
     return 0
+
+
+_HEADINGS = {
+    "aware": "question in the prompt",
+    "agnostic": "question after compression",
+    "late": "question repeated when the ring holds other text",
+}
+BAD, POOR = 0.5, 0.9
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    """Print a table for each mode and length, caches down and tasks across, and the hit rates."""
+    options = report["options"]
+    for mode in options["modes"]:
+        for length in options["lengths"]:
+            rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
+            _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
+    OUT.print(
+        "[dim]accuracy ± standard error; rest: share of answers right after the first token[/]"
+    )
+    for rate in report["hit_rate"]:
+        _print_hit_rate(rate)
+    if options["hit_samples"] and not report["hit_rate"]:
+        OUT.print(
+            "[dim]no hit rate: no cache votes, or the model soft-caps its attention scores[/]"
+        )
+
+
+def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("cache")
+    table.add_column("slots", justify="right")
+    for heading in (*tasks, "mean", "rest"):
+        table.add_column(heading, justify="right")
+    for cache in dict.fromkeys((row["system"], row["slots"]) for row in rows):
+        own = [row for row in rows if (row["system"], row["slots"]) == cache]
+        table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
+    OUT.print(table)
+    OUT.print()
+
+
+def _score(row: dict[str, Any]) -> str:
+    spread = "" if row["stderr"] is None else f" [dim]±{row['stderr']:.2f}[/]"
+    return _coloured(row["score"]) + spread
+
+
+def _mean(rows: list[dict[str, Any]]) -> str:
+    return f"[bold]{_coloured(sum(row['score'] for row in rows) / len(rows))}[/]"
+
+
+def _rest(rows: list[dict[str, Any]]) -> str:
+    return f"{sum(row['after_first'] for row in rows) / len(rows):.3f}"
+
+
+def _coloured(score: float) -> str:
+    colour = "red" if score < BAD else "yellow" if score < POOR else "green"
+    return f"[{colour}]{score:.3f}[/]"
+
+
+def _print_hit_rate(rate: dict[str, Any]) -> None:
+    layers = ", ".join("-" if one is None else f"{one:.2f}" for one in rate["by_layer"])
+    OUT.print(
+        f"[bold]hit rate[/] of {rate['system']} with {rate['slots']} cache slots, by layer: "
+        f"{layers} [dim](attention above {rate['theta']}, {rate['prompts']} prompts)[/]"
+    )

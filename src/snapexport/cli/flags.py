@@ -1,4 +1,4 @@
-"""Command-line flags from the fields of an options class: its types, defaults and names."""
+"""Makes command-line flags from the fields of an options class: names, types and defaults."""
 
 import argparse
 import dataclasses
@@ -20,17 +20,17 @@ def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping
 
 
 def add_backend(parser: argparse._ActionsContainer) -> None:
-    """Add --backend, which LLM takes."""
+    """Add --backend, which LLM accepts."""
     parser.add_argument(
         "--backend",
         choices=BACKENDS,
         help="what runs the build: ONNX Runtime on the CPU or on a GPU, or TensorRT (default: "
-        "tensorrt where `snapexport engine` has made engines of it, else onnxruntime)",
+        "tensorrt if `snapexport engine` has built engines, else onnxruntime)",
     )
 
 
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
-    """What the flags of `add_fields` were given, by field."""
+    """Values of the flags of `add_fields`, by field."""
     return {name: _field_value(getattr(arguments, name)) for name in helps}
 
 
@@ -71,5 +71,5 @@ def _spelled(default: object) -> str:
 
 
 def _field_value(given: Any) -> Any:
-    """A flag with several values gives a list; options are immutable."""
+    """A flag with several values gives a list, but options need a tuple."""
     return tuple(given) if isinstance(given, list) else given

@@ -1,4 +1,4 @@
-"""Stream a completion from a build, on the CPU, on a GPU, or from its TensorRT engines.
+"""Generate text from a build, and print it as it comes.
 
 examples:
   snapexport generate llama.build --prompt "Once upon a time" --max-tokens 64
@@ -20,12 +20,12 @@ from snapexport.runtime.requests import OutputDelta, SamplingParams
 HELP = "stream text from a build"
 
 SAMPLING = {
-    "max_tokens": "tokens to generate at the most",
-    "temperature": "0: always the likeliest token",
-    "top_p": "sample among the likeliest tokens that together have this probability",
-    "top_k": "sample among this many of the likeliest tokens; 0: all",
-    "seed": "make sampling repeatable",
-    "ignore_eos": "go on past the end-of-sequence token",
+    "max_tokens": "most tokens to generate",
+    "temperature": "randomness of the choice; 0: always the likeliest token",
+    "top_p": "sample from the likeliest tokens that together have this probability",
+    "top_k": "sample from this many of the likeliest tokens; 0: all",
+    "seed": "makes sampling repeatable",
+    "ignore_eos": "continue after the end-of-sequence token",
 }
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; repeatable",
+        help="end before this text; can be given several times",
     )
     flags.add_backend(parser)
     parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Timed:
-    """A completion as it comes, and when."""
+    """A completion so far, with its times."""
 
     started: float
     first: float | None = None
@@ -58,14 +58,14 @@ class Timed:
     finish_reason: str | None = None
 
     def add(self, delta: OutputDelta) -> None:
-        """Take one delta in."""
+        """Add one delta."""
         self.first = self.first or time.perf_counter()
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
 
     def report(self) -> dict[str, object]:
-        """Seconds, and tokens a second after the first."""
+        """For JSON: TTFT in seconds, and tokens a second after the first token."""
         assert self.first is not None
         decoding = time.perf_counter() - self.first
         later = len(self.token_ids) - 1
@@ -79,7 +79,7 @@ class Timed:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stream to standard output; timing goes to standard error if that is a terminal."""
+    """Stream to standard output; print times to standard error if that is a terminal."""
     params = SamplingParams(**flags.values(arguments, SAMPLING), stop=tuple(arguments.stop))
     text = prompt.read(arguments)
     assert text is not None

@@ -1,4 +1,4 @@
-"""Show a build: geometry, memory, operators, and what it keeps of a prompt.
+"""Show a build: geometry, memory, operators, and the positions that it keeps of a prompt.
 
 examples:
   snapexport inspect llama.build
@@ -20,31 +20,35 @@ from numpy.typing import NDArray
 from snapexport.cli import flags, page, prompt
 from snapexport.cli.console import OUT
 from snapexport.cli.picture import kept_picture
-from snapexport.cli.summary import build_summary, print_summary, size
+from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
-from snapexport.runtime import tensorrt_entry
 from snapexport.runtime.open_executor import BackendName
+from snapexport.runtime.trt import entry as tensorrt_entry
 
-HELP = "geometry, memory, operators, what a prompt kept"
+HELP = "geometry, memory, operators, and the kept positions of a prompt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The build and, if wanted, a prompt."""
+    """Add the build and the prompt."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=False)
     flags.add_backend(parser)
     parser.add_argument(
-        "--verify", action="store_true", help="read all weights and engines, and check them"
+        "--verify", action="store_true", help="compare all weights and engines with their hashes"
     )
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write what the prompt kept as a page to look at"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that shows the kept positions in the prompt",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the summary, the operators of each graph, and the prompt's kept positions."""
+    """Print the summary, the operators of each graph, and the kept positions of the prompt."""
     build = Build.open(arguments.build)
     text = _prompt(arguments)
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
@@ -64,21 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
     if kept:
         _print_kept(build, kept)
     if arguments.html:
-        OUT.print(f"{report['html']['file']}: {size(report['html']['bytes'])}", markup=False)
+        OUT.print(f"{report['html']['file']}: {spelled(report['html']['bytes'])}", markup=False)
     return 0
 
 
 def _prompt(arguments: argparse.Namespace) -> str | None:
     text = prompt.read(arguments)
     if arguments.html and text is None:
-        raise UserError("--html shows a prompt, and there is none", "give --prompt-file FILE too")
+        raise UserError("--html shows a prompt, but none was given", "add --prompt-file FILE")
     return text
 
 
 def _kept(
     build: Build, text: str | None, html: Path | None, backend: BackendName | None
 ) -> dict[str, Any] | None:
-    """What a prompt kept, if there is one; and the page of it, if it is wanted."""
+    """The kept positions of a prompt, if one is given; written to a page, if --html is given."""
     if text is None:
         return None
     with page.whole_file(html) if html else nullcontext() as write:
@@ -92,19 +96,19 @@ def _page(build: Build, text: str, kept: dict[str, Any]) -> str:
     from snapexport.runtime.prompts import load_tokenizer
 
     tokenizer = load_tokenizer(build.directory)
-    assert tokenizer is not None, "the prompt was read with one"
+    assert tokenizer is not None, "the prompt was encoded with one"
     tokenized = page.TokenizedPrompt.of(text, tokenizer.encode(text))
     assert len(tokenized.offsets) == kept["prompt_tokens"]
     return page.render(build.directory.name, tokenized, build.manifest.geometry, _arrays(kept))
 
 
 def _arrays(kept: dict[str, Any]) -> list[NDArray[np.int64]]:
-    """For each layer the voted positions [Hkv, K]."""
+    """The voted positions [Hkv, K] of each layer."""
     return [np.array(layer, np.int64) for layer in kept["topk_positions"]]
 
 
 def operators(build: Build) -> dict[str, dict[str, int]] | None:
-    """How often each operator stands in each graph; None where the onnx package is missing."""
+    """The number of each operator in each graph; None where the onnx package is missing."""
     try:
         import onnx
     except ModuleNotFoundError:
@@ -121,7 +125,7 @@ def _operators(model: Any) -> Iterator[str]:
 
 
 def kept_positions(build: Build, text: str, backend: BackendName | None) -> dict[str, Any]:
-    """Prefill the prompt, and say which of its positions each layer and KV head kept."""
+    """Prefill the prompt, and return the positions that each layer and KV head kept."""
     from snapexport.runtime.llm import LLM
     from snapexport.runtime.requests import SamplingParams
 
@@ -134,7 +138,7 @@ def kept_positions(build: Build, text: str, backend: BackendName | None) -> dict
 
 def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
     if counts is None:
-        OUT.print("[dim]operators: not shown, they need snapexport\\[build][/]")
+        OUT.print("[dim]operators: not shown, since they need snapexport\\[build][/]")
         return
     for graph, operators in counts.items():
         often = sorted(operators.items(), key=lambda item: -item[1])
@@ -143,9 +147,15 @@ def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
 
 def _print_verified(unverified: list[str]) -> None:
     if unverified:
-        OUT.print(f"weights: no hash was recorded for {', '.join(unverified)}")
+        OUT.print(f"weights: not verified, as they have no recorded hash: {_few(unverified)}")
     else:
-        OUT.print("weights: every byte is as it was built")
+        OUT.print("weights: all hashes match")
+
+
+def _few(names: list[str]) -> str:
+    """Up to three names, and the number of the others."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _print_kept(build: Build, kept: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Hold a build's graphs against what an engine supports, without that engine.
+"""Check a build's graphs against the operators of TensorRT, without TensorRT.
 
-Every node is checked, those in the bodies of our functions too: types and restrictions of the
-operators, and the conditions that show only when an engine is built. The exit status is 1 if
-anything is found. What this cannot show: docs/lint.md.
+Every node is checked, also in the bodies of functions: types and restrictions of its operator, and
+the conditions that TensorRT tests only while it builds an engine. The exit status is 1 if anything
+is found. docs/lint.md says what this can't find.
 
 examples:
   snapexport lint llama.build --for tensorrt
@@ -23,25 +23,25 @@ from snapexport.contract.errors import UserError, needs_extra
 if TYPE_CHECKING:
     from snapexport.builder.lint import Finding, OperatorTable
 
-HELP = "what TensorRT would refuse of a build"
+HELP = "check the graphs against TensorRT's operators, without TensorRT"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The build, and the engine."""
+    """Add the build, and the library to check against."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     parser.add_argument(
         "--for",
-        dest="engine",
+        dest="library",
         required=True,
-        metavar="ENGINE",
-        help="tensorrt, or tensorrt=VERSION (default: the newest version known)",
+        metavar="LIBRARY",
+        help="tensorrt (the newest known version), or tensorrt=VERSION",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if there are any."""
-    version = _version(arguments.engine)
+    version = _version(arguments.library)
     build = Build.open(arguments.build)
     with needs_extra("build"):
         from snapexport.builder.lint import lint_build, table_for
@@ -54,14 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(findings))
 
 
-def _version(engine: str) -> str | None:
-    name, equals, version = engine.partition("=")
+def _version(library: str) -> str | None:
+    name, equals, version = library.partition("=")
     if name != "tensorrt":
         raise UserError(
-            f"--for '{engine}' is not known", "use --for tensorrt or --for tensorrt=VERSION"
+            f"--for '{library}' is not known", "use --for tensorrt or --for tensorrt=VERSION"
         )
     if equals and not version:
-        raise UserError(f"--for '{engine}' names no version", "write it like tensorrt=11.0")
+        raise UserError(f"--for '{library}' names no version", "write it like --for tensorrt=11.0")
     return version or None
 
 
@@ -76,7 +76,7 @@ def _report(build: Build, table: "OperatorTable", findings: "list[Finding]") -> 
 
 
 def _print(build: Build, table: "OperatorTable", findings: "list[Finding]") -> None:
-    """Findings that differ in their node alone are one, with a count."""
+    """Print the findings; those that differ only in their node become one, with a count."""
     alike: dict[Finding, list[str]] = {}
     for finding in findings:
         alike.setdefault(replace(finding, node=""), []).append(finding.node)
@@ -93,5 +93,5 @@ def _print(build: Build, table: "OperatorTable", findings: "list[Finding]") -> N
 
 
 def _plain(text: str) -> str:
-    """Without what rich would take for markup."""
+    """The text with rich's markup escaped."""
     return text.replace("[", "\\[")

@@ -1,7 +1,7 @@
-"""What a prompt kept, as a picture in the terminal: a row per layer and KV head.
+"""Draws the kept positions of a prompt in the terminal, a row for each layer and KV head.
 
-A row reads without colour: an S for the sinks, columns of the positions between sinks and ring,
-a bar, and the ring.
+A row needs no colour: an S for the sinks, columns of the positions between sinks and ring, a bar,
+and the ring.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _NAME = "layer {:2d} head {:2d} "
 def kept_picture(
     geometry: CacheGeometry, kept: Sequence[NDArray[np.int64]], prompt_length: int, width: int = 64
 ) -> list[Text]:
-    """Lines to print: the darker a column, the more of its positions are in the cache.
+    """Lines to print. A darker column has more of its positions in the cache.
 
     kept: for each layer the voted positions [Hkv, K], -1 where unused.
     """
@@ -33,7 +33,7 @@ def kept_picture(
     ]
     lines = [_row(*row, prompt_length, width) for row in rows[:MOST_ROWS]]
     hidden = len(rows) - MOST_ROWS
-    more = [Text(f"(and {hidden} more heads: `inspect --json` has all)")] if hidden > 0 else []
+    more = [Text(f"(and {hidden} more heads: `inspect --json` lists all)")] if hidden > 0 else []
     return [_scale(prompt_length, lines), *lines, *more, _legend()]
 
 
@@ -47,14 +47,14 @@ def _row(name: str, place: LayerGeometry, kept: NDArray[np.int64], length: int, 
 
 
 def _regions(place: LayerGeometry, length: int) -> tuple[range, range]:
-    """The prompt's positions past the sinks: those that the vote is on, and the ring's."""
+    """The prompt's positions after the sinks: the eligible ones, and the ring's."""
     sinks_end = min(place.L_sink, length)
     ring_start = max(sinks_end, length - place.L_recent)
     return range(sinks_end, ring_start), range(ring_start, length)
 
 
 def _columns(voted: int, ring: int, width: int) -> tuple[int, int]:
-    """Columns of both regions, in proportion; none is hidden, and none has less than a position."""
+    """Columns of both regions, in proportion: at least one each, and at most one a position."""
     width = min(width, voted + ring)
     if not voted or not ring:
         return (width, 0) if voted else (0, width)
@@ -63,10 +63,10 @@ def _columns(voted: int, ring: int, width: int) -> tuple[int, int]:
 
 
 def _shares(kept: NDArray[np.int64], voted: range, columns: int) -> NDArray[np.float64]:
-    """Of the positions in each column, the part that was kept."""
+    """The share of each column's positions that was kept."""
     if not columns:
         return np.zeros(0)
-    # In whole numbers: a position on an edge has to fall where its column is counted.
+    # In whole numbers, so that both counts put a position on an edge into the same column.
     there, held = (
         np.bincount((positions - voted.start) * columns // len(voted), minlength=columns)
         for positions in (np.array(voted), kept)

@@ -8,8 +8,9 @@ from snapexport.builder.plan import Plan
 from snapexport.builder.plan.alternatives import Alternative
 from snapexport.builder.plan.recommendation import reasons
 from snapexport.builder.plan.report import parts
-from snapexport.builder.plan.request import command, spelled
+from snapexport.builder.plan.request import command
 from snapexport.cli.console import OUT
+from snapexport.contract.bytes import spelled
 
 _COLUMNS = (
     "largest batch",

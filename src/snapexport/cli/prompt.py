@@ -1,4 +1,4 @@
-"""The prompt of a command: from its flags, a file or standard input."""
+"""Reads the prompt of a command from its flags, a file or standard input."""
 
 import argparse
 import sys
@@ -8,9 +8,9 @@ from snapexport.contract.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
-    """--prompt TEXT or --prompt-file FILE, one of them."""
+    """Add --prompt TEXT and --prompt-file FILE, of which one may be given."""
     group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--prompt", metavar="TEXT", help="the prompt itself")
+    group.add_argument("--prompt", metavar="TEXT", help="the prompt")
     group.add_argument("--prompt-file", metavar="FILE", help="a UTF-8 file; - for standard input")
 
 
@@ -24,7 +24,7 @@ def read(arguments: argparse.Namespace) -> str | None:
     except UnicodeDecodeError as error:
         raise UserError(
             f"the prompt is not UTF-8: {error.reason} at byte {error.start}",
-            "convert it first, for example with iconv -t utf-8",
+            "convert it, for example with `iconv -t utf-8`",
         ) from None
 
 
@@ -38,7 +38,7 @@ def _bytes(name: str) -> bytes:
 
 
 def _valid(text: str | None) -> str | None:
-    """Arguments that were not UTF-8 reach Python as lone surrogates."""
+    """The text, unless it was no UTF-8: such arguments reach Python as lone surrogates."""
     if text is not None and any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError("--prompt is not UTF-8", "write the prompt to a file as UTF-8")
     return text

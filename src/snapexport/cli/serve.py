@@ -1,12 +1,13 @@
-"""Serve a build: Triton Inference Server, and OpenAI's HTTP interface in front of it.
+"""Serve a build through an OpenAI-compatible HTTP API, in one process.
 
-Needs tritonserver on PATH, or the wheel nvidia-pytriton (CPU alone). It tells its addresses once a
-real prompt was answered. SIGINT or SIGTERM ends it: running answers may finish first, a second
-signal does not wait for them. docs/serving.md has the API's fields.
+The addresses are printed once a prompt was answered. SIGINT or SIGTERM drains: running answers may
+finish, new requests get status 503; a second signal does not wait. --triton puts Triton Inference
+Server behind the same API (tritonserver on PATH, or the wheel nvidia-pytriton).
 
 examples:
   snapexport serve llama.build
   snapexport serve llama.build --port 9000 --max-pending 128 --json
+  snapexport serve llama.build --triton --grpc-port 8001
 """
 
 import argparse
@@ -18,68 +19,76 @@ from pathlib import Path
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT
 from snapexport.contract.errors import needs_extra
-from snapexport.serving.openai.addresses import Addresses
-from snapexport.serving.openai.options import ServeOptions
+from snapexport.serving.addresses import Addresses
+from snapexport.serving.options import ServeOptions
 
-HELP = "serve a build: Triton, and an OpenAI-compatible API"
+HELP = "serve a build: an OpenAI-compatible API, in one process or before Triton"
 
-ADDRESSES = {
-    "host": "where the API listens; Triton itself stays on 127.0.0.1",
-    "port": "of the API; 0: a free one",
-    "http_port": "of Triton; 0: a free one",
-    "grpc_port": "of Triton; 0: a free one",
-    "metrics_port": "of Triton; 0: a free one",
+API = {
+    "host": "address of the API",
+    "port": "port of the API; 0: a free one",
 }
 MODEL = {
-    "name": "the model's name (default: the build directory's)",
-    "device": "where Triton places it (default: gpu for a build with TensorRT engines)",
-    "max_pending": "requests that may wait for a slot; further ones are refused",
+    "name": "name of the model (default: the build directory's)",
+    "max_pending": "requests that may wait for a batch slot; further ones get status 503",
     "threads": "CPU threads (default: all cores)",
-    "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and a slot's "
-    "token each)",
-    "repository": "write the model repository here, and keep it (default: a temporary one)",
+    "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
+    "each batch slot)",
 }
 TIMES = {
-    "request_seconds": "an answer that takes longer is given up",
+    "request_seconds": "longest time of an answer; a longer one ends with status 504",
     "drain_seconds": "how long running answers may go on after a signal",
+}
+TRITON = {
+    "triton": "put Triton Inference Server behind the API",
+    "http_port": "port of Triton's HTTP (default: a free one)",
+    "grpc_port": "port of Triton's gRPC (default: a free one)",
+    "metrics_port": "port of Triton's metrics (default: a free one)",
+    "repository": "write the model repository here, and keep it (default: a temporary one)",
+    "device": "where Triton runs the model (default: gpu for a build with TensorRT engines)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, and the fields of ServeOptions."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    flags.add_fields(parser.add_argument_group("addresses"), ServeOptions, ADDRESSES)
-    flags.add_fields(parser.add_argument_group("model"), ServeOptions, MODEL)
+    flags.add_fields(parser.add_argument_group("API"), ServeOptions, API)
+    model = parser.add_argument_group("model")
+    flags.add_fields(model, ServeOptions, MODEL)
+    flags.add_backend(model)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
-    parser.add_argument("--json", action="store_true", help="tell the addresses as one JSON line")
+    flags.add_fields(parser.add_argument_group("Triton"), ServeOptions, TRITON)
+    parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, ADDRESSES | MODEL | TIMES)
-    options = ServeOptions(build=arguments.build, **given)
+    given = flags.values(arguments, API | MODEL | TIMES | TRITON)
+    options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)
     with needs_extra("serve"):
-        from snapexport.serving.openai.serving import serve
-    serve(options, _tell_json if arguments.json else _tell, _tell_ending)
+        from snapexport.serving.serve import Report, serve
+    serve(options, Report(_print_json if arguments.json else _print, _print_draining))
     return 0
 
 
-def _tell(addresses: Addresses) -> None:
-    OUT.print(
-        f"{addresses.model} answers\n"
-        f"  OpenAI   {addresses.openai}\n"
-        f"  Triton   {addresses.http}, gRPC {addresses.grpc}\n"
-        f"  metrics  {addresses.metrics}\n\n"
-        f"{addresses.curl}",
-        markup=False,
-    )
+def _print(addresses: Addresses) -> None:
+    lines = [
+        f"{addresses.model} answers",
+        f"  OpenAI   {addresses.openai}",
+        f"  health   {addresses.health}",
+        f"  metrics  {addresses.metrics}",
+    ]
+    if addresses.grpc:
+        lines.append(f"  Triton   {addresses.http}, gRPC {addresses.grpc}")
+    OUT.print("\n".join([*lines, "", addresses.curl]), markup=False)
 
 
-def _tell_ending(seconds: float) -> None:
-    text = f"ending: running answers have {seconds:g} s to finish; a second signal does not wait"
+def _print_draining(seconds: float) -> None:
+    text = f"draining: running answers have {seconds:g} s to finish; a second signal does not wait"
     with suppress(OSError):  # nobody may be there any more to read it
         ERR.print(text, soft_wrap=True)
 
 
-def _tell_json(addresses: Addresses) -> None:
-    print(json.dumps(dataclasses.asdict(addresses)), flush=True)
+def _print_json(addresses: Addresses) -> None:
+    given = {name: url for name, url in dataclasses.asdict(addresses).items() if url is not None}
+    print(json.dumps(given), flush=True)

@@ -1,4 +1,4 @@
-"""What a build is, for people and for programs: geometry and memory, full against compressed."""
+"""Summarizes a build for people and for programs: geometry and memory, full and compressed."""
 
 from collections import Counter
 from typing import Any
@@ -7,18 +7,22 @@ from rich.table import Table
 
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
 
 TOKENIZER = "tokenizer.json"
-NO_TOKENIZER = (
-    "none: prompts of text and `snapexport serve` need the checkpoint's tokenizer.json here"
+NO_TOKENIZER = "none: text prompts and `snapexport serve` need the checkpoint's tokenizer.json here"
+
+LINKED = (
+    "hard links to the checkpoint's files, which ONNX Runtime and TensorRT read, but onnx.load, "
+    "onnx.checker, onnx-graphsurgeon and Polygraphy refuse"
 )
 
 
 def build_summary(build: Build) -> dict[str, Any]:
-    """The build in a few numbers; bytes are of keys and values together."""
+    """For JSON: the build in a few numbers. Bytes of a cache are of keys and values together."""
     manifest = build.manifest
     cache = cache_bytes(manifest)
     return {
@@ -31,6 +35,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "layout": "single-shot" if manifest.single_shot else "chunked",
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
+        "linked_weights": manifest.linked_weights,
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.graph_options.decode_attention,
         "top_tokens": manifest.graph_options.top_tokens,
@@ -49,7 +54,7 @@ def build_summary(build: Build) -> dict[str, Any]:
 
 
 def print_summary(build: Build) -> None:
-    """The same as a table."""
+    """Print the summary as a table."""
     summary, manifest = build_summary(build), build.manifest
     memory = summary["memory"]
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -62,12 +67,11 @@ def print_summary(build: Build) -> None:
         "sampling": _sampling_line(manifest),
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
         "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
-        "weights": size(memory["weights_bytes"])
-        + (f", linear layers in {manifest.quantization}" if manifest.quantization else ""),
-        "one request": f"{size(memory['cache_bytes_per_request'])} of cache, the full cache "
-        f"{size(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
-        "all slots": f"{summary['batch']} slots, {size(memory['decode_caches_bytes'])}, and "
-        f"{size(memory['prefill_cache_bytes'])} for the prompt in prefill",
+        "weights": _weights_line(manifest, memory["weights_bytes"]),
+        "one request": f"{spelled(memory['cache_bytes_per_request'])} of cache, the full cache "
+        f"{spelled(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
+        "all requests": f"{summary['batch']} batch slots, {spelled(memory['decode_caches_bytes'])} "
+        f"of cache, and {spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
     for name, text in rows.items():
         table.add_row(f"[bold]{name}[/]", text)
@@ -83,16 +87,23 @@ def _model_line(manifest: Manifest) -> str:
     )
 
 
+def _weights_line(manifest: Manifest, nbytes: int) -> str:
+    line = spelled(nbytes)
+    if manifest.quantization:
+        line += f", linear layers in {manifest.quantization}"
+    return line + (f", {LINKED}" if manifest.linked_weights else "")
+
+
 def _decode_line(manifest: Manifest) -> str:
-    """How the slots are held and read."""
+    """How cache slots are stored and read."""
     if not manifest.geometry.compresses:
         return f"caches in {manifest.cache_dtype}"
     attention = manifest.graph_options.decode_attention
-    return f"caches in {manifest.cache_dtype}, attention over {attention} slots"
+    return f"caches in {manifest.cache_dtype}, attention over {attention} cache slots"
 
 
 def _sampling_line(manifest: Manifest) -> str:
-    """What the graphs say of the next token."""
+    """The outputs from which the next token is chosen."""
     top_tokens = manifest.graph_options.top_tokens
     if not top_tokens:
         return "from logits"
@@ -112,22 +123,13 @@ def _cache_line(geometry: CacheGeometry) -> str:
 
 
 def _parts(layer: LayerGeometry) -> str:
-    """One layer's slots. A layer that slides has a ring alone."""
+    """One layer's cache slots. A layer with a sliding window has a ring alone."""
     if layer.cache_slots == layer.L_recent:
         return f"a ring of {layer.cache_slots}"
     parts = f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept"
-    return f"{parts} = {layer.cache_slots} slots"
+    return f"{parts} = {layer.cache_slots} cache slots"
 
 
 def _times(layers: Counter[LayerGeometry], layer: LayerGeometry) -> str:
     count = layers[layer]
     return f" in {count} layer{'s' if count > 1 else ''}" if len(layers) > 1 else ""
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"

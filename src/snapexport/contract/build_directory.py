@@ -1,11 +1,12 @@
 """A build on disk: its manifest, and the files that the manifest vouches for."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import (
+    BASELINE,
     REBUILD,
     GraphEntry,
     GraphName,
@@ -13,26 +14,7 @@ from snapexport.contract.manifest import (
     TraceName,
     WeightFile,
 )
-
-_BLOCK = 1 << 22
-
-
-def sha256_of(path: Path) -> str:
-    """Digest of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def header_sha256_of(path: Path) -> str:
-    """Digest of a .safetensors file's header: which tensors it holds, and where."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = min(int.from_bytes(prefix, "little"), size)
-        return hashlib.sha256(prefix + file.read(length)).hexdigest()
+from snapexport.contract.safetensors import header_sha256
 
 
 @dataclass(frozen=True)
@@ -65,7 +47,7 @@ class Build:
 
     @property
     def has_baseline(self) -> bool:
-        return "baseline/decode" in self.manifest.graphs
+        return f"{BASELINE}decode" in self.manifest.graphs
 
     def verify_weights(self) -> list[str]:
         """Read every weight file whose hash is known and compare. Raises UserError.
@@ -88,11 +70,15 @@ class Build:
             raise UserError(
                 f"{path} has {path.stat().st_size} bytes, the manifest says {weights.size}", REBUILD
             )
-        if header_sha256_of(path) != weights.header_sha256:
+        if header_sha256(path) != weights.header_sha256:
             raise UserError(f"{path} was changed after the build", REBUILD)
 
     def _existing(self, file: str) -> Path:
         path = self.directory / file
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise UserError(f"the manifest names {file}, which is outside of the build", REBUILD)
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link", "put the file itself in its place")
         if not path.is_file():
             raise UserError(f"{path} is missing", REBUILD)
         return path

@@ -14,6 +14,7 @@ from pydantic import StringConstraints, ValidationError
 
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
+from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.strict import Strict
@@ -25,11 +26,14 @@ DIGEST = "manifest.json.sha256"
 
 Quantization = Literal["int4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+BASELINE = "baseline-"
+"""Prefix of the names of the full cache's graphs."""
+
 GraphName = Annotated[
-    str, StringConstraints(pattern=r"^(compress|(baseline/)?(prefill|decode(\.[1-9]\d*)?))$")
+    str, StringConstraints(pattern=r"^(compress|(baseline-)?(prefill|decode(\.[1-9]\d*)?))$")
 ]
 """prefill, compress, decode, and decode.N for the first N slots alone; those of the full cache
-below baseline/."""
+under baseline-."""
 TraceName = Literal["prefill", "decode"]
 
 REBUILD = "build it again with `snapexport build`"
@@ -70,7 +74,10 @@ class GraphEntry(Strict):
 
 
 class WeightFile(Strict):
-    """One .safetensors file. `sha256` is of the whole file, where it was known or cheap to get."""
+    """One .safetensors file: a weight, or a shard of the checkpoint where `linked_weights`.
+
+    `sha256` is of the whole file, where it was known or cheap to get.
+    """
 
     file: str
     size: int
@@ -87,6 +94,8 @@ class Manifest(Strict):
     the buffers of the cache inputs.
     traces: what the graphs were made from, where the build has its baseline. They hold markers in
     place of attention and cannot run; surgery makes the graphs of another cache from them.
+    linked_weights: whether weight files are hard links to the checkpoint's. ONNX Runtime and
+    TensorRT read them; onnx and what loads graphs by it refuses files with more than one link.
     engines: what `snapexport engine` added, by the name of their folder below `engines/`.
     """
 
@@ -102,11 +111,12 @@ class Manifest(Strict):
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
     weights: list[WeightFile]
+    linked_weights: bool
     engines: dict[str, EngineEntry]
     versions: dict[str, str]
 
     def decode_graphs(self, prefix: str = "") -> dict[int, GraphName]:
-        """Decode graphs by the number of slots they run, from few to all; prefix: "baseline/"."""
+        """Decode graphs by the slots they run, from few to all. prefix: BASELINE or ""."""
         stem = f"{prefix}decode."
         found = {int(n.removeprefix(stem)): n for n in self.graphs if n.startswith(stem)}
         return dict(sorted(found.items())) | {self.batch: f"{prefix}decode"}
@@ -127,9 +137,9 @@ class Manifest(Strict):
         digest = f"{hashlib.sha256(text.encode()).hexdigest()}  {MANIFEST}\n"
         path = directory / DIGEST
         former = path.read_text() if path.is_file() else ""
-        _replace(path, digest + former)
-        _replace(directory / MANIFEST, text)
-        _replace(path, digest)
+        write_whole(path, digest + former)
+        write_whole(directory / MANIFEST, text)
+        write_whole(path, digest)
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -145,13 +155,6 @@ class Manifest(Strict):
             ) from None
         _check_digest(directory, raw)
         return manifest
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file beside its place and rename it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def _read_bytes(directory: Path) -> bytes:

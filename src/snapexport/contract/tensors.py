@@ -1,20 +1,9 @@
-"""What a graph's inputs and outputs weigh, and which of them are one memory."""
-
-import math
+"""Names the types of tensors, sums up full caches, and pairs the tensors that share one memory."""
 
 from snapexport.contract import names
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.targets import DType
-
-ITEM_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-}
 
 OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The manifest's names of types, by those of `--dtype`."""
@@ -28,11 +17,6 @@ OF_TENSORRT = {
     "FLOAT": "float32",
 }
 """The manifest's names of types, by TensorRT's (the members of its DataType)."""
-
-
-def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of one input or output."""
-    return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
 
 
 def full_cache_bytes(manifest: Manifest) -> int:
@@ -52,7 +36,7 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
     """Present caches, each with the input in whose memory it has to be written.
 
-    The hand-over reads caches of one length and writes those of another: it shares none.
+    Compression reads caches of one length and writes those of another: it shares none.
     """
     inputs = {spec.name for spec in graph.inputs if name != "compress"}
     outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]

@@ -1,4 +1,4 @@
-"""What building and running a build's engines takes at least, from the manifest alone.
+"""Estimates the memory that building and running engines takes at least, by the manifest alone.
 
 Counted: weights, inputs and outputs, and what TensorRT takes before it does anything. Not counted:
 the activations and workspaces of single layers, which only the builder knows: --workspace bounds
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
+from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
-from snapexport.contract.tensors import in_place, tensor_bytes
+from snapexport.contract.tensors import in_place
 
 HOST_COPIES = 2
 """Of the weights in host memory while an engine is built: the network's, and the engine's. NVIDIA's
@@ -27,7 +28,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes. host and gpu: while it is built. plan: of the file, without its kernels.
+    """Bytes. host and gpu: while it is built. engine: of the file, without its kernels.
 
     gpu_fixed: the part of `gpu` that no way of building spares, TensorRT's own and the weights.
     """
@@ -35,14 +36,14 @@ class Needs:
     host: int
     gpu: int
     gpu_fixed: int
-    plan: int
+    engine: int
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Graphs are built one after the other: the largest decides.
 
-    running: bytes of GPU memory for their plans, each with its own copy of the weights, and for
+    running: bytes of GPU memory for their engines, each with its own copy of the weights, and for
     the caches; without the baseline's, which run instead of the others.
     """
 
@@ -63,18 +64,18 @@ class Estimate:
 
     @property
     def disk(self) -> int:
-        return sum(needs.plan for needs in self.graphs.values())
+        return sum(needs.engine for needs in self.graphs.values())
 
 
 def estimate(manifest: Manifest, graphs: Iterable[GraphName], *, stripped: bool) -> Estimate:
-    """What building plans of `graphs` needs. stripped: the plans hold no weights."""
+    """What building engines of `graphs` needs. stripped: the engines hold no weights."""
     found = {name: _needs(manifest, name, stripped) for name in graphs}
     return Estimate(found, LIBRARY_GPU + sum(_loaded(manifest, name) for name in found))
 
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
     """What a graph adds to a running engine: its weights, and the caches that it doesn't borrow."""
-    if name.startswith("baseline/"):
+    if name.startswith("baseline-"):
         return 0
     owns_caches = name in ("prefill", "decode")
     caches = _bytes(_caches(manifest.graphs[name])) if owns_caches else 0
@@ -88,12 +89,12 @@ def _needs(manifest: Manifest, name: GraphName, stripped: bool) -> Needs:
         host=LIBRARY_HOST + weights * (1 if stripped else HOST_COPIES),
         gpu=fixed + _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph)),
         gpu_fixed=fixed,
-        plan=0 if stripped else weights,
+        engine=0 if stripped else weights,
     )
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
-    """The hand-over has none; all other graphs are the whole model."""
+    """The compress step has none; all other graphs are the whole model."""
     return 0 if name == "compress" else sum(file.size for file in manifest.weights)
 
 
@@ -141,7 +142,7 @@ def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
     On the GPU only TensorRT and the weights are held against what is free: whether inputs and
     outputs all lie there while kernels are tried is the builder's own affair.
     """
-    without_weights = "" if stripped else ", or pass --strip-plan: the plans hold no weights then"
+    without_weights = "" if stripped else ", or pass --strip-weights: engines without weights"
     checks = (
         ("memory", needed.host, free.host, f"add memory or swap{without_weights}"),
         (
@@ -156,10 +157,6 @@ def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
     for what, least, left, hint in checks:
         if left is not None and least > left:
             raise UserError(
-                f"building needs at least {gib(least)} of {what}, and {gib(left)} are free", hint
+                f"building needs at least {spelled(least)} of {what}, and {spelled(left)} are free",
+                hint,
             )
-
-
-def gib(nbytes: int) -> str:
-    """Bytes for people."""
-    return f"{nbytes / 2**30:.1f} GiB"

@@ -1,6 +1,6 @@
-"""What a cache costs in accuracy: tasks made on the spot, run through a build's graphs.
+"""Measures what a compressed cache costs in accuracy.
 
-    tasks (what is asked) -> contestants (which caches) -> trials (answers) -> report, plots
-
-Every cache is made from the build's own traces, so that a build with its baseline is all it takes.
+Long-context tasks (tasks, haystack, sample) make a grid of requests and systems (grid, systems),
+which `run` turns into outcomes, hit rates, a report and plots. `accuracy` compares logits with
+transformers; `harness` is the model of lm-evaluation-harness. A build with --baseline is enough.
 """

@@ -1,6 +1,6 @@
-"""The vote's hit rate (SnapKV, Eq. 4 to 8): of what generated tokens look at, how much was kept.
+"""Measures the vote's hit rate (SnapKV, Eq. 4 to 8): how much of what an answer looks at was kept.
 
-A decoded token looks at a prompt position where its attention, over the full cache, exceeds theta.
+A decoded token looks at a prompt position where its attention over the full cache exceeds theta.
 Only eligible positions count: sinks and ring are held whatever the vote says.
 """
 
@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
-from snapexport.eval.arena import Arena
-from snapexport.eval.contestants import Contestant
-from snapexport.eval.plan import Plan
-from snapexport.eval.questions import Cell
-from snapexport.eval.tasks import Sample
+from snapexport.eval.grid import Cell, Grid
+from snapexport.eval.sample import Sample
+from snapexport.eval.systems import LoadedSystems, System
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.onnxruntime_engine import OnnxRuntimeEngine
 from snapexport.runtime.requests import SamplingParams
 
 THETA = 0.05
@@ -30,23 +28,23 @@ Counts = NDArray[np.int64]
 
 @dataclass
 class HitRate:
-    """By layer and decoded token: what was looked at, and what of it had been kept.
+    """Positions looked at (seen), and those of them that the vote had kept (hits).
 
-    hits, seen: int64 [layers, steps]. A layer that doesn't vote is never counted.
+    Both int64 [layers, steps]. A layer that doesn't vote is never counted.
     """
 
-    contestant: str
+    system: str
     slots: int
     hits: Counts
     seen: Counts
     prompts: int = 0
 
     @classmethod
-    def zero(cls, contestant: Contestant, steps: int) -> "HitRate":
+    def zero(cls, system: System, steps: int) -> "HitRate":
         """Nothing counted yet."""
-        shape = contestant.geometry.num_layers, steps
+        shape = system.geometry.num_layers, steps
         hits, seen = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        return cls(contestant.name, contestant.slots, hits, seen)
+        return cls(system.name, system.slots, hits, seen)
 
     def add(
         self, step: int, layer: int, kept: NDArray[np.bool_], looked: NDArray[np.bool_]
@@ -58,7 +56,7 @@ class HitRate:
     def report(self) -> dict[str, Any]:
         """For JSON: rates by layer and by step, null where nothing was looked at."""
         return {
-            "contestant": self.contestant,
+            "system": self.system,
             "slots": self.slots,
             "prompts": self.prompts,
             "theta": THETA,
@@ -70,38 +68,38 @@ class HitRate:
 
 @dataclass(frozen=True)
 class Vote:
-    """What one contestant kept of a prompt, by layer [Hkv, K], and where its hits are counted."""
+    """The positions that one system kept of a prompt, by layer [Hkv, K], and its counts."""
 
     geometry: CacheGeometry
     kept: list[Counts]
     rate: HitRate
 
 
-def measure(plan: Plan, arena: Arena, steps: int = 64) -> list[HitRate]:
-    """Watch the full cache answer, and count for each contestant that votes."""
-    voting = [contestant for contestant in plan.contestants if contestant.votes]
-    cells = _cells(plan)
+def measure(grid: Grid, loaded: LoadedSystems, steps: int = 64) -> list[HitRate]:
+    """Count, while the full cache answers, for each system that votes."""
+    voting = [system for system in grid.systems if system.votes]
+    cells = _cells(grid)
     if not voting or not cells:
         return []
-    watcher = arena.watch(voting[0].geometry.as_full())
-    llms = arena.load(voting)
-    rates = [HitRate.zero(contestant, steps) for contestant in voting]
+    watcher = loaded.watch(voting[0].geometry.as_full())
+    llms = loaded.load(voting)
+    rates = [HitRate.zero(system, steps) for system in voting]
     for cell in cells:
-        sample = plan.questions.sample(cell)
-        prompt = plan.questions.request(sample, cell, "aware").prompt
+        sample = grid.requests.sample(cell)
+        prompt = grid.requests.request(sample, cell, "aware").prompt
         votes = [
-            Vote(contestant.geometry, _kept(llm, prompt), rate)
-            for contestant, llm, rate in zip(voting, llms, rates, strict=True)
+            Vote(system.geometry, _kept(llm, prompt), rate)
+            for system, llm, rate in zip(voting, llms, rates, strict=True)
         ]
         _watch(sample, prompt, watcher, votes, steps)
     return rates
 
 
-def _cells(plan: Plan) -> list[Cell]:
+def _cells(grid: Grid) -> list[Cell]:
     """Some prompts of each task, of the longest length, spread over the depths."""
-    longest = [c for c in plan.questions.cells() if c.length == plan.questions.lengths[-1]]
-    by_task = [[c for c in longest if c.task == task] for task in plan.options.tasks]
-    return [cell for cells in by_task for cell in _spread(cells, plan.hit_samples)]
+    longest = [c for c in grid.requests.cells() if c.length == grid.requests.lengths[-1]]
+    by_task = [[c for c in longest if c.task == task] for task in grid.options.tasks]
+    return [cell for cells in by_task for cell in _spread(cells, grid.hit_samples)]
 
 
 def _spread(cells: list[Cell], count: int) -> list[Cell]:
@@ -111,7 +109,7 @@ def _spread(cells: list[Cell], count: int) -> list[Cell]:
 
 
 def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
-    """What the vote keeps of a prompt, by layer [Hkv, K]."""
+    """The positions that the vote keeps of a prompt, by layer [Hkv, K]."""
     llm.generate([prompt], SamplingParams(max_tokens=1))
     kept = llm.executor.topk_positions()
     assert kept is not None
@@ -121,35 +119,35 @@ def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
 def _watch(
     sample: Sample,
     prompt: Sequence[int],
-    watcher: tuple[LLM, OnnxRuntimeEngine],
+    watcher: tuple[LLM, Executor],
     votes: Sequence[Vote],
     steps: int,
 ) -> None:
-    """Let the full cache answer, and count each of its decode steps."""
-    llm, engine = watcher
+    """Count each decode step of the full cache's answer."""
+    llm, executor = watcher
     params = SamplingParams(max_tokens=min(sample.max_tokens, steps), stop=sample.stop)
     # The first token comes from prefill: there is no decode step to watch.
     for step, _ in enumerate(llm.stream(prompt, params), start=-1):
         if step >= 0:
             for vote in votes:
-                _count(vote, engine, len(prompt), step)
+                _count(vote, executor, len(prompt), step)
     for vote in votes:
         vote.rate.prompts += 1
 
 
-def _count(vote: Vote, engine: OnnxRuntimeEngine, length: int, step: int) -> None:
+def _count(vote: Vote, executor: Executor, length: int, step: int) -> None:
     for layer, place in enumerate(vote.geometry.layers):
         if place.K:
-            looked = _looked_at(engine, layer, length, step, place)
+            looked = _looked_at(executor, layer, length, step, place)
             vote.rate.add(step, layer, _mask(vote.kept[layer], looked, place), looked)
 
 
 def _looked_at(
-    engine: OnnxRuntimeEngine, layer: int, length: int, step: int, place: LayerGeometry
+    executor: Executor, layer: int, length: int, step: int, place: LayerGeometry
 ) -> NDArray[np.bool_]:
-    """Which eligible have a share above theta of each query head's attention: [H, n]."""
-    keys = engine.decode_buffers[names.past_key(layer)][0, :, : length + step + 1]
-    query = engine.decode_buffers[names.query(layer)][0, :, 0]
+    """The eligible positions with more than theta of each query head's attention: bool [H, n]."""
+    keys = executor.decode_buffers[names.past_key(layer)][0, :, : length + step + 1]
+    query = executor.decode_buffers[names.query(layer)][0, :, 0]
     grouped = query.reshape(len(keys), -1, query.shape[-1]).astype(np.float32)
     scores = grouped @ keys.astype(np.float32).swapaxes(1, 2)
     scores -= scores.max(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for. The command line's flags and defaults are made from it."""
+"""Holds the options of `snapexport eval`, from which its flags and defaults are made."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,9 +7,10 @@ from snapexport.contract.errors import UserError
 from snapexport.eval.tasks import TASKS
 
 Mode = Literal["aware", "agnostic", "late"]
-"""aware: the question ends the prompt, and its tokens vote. agnostic: the question comes after the
-prompt was compressed. late: aware, and asked once more after so much other text that no ring holds
-anything of the prompt."""
+"""aware: the question ends the prompt, so that its tokens vote.
+agnostic: the question comes after the prompt was compressed.
+late: as aware, and the question is repeated after so much other text that no ring holds any of the
+prompt."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 RULER_LIKE = tuple(name for name in TASKS if name not in ("vault", "long_answer"))

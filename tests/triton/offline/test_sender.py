@@ -1,4 +1,4 @@
-"""The sender with ports of its own: what goes out, who is asked after, and what stops it not."""
+"""The sender over fake ports: responses, clients that leave, and ports that fail."""
 
 import queue
 import time
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from snapexport.runtime.requests import Request, SamplingParams
-from snapexport.serving.triton.backend.job import Answer, Failure, Job
-from snapexport.serving.triton.backend.question import Question
-from snapexport.serving.triton.backend.sender import MOST_STEPS, Sender, merged
+from snapexport.runtime.requests import OutputDelta, Request, SamplingParams
+from snapexport.serving.generator import Failure
+from snapexport.serving.triton.backend.inputs import Inputs
+from snapexport.serving.triton.backend.sender import MOST_STEPS, Sender, TritonRequest, merged
 
-WANTED = frozenset({"text_output", "finish_reason", "output_ids"})
+OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
 
 
 class FakePort:
@@ -39,7 +39,7 @@ class FakePort:
 class Bench:
     def __init__(self) -> None:
         self.queue: queue.Queue[Any] = queue.Queue()
-        self.cancelled: list[Job] = []
+        self.cancelled: list[TritonRequest] = []
         self.logged: list[str] = []
         self.sender = Sender(
             self.queue, self.cancelled.append, lambda: None, str, self.logged.append
@@ -53,14 +53,15 @@ def bench() -> Iterator[Bench]:
     one.sender.stop(5)
 
 
-def job() -> tuple[Job, FakePort]:
+def active(stream: bool = True, echo: str = "") -> tuple[TritonRequest, FakePort]:
     params, port = SamplingParams(), FakePort()
-    question = Question("a", "text_input", params, True, False, False, False, 0.0)
-    return Job(question, Request((1,), params), port, WANTED, time.monotonic(), None), port
+    inputs = Inputs("a", "text_input", params, stream, bool(echo), False, False, 0.0, OUTPUTS)
+    request = Request((1,), params)
+    return TritonRequest(request=request, inputs=inputs, port=port, echo=echo), port
 
 
-def answer(text: str, reason: Any = None) -> Answer:
-    return Answer(text, (len(text),), (), reason, False)
+def output(text: str, reason: Any = None) -> OutputDelta:
+    return OutputDelta(0, text, (len(text),), reason)
 
 
 def eventually(holds: Any) -> None:
@@ -70,32 +71,42 @@ def eventually(holds: Any) -> None:
         time.sleep(0.001)
 
 
-def test_answers_arrive_in_order_and_the_last_is_marked(bench: Bench) -> None:
-    (one, port), (other, others_port) = job(), job()
+def test_responses_arrive_in_order_and_the_last_is_final(bench: Bench) -> None:
+    (one, port), (other, others_port) = active(), active()
     bench.sender.start()
-    bench.queue.put([(one, answer("a")), (other, answer("x"))])
+    bench.queue.put([(one, output("a")), (other, output("x"))])
     eventually(lambda: port.sent)
-    bench.queue.put([(one, answer("b", "stop")), (other, Failure("no", "INTERNAL"))])
+    bench.queue.put([(one, output("b", "stop")), (other, Failure("no", "internal"))])
     eventually(lambda: others_port.failed)
     assert port.sent == [("a", False), ("b", True)]
     assert (others_port.sent, others_port.failed) == ([("x", False)], [("no", "INTERNAL")])
     assert one.closed and other.closed
 
 
-def test_what_has_gathered_goes_out_as_one(bench: Bench) -> None:
-    one, port = job()
+def test_answer_that_is_no_stream_goes_out_at_its_end_with_its_echo(bench: Bench) -> None:
+    one, port = active(stream=False, echo="prompt ")
+    bench.sender.start()
+    for text, reason in (("a", None), ("b", None), ("c", "length")):
+        bench.queue.put([(one, output(text, reason))])
+        time.sleep(0.01)
+    eventually(lambda: port.sent)
+    assert port.sent == [("prompt abc", True)]
+
+
+def test_outputs_that_wait_go_out_as_one_response(bench: Bench) -> None:
+    one, port = active()
     for text in "abc":
-        bench.queue.put([(one, answer(text))])
+        bench.queue.put([(one, output(text))])
     bench.sender.start()
     eventually(lambda: port.sent)
     assert port.sent == [("abc", False)]
 
 
-def test_nothing_of_a_long_queue_is_lost_nor_its_end(bench: Bench) -> None:
+def test_long_queue_is_sent_to_its_end(bench: Bench) -> None:
     """More steps than are heard at once, and the end right behind them."""
-    one, port = job()
+    one, port = active()
     for step in range(MOST_STEPS + 8):
-        bench.queue.put([(one, answer(chr(ord("A") + step)))])
+        bench.queue.put([(one, output(chr(ord("A") + step)))])
     bench.sender.start()
     bench.sender.stop(5)
     assert "".join(text for text, _ in port.sent) == "".join(
@@ -103,16 +114,16 @@ def test_nothing_of_a_long_queue_is_lost_nor_its_end(bench: Bench) -> None:
     )
 
 
-def test_merging_keeps_each_job_s_order_and_its_failure_last() -> None:
-    (one, _), (other, _) = job(), job()
-    failure = Failure("no", "INTERNAL")
-    said = [(one, answer("a")), (other, answer("x")), (one, answer("b")), (one, failure)]
-    both = Answer("ab", (1, 1), (), None, False)
-    assert merged(said) == [(one, both), (other, answer("x")), (one, failure)]
+def test_merging_keeps_each_requests_order_and_its_failure_last() -> None:
+    (one, _), (other, _) = active(), active()
+    failure = Failure("no", "internal")
+    said = [(one, output("a")), (other, output("x")), (one, output("b")), (one, failure)]
+    both = OutputDelta(0, "ab", (1, 1))
+    assert merged(said) == [(one, both), (other, output("x")), (one, failure)]
 
 
-def test_a_client_that_has_gone_is_told_of_until_its_job_ends(bench: Bench) -> None:
-    (stays, _), (leaves, port), (ended, ended_port) = job(), job(), job()
+def test_client_that_left_is_reported_once_unless_its_request_has_ended(bench: Bench) -> None:
+    (stays, _), (leaves, port), (ended, ended_port) = active(), active(), active()
     ended.closed = ended_port.gone = True
     for one in (stays, leaves, ended):
         bench.sender.watch(one)
@@ -125,18 +136,18 @@ def test_a_client_that_has_gone_is_told_of_until_its_job_ends(bench: Bench) -> N
     assert bench.cancelled == [leaves]
 
 
-def test_a_response_that_cannot_be_sent_stops_nobody_else(bench: Bench) -> None:
-    (one, port), (other, others_port) = job(), job()
+def test_response_that_cannot_be_sent_stops_no_other(bench: Bench) -> None:
+    (one, port), (other, others_port) = active(), active()
     port.broken = True
     bench.sender.start()
-    bench.queue.put([(one, answer("a")), (other, answer("x"))])
+    bench.queue.put([(one, output("a")), (other, output("x"))])
     eventually(lambda: others_port.sent)
     assert "cannot be sent" in bench.logged[0]
 
 
-def test_what_is_left_goes_out_before_the_end(bench: Bench) -> None:
-    one, port = job()
-    bench.queue.put([(one, answer("a", "length"))])
+def test_stop_sends_what_is_left(bench: Bench) -> None:
+    one, port = active()
+    bench.queue.put([(one, output("a", "length"))])
     bench.sender.start()
     bench.sender.stop(5)
     assert port.sent == [("a", True)]

@@ -29,7 +29,7 @@ def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, backend: str
     ("given", "message"),
     [
         (args(), "'max_pending' is missing"),
-        (args(max_pending="some"), "max_pending 'some' is no whole number"),
+        (args(max_pending="some"), "max_pending 'some' is not a whole number"),
         (args(max_pending="1", backend="tensorrt"), "unknown parameter 'backend'"),
         (args("MODEL", max_pending="1"), "no instance of kind MODEL"),
     ],

@@ -25,13 +25,15 @@ from typing import Any
 import numpy as np
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.tensors import tensor_bytes
-from snapexport.runtime.onnxruntime_devices import Buffer, Host
+from snapexport.runtime.backend import Buffer
+from snapexport.runtime.bound_graph import allocate
+from snapexport.runtime.ort.devices import HostMemory
 
 with needs_extra("gpu"):
-    from snapexport.runtime.onnxruntime_session import BoundGraph, buffers_for
+    from snapexport.runtime.ort.session import bind
 
 CUDART = Path(__file__).with_name("cudart.c")
 DRIVER = "libcuda.so.1"
@@ -180,18 +182,17 @@ def _session(path: Path, captures: bool) -> Any:
 
 def _run(build: Build, name: str, session: Any) -> None:
     """Twice: what is captured, and its launch, are told on standard error."""
-    device, entry = _StubMemory(), build.manifest.graphs[name]
-    bound = BoundGraph(session, entry, device, buffers_for(entry, device))
+    entry = build.manifest.graphs[name]
+    run = bind(session, entry, "cuda", buffers := allocate(_StubMemory(), entry, {}))
     for _ in range(2):
-        bound.run()
+        run()
+    del buffers  # ONNX Runtime holds their addresses alone
 
 
-class _StubMemory(Host):
+class _StubMemory(HostMemory):
     """The stubs' device memory is the host's."""
 
-    name = "cuda"
-
-    def new(self, spec: TensorSpec) -> Buffer:
+    def allocate(self, spec: TensorSpec) -> Buffer:
         array = np.zeros(tensor_bytes(spec), np.uint8)
         return Buffer(spec.name, spec.dtype, tuple(spec.shape), array.ctypes.data, array)
 

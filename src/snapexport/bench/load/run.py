@@ -15,7 +15,7 @@ from snapexport.bench.load.workload import Workload
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Limits
-from snapexport.runtime.onnxruntime_engine import require_runnable
+from snapexport.runtime.ort.backend import require_runnable
 
 Drive = Callable[[Workload], list[Exchange]]
 

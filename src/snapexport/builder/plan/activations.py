@@ -6,7 +6,8 @@ measured: TensorRT's builder alone knows what its layers take.
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
-from snapexport.builder.plan.sizes import ITEM_BYTES, position_bytes
+from snapexport.builder.plan.sizes import position_bytes
+from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import capabilities
 
@@ -117,7 +118,9 @@ def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     logits = facts.vocab_size * _FP32
     if not geometry.compresses:
         return logits
-    window = facts.num_attention_heads * geometry.L_obs * facts.head_dim * ITEM_BYTES[options.dtype]
+    window = (
+        facts.num_attention_heads * geometry.L_obs * facts.head_dim * DTYPE_BYTES[options.dtype]
+    )
     positions = facts.num_key_value_heads * sum(layer.K for layer in geometry.layers) * 8
     return logits + geometry.num_layers * window + positions
 
@@ -134,7 +137,7 @@ def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) ->
 
 def _working_bytes(options: BuildOptions) -> int:
     """Of one element. The CPU provider keeps an fp32 copy beside each fp16 tensor it works with."""
-    item = ITEM_BYTES[options.dtype]
+    item = DTYPE_BYTES[options.dtype]
     converts = not capabilities(options.target).runs_on_gpu and item < _FP32
     return item + _FP32 if converts else item
 

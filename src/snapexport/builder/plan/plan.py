@@ -7,8 +7,9 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.plan.alternatives import Alternative, alternatives
 from snapexport.builder.plan.model import PlannedModel, read_model
 from snapexport.builder.plan.recommendation import Recommendation, recommend
-from snapexport.builder.plan.request import PlanRequest, as_memory, chosen_flags, spelled
+from snapexport.builder.plan.request import PlanRequest, chosen_flags
 from snapexport.builder.presets import flag_of
+from snapexport.contract.bytes import as_flag, spelled
 from snapexport.contract.errors import UserError
 from snapexport.contract.targets import capabilities, targets_with
 
@@ -60,7 +61,7 @@ def _nothing_fits(
     batch = request["batch"] or 1
     least = min(found, key=lambda one: one.at(batch).prefill_peak)
     taken = least.at(batch)
-    ways = [f"--memory {as_memory(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
+    ways = [f"--memory {as_flag(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
     ways += _smaller_weights(request, model, taken.prefill_peak)
     return UserError(
         f"nothing fits into {spelled(request.memory)}: the least is {spelled(taken.prefill_peak)}, "
@@ -81,5 +82,5 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
             continue  # not supported on this target
         least = min(one.at(batch).prefill_peak for one in found)
         if least < needed:
-            ways.append(f"--memory {as_memory(least)} if {flag_of(field)} {value} is added")
+            ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
     return ways

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from snapexport.builder import BuildOptions
 from snapexport.builder.options import DEFAULT_COMPRESSION
 from snapexport.builder.plan.alternatives import MOST_SLOTS, Alternative
-from snapexport.builder.plan.request import PlanRequest, spelled
+from snapexport.builder.plan.request import PlanRequest
+from snapexport.contract.bytes import spelled
 from snapexport.contract.targets import capabilities
 
 USUAL_BATCH = BuildOptions.batch

@@ -1,4 +1,4 @@
-"""The request for a plan, and how memory and choices are written on the command line."""
+"""The request for a plan, and the command that builds a choice."""
 
 import dataclasses
 import shlex
@@ -9,9 +9,9 @@ from typing import Any
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.presets import flag_of
+from snapexport.contract.bytes import parsed
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.sizes import size
 
 _OF_GRAPHS = {field.name for field in dataclasses.fields(GraphOptions)}
 _CHOSEN = ("policy", "kv_budget", "batch", "prefill_chunk")
@@ -57,27 +57,12 @@ class PlanRequest:
 def parse_memory(text: str) -> int:
     """Bytes of --memory. Raises UserError."""
     try:
-        nbytes = size(text)
+        nbytes = parsed(text)
     except ValueError:
         raise UserError(f"--memory '{text}' is no size", _LIKE) from None
     if nbytes < 1:
         raise UserError(f"--memory {text} leaves nothing", _LIKE)
     return nbytes
-
-
-def spelled(nbytes: float) -> str:
-    """Bytes for people: 15.9 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.3g} TiB"
-
-
-def as_memory(nbytes: int) -> str:
-    """Bytes as --memory takes them, rounded up: 16GiB, 300MiB."""
-    unit, name = (2**30, "GiB") if nbytes >= 10 * 2**30 else (2**20, "MiB")
-    return f"{-(-nbytes // unit)}{name}"
 
 
 def command(options: BuildOptions) -> str:

@@ -4,11 +4,10 @@ from math import ceil
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
+from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
 from snapexport.contract.targets import CacheDType, DType, capabilities
-
-ITEM_BYTES: dict[CacheDType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 
 _BLOCK, _PACKED = 32, 16
 """int4: bytes of a block of 32 weights, beside its scale (exporter.int4)."""
@@ -16,7 +15,7 @@ _BLOCK, _PACKED = 32, 16
 
 def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """One copy of all weights, in the build's dtype; a tied head is no second copy."""
-    item = ITEM_BYTES[options.dtype]
+    item = DTYPE_BYTES[options.dtype]
     plain = (model.embedding + model.others) * item
     if options.weights:
         return plain + _int4_bytes(model, item)
@@ -36,18 +35,18 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     if capabilities(options.target).weights_per_graph:
         return stored * sessions
     if options.weights:
-        return stored + sessions * _int4_bytes(model, ITEM_BYTES[options.dtype])
+        return stored + sessions * _int4_bytes(model, DTYPE_BYTES[options.dtype])
     if options.dtype == "fp16":
-        return sessions * stored // ITEM_BYTES["fp16"] * ITEM_BYTES["fp32"]
+        return sessions * stored // DTYPE_BYTES["fp16"] * DTYPE_BYTES["fp32"]
     return stored
 
 
 def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Weights that a decode step reads: all but the embedding, of which it reads a row a slot."""
     if options.weights:
-        return _int4_bytes(model, ITEM_BYTES[options.dtype])
+        return _int4_bytes(model, DTYPE_BYTES[options.dtype])
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
-    item = ITEM_BYTES["fp32" if converted else options.dtype]
+    item = DTYPE_BYTES["fp32" if converted else options.dtype]
     return (_linear_elements(model) + model.others) * item
 
 
@@ -68,7 +67,7 @@ def _int4_bytes(model: PlannedModel, item: int) -> int:
 
 def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
     """Key and value of one position in one layer: 2 x [Hkv,D]."""
-    return 2 * model.num_key_value_heads * model.head_dim * ITEM_BYTES[dtype]
+    return 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[dtype]
 
 
 def token_bytes(model: ModelFacts, dtype: DType) -> int:

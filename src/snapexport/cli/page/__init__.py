@@ -1,10 +1,10 @@
-"""What a prompt kept, as one HTML file that needs no network and nothing beside it.
+"""Writes the kept positions of a prompt as one HTML file that needs no network and no other file.
 
-`prompt` lays tokens over the characters of the prompt, `data` packs what each KV head kept,
-`render` fills assets/template.html with both and with the other assets, `whole_file` writes it.
+`data` lays tokens over the prompt's characters and packs the kept positions, `render` fills
+assets/template.html with them, `whole_file` writes the page.
 """
 
-from snapexport.cli.page.prompt import TokenizedPrompt
+from snapexport.cli.page.data import TokenizedPrompt
 from snapexport.cli.page.render import render
 from snapexport.cli.page.whole_file import whole_file
 

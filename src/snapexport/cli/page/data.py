@@ -1,18 +1,84 @@
-"""What the page's script works on, small enough for a prompt of 131,072 tokens.
+"""Packs what the page's script needs: the prompt, its tokens, and the kept positions.
 
-A bit for each position says whether a KV head kept it; arrays are deflated and written as base64.
+The prompt is laid out in spans. A span is the least run of characters that whole tokens cover:
+mostly one token, but the bytes of one emoji may be four tokens. A token without characters (a BOS)
+is an empty span. The data stays small for a prompt of 131,072 tokens: one bit says whether a KV
+head kept a position, and arrays are deflated and written as base64.
 """
 
 import base64
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
-from snapexport.cli.page.prompt import TokenizedPrompt
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+
+
+class Span(NamedTuple):
+    """Characters [start, end) of the prompt, and the number of tokens that share them."""
+
+    start: int
+    end: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """A prompt and its tokens. offsets: for each token its [start, end) in characters."""
+
+    text: str
+    offsets: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str, encoding: Encoding) -> "TokenizedPrompt":
+        """A prompt as the runtime's tokenizer encoded it."""
+        return cls(text, tuple(encoding.offsets), tuple(encoding.tokens))
+
+    def spans(self) -> NDArray[np.uint32]:
+        """[spans, 3]: start, end and number of tokens.
+
+        Characters are counted in UTF-16 units, as in JavaScript.
+        """
+        table = np.array(_spans(self.offsets), np.int64).reshape(-1, 3)
+        table[:, :2] = _utf16_units(self.text)[table[:, :2]]
+        return table.astype(np.uint32)
+
+    def bare(self) -> dict[int, str]:
+        """The tokens without characters, by index."""
+        return {
+            index: name
+            for index, (name, (start, end)) in enumerate(zip(self.names, self.offsets, strict=True))
+            if start >= end
+        }
+
+
+def _spans(offsets: Iterable[tuple[int, int]]) -> list[Span]:
+    """Spans of all tokens, in order. No two overlap."""
+    spans: list[Span] = []
+    for start, end in offsets:
+        here = spans[-1].end if spans else 0
+        span = Span(start, end, 1) if start < end else Span(here, here, 1)
+        while spans and spans[-1].end > span.start:
+            span = _union(spans.pop(), span)
+        spans.append(span)
+    return spans
+
+
+def _union(left: Span, right: Span) -> Span:
+    return Span(min(left.start, right.start), max(left.end, right.end), left.tokens + right.tokens)
+
+
+def _utf16_units(text: str) -> NDArray[np.int64]:
+    """The number of UTF-16 units before each character, and before the text's end."""
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return np.concatenate([[0], np.cumsum(1 + (points > 0xFFFF))])
+
 
 Positions = NDArray[np.int64]
 
@@ -20,7 +86,8 @@ Positions = NDArray[np.int64]
 def page_data(
     prompt: TokenizedPrompt, geometry: CacheGeometry, kept: Sequence[Positions]
 ) -> dict[str, Any]:
-    """kept: for each layer the voted positions [Hkv, K], -1 where unused; none for a full cache.
+    """For JSON. kept: for each layer the voted positions [Hkv, K], -1 where unused; none for a full
+    cache.
 
     spans: uint32 [spans, 3], see TokenizedPrompt. bits: uint8 [layers, Hkv, ceil(tokens / 8)], the
     first position in the lowest bit.

@@ -1,4 +1,4 @@
-"""Fills assets/template.html: facts for people, data for the script. What is put in is escaped."""
+"""Fills assets/template.html with facts for people and data for the script, all escaped."""
 
 import html
 import json
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from snapexport.cli.page.data import Positions, layer_regions, page_data
-from snapexport.cli.page.prompt import TokenizedPrompt
+from snapexport.cli.page.data import Positions, TokenizedPrompt, layer_regions, page_data
 from snapexport.contract.geometry import CacheGeometry
 
 _SCRIPTS = "tokens.js", "text.js", "note.js", "strip.js", "page.js"
@@ -31,7 +30,7 @@ def render(
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
         "data": _json(page_data(prompt, geometry, kept)),
     }
-    # In one pass: a prompt may hold what looks like a place of the template.
+    # In one pass, since a prompt may contain what looks like a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("template.html"))
 
 
@@ -45,7 +44,7 @@ def _json(value: Any) -> str:
 
 
 def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
-    """What became of the prompt, in a sentence."""
+    """How much of the prompt is kept, in a sentence."""
     if not compressed:
         return "The cache is the full one: every position is kept, by every head of every layer."
     regions = [layer_regions(place, length) for place in geometry.layers]
@@ -70,7 +69,7 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, 
     layers = geometry.layers
     facts = {
         "layers × KV heads": f"{len(layers)} × {heads}",
-        "slots of a layer": _span(place.cache_slots for place in layers),
+        "cache slots of a layer": _span(place.cache_slots for place in layers),
         "sinks": _span(place.L_sink for place in layers),
         "ring": _span(place.L_recent for place in layers),
         "kept by vote": _span(place.kept(length) for place in layers),

@@ -1,5 +1,6 @@
-"""What the compression costs: one sequence through transformers, the full graphs and ours.
+"""Measures what compression costs in logits, on whole sequences.
 
-Polygraphy runs and compares; this package brings runners for whole sequences and the measures that
-matter for logits. Needs the build extra.
+transformers, the full-cache graphs and the compressed graphs run the same tokens. Polygraphy runs
+and compares; this package brings its runners for whole sequences and the measures that matter for
+logits. Needs the build extra.
 """

@@ -1,14 +1,15 @@
-"""The comparison itself: sequences through all runners, and every pair's distance."""
+"""Runs sequences through all systems, and measures how far each is from each other one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from polygraphy.comparator import AccuracyResult, Comparator, RunResults, SimpleCompareFunc
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.targets import DType
-from snapexport.eval.accuracy.measures import Distance
 from snapexport.eval.accuracy.sequence import (
     DECODE_LOGITS,
     INPUT_IDS,
@@ -17,36 +18,69 @@ from snapexport.eval.accuracy.sequence import (
     SequenceRunner,
 )
 
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Errors of logits [N, V] against a reference. KL(reference || other) in nats, mean of rows."""
+
+    max_abs_error: float
+    mean_abs_error: float
+    top1_agreement: float
+    kl_divergence: float
+
+    @classmethod
+    def between(cls, reference: Rows, other: Rows) -> "Distance":
+        """The distance of two sets of rows for the same tokens."""
+        error = np.abs(reference - other)
+        p, q = log_softmax(reference), log_softmax(other)
+        same = reference.argmax(-1) == other.argmax(-1)
+        divergence = (np.exp(p) * (p - q)).sum(-1)
+        return cls(*(float(x) for x in (error.max(), error.mean(), same.mean(), divergence.mean())))
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self)
+
+
+def log_softmax(logits: Rows) -> NDArray[np.float64]:
+    """Log probabilities over the last axis, in double precision."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
 TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 4e-1}
 """Largest absolute error of logits where nothing was dropped.
 
-bf16 has three bits less than fp16: eight times its error. No bf16 build has been compared yet.
+bf16 has three bits fewer than fp16, so eight times its error; no bf16 build was compared yet.
 """
 
 INT4_TOLERANCE = 1e-1
-"""Between graphs with 4-bit weights, which round activations to 8 bits: sums in another order can
-round one the other way."""
+"""Larger between graphs with 4-bit weights: they round activations to 8 bits, and sums in another
+order can round one the other way."""
 
 
 def tolerance(manifest: Manifest) -> float:
-    """What the build's graphs may differ by where nothing was dropped or quantized."""
+    """The largest error that the build's graphs may have where nothing was dropped or quantized."""
     return INT4_TOLERANCE if manifest.quantization else TOLERANCE[manifest.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One output of one sequence, a runner against a reference.
+    """One output of one sequence: a system against a reference.
 
-    lossless: nothing was dropped that the output depends on, and the weights are the same, so that
-    both have to be equal. rounded: nothing was dropped, but one of them has a cache of fewer bits.
-    quantized: the reference's weights are the original ones, the runner's not. passed: Polygraphy's
-    verdict at the tolerance.
+    lossless: both must be equal, as nothing was dropped that the output depends on, and the weights
+    are the same. rounded: nothing was dropped, but one of the two has a cache of fewer bits.
+    quantized: the reference has the original weights, the system 4-bit ones.
+    passed: Polygraphy's verdict at the tolerance.
     """
 
     prompt_length: int
     output: str
     reference: str
-    runner: str
+    system: str
     lossless: bool
     rounded: bool
     quantized: bool
@@ -55,19 +89,19 @@ class Difference:
 
     @property
     def broken(self) -> bool:
-        """Whether outputs differ that have to be equal."""
+        """Whether outputs differ that must be equal."""
         return self.lossless and not self.passed
 
 
 def run_all(runners: Sequence[SequenceRunner], feeds: Sequence[Feed]) -> RunResults:
-    """Polygraphy's own loop: one runner after the other, each over all sequences."""
+    """Run Polygraphy's own loop: one runner after the other, each over all sequences."""
     return Comparator.run(list(runners), data_loader=list(feeds), streaming=False)
 
 
 def differences(
     build: Build, runners: Sequence[SequenceRunner], feeds: Sequence[Feed], results: RunResults
 ) -> list[Difference]:
-    """Every runner against every earlier one, sequence by sequence, output by output."""
+    """Compare every runner with every earlier one, sequence by sequence, output by output."""
     pairs = [(one, other) for other in range(len(runners)) for one in range(other)]
     compare = SimpleCompareFunc(atol=tolerance(build.manifest), rtol=0, check_error_stat="max")
     (accuracy,) = Comparator.compare_accuracy(results, comparisons=pairs, compare_func=compare)
@@ -92,7 +126,7 @@ def _pair(
             prompt_length=_prompt_length(feed),
             output=output,
             reference=reference.name,
-            runner=runner.name,
+            system=runner.name,
             **_why(build.manifest, reference, runner, feed, output),
             passed=bool(verdict),
             distance=Distance.between(expected[output], actual[output]),
@@ -107,7 +141,7 @@ def _pair(
 def _why(
     manifest: Manifest, reference: SequenceRunner, runner: SequenceRunner, feed: Feed, output: str
 ) -> dict[str, bool]:
-    """What the two may differ by."""
+    """The reasons for which the two may differ."""
     quantized = manifest.quantization is not None and reference.original
     # Two compressed caches may differ too: nearly equal votes can be ranked either way.
     whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)

@@ -1,6 +1,7 @@
-"""A build's graphs over a whole sequence, each run by one of Polygraphy's runners, by the contract.
+"""Runs a build's graphs over a whole sequence, each in a runner of Polygraphy.
 
-Slow on purpose: every cache travels through the feeds, so that nothing of the runtime is trusted.
+Slow on purpose: every cache travels through the feeds, so that the runtime isn't trusted. Knows the
+graphs' contract, and no backend.
 """
 
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ import numpy as np
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.eval.accuracy.backends import Backend, on_onnxruntime
+from snapexport.eval.accuracy.graph_loader import GraphLoader, on_onnxruntime
 from snapexport.eval.accuracy.sequence import Array, Feed, SequenceRunner
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of one graph: what went in, and the logits that came out."""
+    """One run of one graph: its inputs, and the logits that came out."""
 
     graph: GraphName
     feed: Feed
@@ -27,9 +28,9 @@ class Call:
 
 
 class GraphRunner(SequenceRunner):
-    """prefill, compress and decode of a build; `baseline` takes the full-cache graphs.
+    """prefill, compress and decode of a build, or with `baseline` its full-cache graphs.
 
-    last_prefill, first_decode: of the latest sequence. They hold caches, so no others are kept.
+    last_prefill, first_decode: of the latest sequence; they hold caches, so no others are kept.
     """
 
     last_prefill: Call
@@ -39,18 +40,18 @@ class GraphRunner(SequenceRunner):
         self,
         build: Build,
         baseline: bool = False,
-        backend: Backend | None = None,
+        loader: GraphLoader | None = None,
         remark: str = "",
     ) -> None:
-        """backend: ONNX Runtime unless another is given. remark: what the name says of it."""
+        """loader: ONNX Runtime's unless another is given. remark: added to the name."""
         policy = build.manifest.geometry.policy
         super().__init__(name=("full cache" if baseline else policy) + remark)
         self.build = build
-        self._backend = backend or on_onnxruntime(build)
+        self._loader = loader or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"
         self.rounds_cache = not baseline and build.manifest.graph_options.cache_dtype is not None
-        self._prefill: GraphName = "baseline/prefill" if baseline else "prefill"
-        self._decode: GraphName = "baseline/decode" if baseline else "decode"
+        self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
+        self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
         self._sessions = ExitStack()
 
@@ -59,7 +60,7 @@ class GraphRunner(SequenceRunner):
         wanted = [self._prefill, self._decode]
         if self._compresses:
             wanted.append("compress")
-        self._infer = {name: self._sessions.enter_context(self._backend(name)) for name in wanted}
+        self._infer = {name: self._sessions.enter_context(self._loader(name)) for name in wanted}
 
     def deactivate_impl(self) -> None:
         """Drop the sessions."""
@@ -93,7 +94,7 @@ class GraphRunner(SequenceRunner):
             yield Call(self._decode, feed, out[names.LOGITS])
 
     def _compressed(self, out: Feed, prompt_length: int) -> Feed:
-        """What compress makes of the caches and query windows of the last chunk."""
+        """The caches after compress, from the caches and query windows of the last chunk."""
         inputs = {spec.name for spec in self._entry("compress").inputs}
         windows = {name: value for name, value in out.items() if name in inputs}
         length = {names.PROMPT_LENGTH: np.array([prompt_length])}
@@ -121,7 +122,7 @@ class GraphRunner(SequenceRunner):
         ]
 
     def _decode_scalars(self, token: int, position: int, prompt_length: int) -> Feed:
-        """The sequence is in slot 0; what the other slots compute is of no interest."""
+        """Inputs of one step apart from the caches: the sequence is in batch slot 0."""
         batch = self.build.manifest.batch
         feed = {
             names.INPUT_IDS: np.full((batch, 1), token),
@@ -133,13 +134,13 @@ class GraphRunner(SequenceRunner):
         return {name: value for name, value in feed.items() if name in inputs}
 
     def _temperature(self, rows: int) -> Feed:
-        """For the top_tokens, which nobody compares."""
+        """The input of graphs with top tokens, which are not compared."""
         if not self.build.manifest.graph_options.top_tokens:
             return {}
         return {names.TEMPERATURE: np.ones(rows, np.float32)}
 
     def _past(self, graph: GraphName, out: Feed) -> Feed:
-        """Cache inputs of a graph: what the last one gave, repeated for every slot, or zeros."""
+        """Cache inputs of a graph: the last graph's outputs in every batch slot, or zeros."""
         past = {}
         for spec in self._entry(graph).inputs:
             if names.is_past(spec.name):

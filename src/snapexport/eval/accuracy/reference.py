@@ -1,14 +1,23 @@
-"""The reference: a transformers model with its own dynamic cache."""
+"""Runs the checkpoint's own transformers model in fp32, the reference of every comparison.
+
+Refuses a checkpoint that can't be the build's: every difference would mean nothing.
+"""
 
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.sequence import Array, SequenceRunner
+from snapexport.exporter import architectures, hub
+from snapexport.exporter.checkpoint import CONFIG, Checkpoint
 
 
 class ReferenceRunner(SequenceRunner):
-    """Says how a prompt goes on, and knows the logits of what it has said."""
+    """A transformers model with its own dynamic cache; keeps the logits of its continuations."""
 
     original = True
 
@@ -18,7 +27,7 @@ class ReferenceRunner(SequenceRunner):
         self._logits: dict[tuple[int, ...], Array] = {}
 
     def activate_impl(self) -> None:
-        """Nothing: the model is loaded already."""
+        """Do nothing: the model is loaded already."""
 
     @torch.no_grad()
     def continuation(self, prompt: list[int], tokens: int) -> list[int]:
@@ -30,12 +39,81 @@ class ReferenceRunner(SequenceRunner):
             chosen.append(int(rows[-1].argmax()))
             out = self.model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
             rows.append(out.logits[0, -1])
-        # The sequence that is compared is this one: the model need not run it again.
+        # This is the sequence that is compared: the model need not run it again.
         self._logits[*prompt, *chosen] = torch.stack(rows).float().numpy()
         return chosen
 
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
-        """The logits [1 + N, V] that came up while the continuation was made."""
+        """The logits [1 + N, V] from when the continuation was made."""
         logits = self._logits[tuple(token_ids.tolist())]
         assert len(logits) == 1 + len(token_ids) - prompt_length
         return logits
+
+
+_SAME = ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""Facts that manifest and config.json both name, and that the graphs depend on."""
+
+
+def reference_model(build: Build, checkpoint: str | None) -> Any:
+    """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError."""
+    return _own_model(build) if checkpoint is None else _model_of(build, checkpoint)
+
+
+def _model_of(build: Build, model: str) -> Any:
+    checkpoint = Checkpoint.open(hub.resolve(model))
+    architectures.require_verified(checkpoint)
+    config = _matching_config(build, checkpoint)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            checkpoint.directory, config=config, dtype=torch.float32
+        ).eval()
+    except RuntimeError:  # shapes: everything else was checked before
+        raise UserError(
+            f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
+            "download the checkpoint again: the file is damaged or incomplete",
+        ) from None
+
+
+def _own_model(build: Build) -> Any:
+    if not (build.directory / CONFIG).is_file():
+        raise UserError(
+            f"{build.directory} has no {CONFIG}, which transformers needs",
+            "pass the checkpoint that was built as --model",
+        )
+    config = _matching_config(build, _config_alone(build))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    files = [build.directory / file.file for file in build.manifest.weights]
+    tensors = {n: tensor.float() for file in files for n, tensor in load_file(file).items()}
+    missing = set(model.state_dict()) - set(tensors)
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    if build.manifest.quantization and any(".layers." in name for name in missing):
+        raise UserError(
+            f"{build.directory} has its linear layers only in {build.manifest.quantization}",
+            "pass the checkpoint that was built as --model",
+        )
+    return model
+
+
+def _config_alone(build: Build) -> Checkpoint:
+    """The build as a checkpoint whose weights lie elsewhere."""
+    return Checkpoint(directory=build.directory, config={}, generation_config={}, tensors={})
+
+
+def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:
+    config = architectures.load_config(checkpoint)
+    built = build.manifest.model
+    architecture = (config.architectures or ["(none)"])[0]
+    _require_same(checkpoint, "architecture", architecture, built.architecture)
+    for name in _SAME:
+        _require_same(checkpoint, name, getattr(config, name), getattr(built, name))
+    return config
+
+
+def _require_same(checkpoint: Checkpoint, name: str, value: object, built: object) -> None:
+    if value != built:
+        raise UserError(
+            f"{checkpoint.directory} is not the model that was built: its {name} is {value}, "
+            f"the build's is {built}",
+            "pass the checkpoint that was built as --model",
+        )

@@ -1,11 +1,15 @@
-"""The same comparison without us: plain `polygraphy run` commands, and the data they load.
+"""Writes plain `polygraphy run` commands that repeat a comparison, and the data that they load.
 
-For one sequence: its last prefill chunk and its first decode step, of each graph, against what
-transformers said of the same tokens.
+For one sequence: the last prefill chunk and the first decode step of each graph, against
+transformers' logits for the same tokens. On ONNX Runtime, and on TensorRT for a build with that
+target.
 """
 
+import shlex
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,108 @@ from polygraphy.comparator import IterationResult, RunResults
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.eval.accuracy.graph_runner import GraphRunner
-from snapexport.eval.accuracy.repeat_commands import LOADER, Case, commands_for
+from snapexport.contract.engines import EngineEntry
+from snapexport.contract.targets import capabilities
+from snapexport.eval.accuracy.difference import tolerance
+from snapexport.eval.accuracy.graph_runner import Call, GraphRunner
 from snapexport.eval.accuracy.sequence import DECODE_LOGITS, PREFILL_LOGITS, Array
+
+LOADER = "load_data.py"
+
+_COSTS = "# A difference here is the cost of compression, or of 4-bit weights.\n"
+_ON_A_GPU = (
+    "# With TensorRT and a GPU. Each command builds an engine from the graph, which takes long.\n"
+    "# PLUGINS=/path/to/libsnapexport_registering.so fuses the compress step.\n"
+    "# If polygraphy doesn't find CUDA's runtime of the wheels:\n"
+    "# export LD_LIBRARY_PATH=$(dirname $(python -c 'import cuda.pathfinder as p; "
+    'print(p.load_nvidia_dynamic_lib("cudart").abs_path)\'))'
+)
+_PLUGINS = '${PLUGINS:+--plugins "$PLUGINS"}'
+_NEEDED_PLUGINS = '--plugins "${PLUGINS:?has to name libsnapexport_registering.so}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run of one graph to repeat, and transformers' logits for it."""
+
+    call: Call
+    reference: Array
+    lossless: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the loader's function, and the stem of the case's files."""
+        return self.call.graph.replace("-", "_")
+
+
+def commands_for(build: Build, cases: list[Case]) -> list[str]:
+    """Lines of a shell script. None for ONNX Runtime in bf16, which it can't compute on the CPU."""
+    lines = []
+    if build.manifest.dtype != "bf16":
+        lines += [_command(build, case, _graph(build, case), "--onnxrt") for case in cases]
+    if capabilities(build.manifest.target).compiled:
+        on_tensorrt = f"--trt --strongly-typed {_PLUGINS}"
+        lines.append(_ON_A_GPU)
+        lines += [_command(build, case, _graph(build, case), on_tensorrt) for case in cases]
+    return [*lines, *_of_engines(build, cases)]
+
+
+def _of_engines(build: Build, cases: list[Case]) -> Iterable[str]:
+    """Commands for the engines of `snapexport engine`."""
+    here = _machine()
+    for name, entry in build.manifest.engines.items():
+        about = f"# The engine {name}, on {entry.gpu} with TensorRT {entry.tensorrt}"
+        if entry.stripped:
+            yield f"{about} is stripped: polygraphy cannot load its weights."
+        elif here and not _may_run(entry, *here):
+            yield f"{about} is for another machine: repeat the comparison there."
+        else:
+            yield f"{about}" + (": needs PLUGINS, as above." if entry.needs_plugins else ".")
+            yield from _of_engine(build, entry, cases)
+
+
+def _of_engine(build: Build, entry: EngineEntry, cases: list[Case]) -> Iterable[str]:
+    plugins = [_NEEDED_PLUGINS] if entry.needs_plugins else []
+    flags = " ".join(["--model-type engine --trt", *plugins])
+    for case in cases:
+        if plan := entry.graphs.get(case.call.graph):
+            yield _command(build, case, build.directory / plan.file, flags)
+
+
+def _machine() -> tuple[str, str] | None:
+    """TensorRT's version and the GPU's name, where both exist."""
+    try:
+        trt, cuda = map(import_module, ("tensorrt", "cuda.bindings.runtime"))
+    except (ImportError, OSError):
+        return None
+    problem, properties = cuda.cudaGetDeviceProperties(0)
+    return None if problem else (trt.__version__, properties.name.decode().rstrip("\0"))
+
+
+def _may_run(entry: EngineEntry, tensorrt: str, gpu: str) -> bool:
+    """Whether the engine runs on this machine, judged by its names."""
+    for_version = entry.version_compatible or entry.tensorrt == tensorrt
+    return for_version and (entry.hardware_compatibility != "none" or entry.gpu == gpu)
+
+
+def _graph(build: Build, case: Case) -> Path:
+    return build.graph(case.call.graph)
+
+
+def _command(build: Build, case: Case, model: Path, flags: str) -> str:
+    return ("" if case.lossless else _COSTS) + " ".join(
+        [
+            f"polygraphy run {shlex.quote(str(model.absolute()))} {flags}",
+            f"--data-loader-script {LOADER}:{case.name}",
+            f"--load-outputs {case.name}.reference.json",
+            f"--atol {tolerance(build.manifest)} --rtol 0 --check-error-stat max",
+        ]
+    )
+
 
 COMMANDS = "commands.sh"
 
-_LOADER_HEADER = '''"""What the graphs take, for polygraphy run --data-loader-script FILE:NAME."""
+_LOADER_HEADER = '''"""Inputs of the graphs, for polygraphy run --data-loader-script FILE:NAME."""
 
 from pathlib import Path
 
@@ -38,7 +137,7 @@ def bf16(bits):
 
 
 def load(file):
-    """Arrays by name. Only bf16 is kept as uint16: its bits."""
+    """Arrays by name. uint16 arrays hold the bits of bf16."""
     with np.load(HERE / file) as arrays:
         return {k: bf16(a) if a.dtype == np.uint16 else a for k, a in arrays.items()}
 '''
@@ -59,7 +158,7 @@ def write_repeat(
 ) -> Path:
     """Write loader, inputs, reference outputs and commands; the path of the commands.
 
-    The runners have just run the sequence of which `reference` is transformers' result.
+    The runners have just run the sequence for which `reference` is transformers' result.
     """
     directory.mkdir(parents=True, exist_ok=True)
     cases = _once_each(case for runner in runners for case in _cases(runner, reference))
@@ -87,7 +186,7 @@ def _cases(runner: GraphRunner, reference: IterationResult) -> list[Case]:
 
 
 def _once_each(cases: Iterable[Case]) -> list[Case]:
-    """Each graph as the first of the runners ran it."""
+    """Each graph once, as the first runner ran it."""
     first: dict[str, Case] = {}
     for case in cases:
         first.setdefault(case.name, case)
@@ -96,7 +195,7 @@ def _once_each(cases: Iterable[Case]) -> list[Case]:
 
 def _save_reference(path: Path, case: Case) -> None:
     """transformers' logits in Polygraphy's own format, under the graph's output name."""
-    # The sequence runs in every slot of the batch alike.
+    # Every batch slot runs the same sequence.
     rows = np.broadcast_to(case.reference, case.call.logits.shape).copy()
     results = RunResults()
     results.append(("transformers", [IterationResult(OrderedDict([(names.LOGITS, rows)]), 0.0)]))

@@ -1,4 +1,4 @@
-"""The unit of comparison: a prompt and its continuation, forced on every runner alike.
+"""Defines the unit of comparison: a prompt and its continuation, forced on every runner.
 
 Feed: input_ids int64 [1, L + N], prompt_length int64 [1]. Results: prefill.logits [1, V] of the
 prompt's last token, decode.logits [N, V] after each token of the continuation.
@@ -34,20 +34,20 @@ class SequenceRunner(BaseRunner):  # type: ignore[misc]
     """A Polygraphy runner over whole sequences: a subclass gives the logits [1 + N, V]."""
 
     lossless = True
-    """Whether it attends to every position, however long the sequence."""
+    """Whether it attends to every position of a sequence of any length."""
 
     rounds_cache = False
     """Whether keys and values lose digits when they are written to its cache."""
 
     original = False
-    """Whether its weights are the checkpoint's own, and not the build's."""
+    """Whether its weights are the checkpoint's and not the build's."""
 
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """Logits [1 + N, V] of token_ids [L + N], from the prompt's last token on."""
         raise NotImplementedError
 
     def get_input_metadata_impl(self) -> TensorMetadata:
-        """What `feed` makes."""
+        """Names, types and shapes of a feed."""
         metadata = TensorMetadata()
         metadata.add(INPUT_IDS, np.int64, (1, -1))
         metadata.add(PROMPT_LENGTH, np.int64, (1,))

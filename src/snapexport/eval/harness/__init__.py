@@ -1,8 +1,7 @@
-"""lm-evaluation-harness on a build: the model that it calls `snapexport`.
+"""Adds the model `snapexport` to lm-evaluation-harness.
 
-The harness (0.4.13) looks for models in its own list alone and reads no entry points. So somebody
-has to add ours: `register()` for a program, `cli` for the command line. Importing this package
-loads neither the harness nor an engine's library.
+The harness (0.4.13) reads no entry points: a program calls `register()`, and the command line is
+`python -m snapexport.eval.harness`. Importing this package loads neither the harness nor a backend.
 """
 
 from importlib import import_module
@@ -13,11 +12,11 @@ NAME = "snapexport"
 
 
 def register() -> None:
-    """Make `snapexport` a model of the harness, beside its own. Raises UserError without it."""
+    """Add `snapexport` to the harness's models. Raises UserError where the harness is missing."""
     with needs_extra("eval"):
         from lm_eval.api.registry import model_registry
 
-        # Adds the harness's own models, which it would not do later: the list is not empty then.
+        # Adds the harness's own models: it would not do so later, when the list is not empty.
         import_module("lm_eval.models")
     if NAME not in model_registry:
         model_registry.register(NAME, target="snapexport.eval.harness.model:SnapexportLM")

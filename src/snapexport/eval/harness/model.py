@@ -1,8 +1,7 @@
-"""The model `snapexport` of lm-evaluation-harness: a build answers the harness's three questions.
+"""Implements the model `snapexport` of lm-evaluation-harness on a build.
 
-generate_until and both loglikelihoods go through the same road as any request: the prompt is
-prefilled and compressed, and what follows is decoded on the compressed cache. So the scores show
-what the compression costs. How a text is read is `tokens`'s and `chat`'s, what fits is `room`'s.
+generate_until and both loglikelihoods run like any request: the prompt is prefilled and compressed,
+and the rest is decoded on the compressed cache. So the scores show what compression costs.
 """
 
 import math
@@ -17,25 +16,23 @@ from tqdm import tqdm
 import snapexport
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.eval.harness import answers, chat, tokens
-from snapexport.eval.harness.answers import Scored, Tokens
-from snapexport.eval.harness.generation_args import sampling_params
-from snapexport.eval.harness.model_args import read
-from snapexport.eval.harness.room import fit
+from snapexport.eval.harness import prompts
+from snapexport.eval.harness.arguments import model_args, sampling_params
+from snapexport.eval.harness.requests import Scored, Tokens, complete, fit, score
 from snapexport.runtime.llm import LLM
 
 
 class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
     """A build as the harness sees it. Raises UserError."""
 
-    def __init__(self, batch_size: int | str = 1, device: object = None, **model_args: Any) -> None:
-        """Load a build; `model_args` are ModelArgs' fields.
+    def __init__(self, batch_size: int | str = 1, device: object = None, **arguments: Any) -> None:
+        """Load a build; `arguments` are the fields of ModelArgs.
 
-        batch_size and device are the harness's own flags. It passes a device of its own choice
-        where none is named, so device decides nothing here.
+        batch_size and device are the harness's flags. device is ignored: the harness passes one of
+        its own choice where none was given.
         """
         super().__init__()
-        self._args = args = read(model_args)
+        self._args = args = model_args(arguments)
         self._llm = LLM(
             args.directory,
             baseline=args.baseline,
@@ -44,16 +41,16 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
             backend=args.backend,
         )
         self._limits = self._llm.executor.limits
-        _require_slots(batch_size, self._limits.batch)
-        self._config = tokens.read_config(args.directory)
+        _require_batch(batch_size, self._limits.batch)
+        self._config = prompts.read_config(args.directory)
         self._encoder = self._make_encoder()
 
-    def _make_encoder(self) -> tokens.Encoder:
+    def _make_encoder(self) -> prompts.Encoder:
         if self._llm.tokenizer is None:
             raise UserError(
                 f"{self._args.directory} has no tokenizer.json", "copy it from the checkpoint"
             )
-        return tokens.Encoder(self._llm.tokenizer, self._config, self._limits.eos_token_id)
+        return prompts.Encoder(self._llm.tokenizer, self._config, self._limits.eos_token_id)
 
     @property
     def eot_token_id(self) -> int:
@@ -78,15 +75,15 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, in the order of the requests."""
-        asked = [request.args for request in requests]
-        params = [sampling_params(arguments, self._args.max_gen_toks) for _, arguments in asked]
-        prompts = [self.tok_encode(context) or [self.prefix_token_id] for context, _ in asked]
-        fitting = fit(prompts, [one.max_tokens for one in params], self._limits)
-        texts = [""] * len(asked)
-        with tqdm(total=len(asked), disable=disable_tqdm, desc="Generating") as bar:
-            for index, text in answers.complete(self._llm, fitting, params):
+        calls = [request.args for request in requests]
+        params = [sampling_params(arguments, self._args.max_gen_toks) for _, arguments in calls]
+        contexts = [self.tok_encode(context) or [self.prefix_token_id] for context, _ in calls]
+        fitting = fit(contexts, [one.max_tokens for one in params], self._limits)
+        texts = [""] * len(calls)
+        with tqdm(total=len(calls), disable=disable_tqdm, desc="Generating") as bar:
+            for index, text in complete(self._llm, fitting, params):
                 texts[index] = text
-                self.cache_hook.add_partial("generate_until", asked[index], text)
+                self.cache_hook.add_partial("generate_until", calls[index], text)
                 bar.update()
         return texts
 
@@ -98,7 +95,7 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
     ) -> list[Scored]:
         """Sum of the continuation's log-probabilities, and whether greedy decoding gives it.
 
-        requests: (what the cache is to know it by, or None; context; continuation).
+        requests: (key in the harness's cache, or None; context; continuation).
         """
         continuations = [continuation for _, _, continuation in requests]
         contexts = fit(
@@ -106,10 +103,10 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         )
         results: list[Scored] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Scoring") as bar:
-            # As many at once as there are slots: prefill takes the time, and the bar moves on.
+            # As many at once as there are batch slots, so that the bar moves on.
             for start in range(0, len(requests), self._limits.batch):
                 part = slice(start, start + self._limits.batch)
-                results += answers.score(self._llm, contexts[part], continuations[part])
+                results += score(self._llm, contexts[part], continuations[part])
                 self._remember(requests[part], results[part])
                 bar.update(len(contexts[part]))
         return results
@@ -124,7 +121,7 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
     ) -> list[float]:
         """Log-probability of each whole text, in windows of the longest prompt's length.
 
-        Each window but the last has a prompt of one token, so that sinks and ring alone are seen.
+        Each window but the last has a prompt of one token: only sinks and ring are used.
         """
         texts = [request.args[0] for request in requests]
         windows = [self._windows(text) for text in texts]
@@ -136,40 +133,40 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return totals
 
     def _windows(self, text: str) -> list[tuple[Tokens, Tokens]]:
-        """Contexts and continuations: together they predict each token of the text once."""
+        """Contexts and continuations that together predict each token of the text once."""
         windows = get_rolling_token_windows(
             token_list=self.tok_encode(text, add_special_tokens=False),
             prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length - 1,  # beside the token before the window
+            max_seq_len=self.max_length - 1,  # and the token before the window
             context_len=1,
         )
         return [make_disjoint_window(window) for window in windows]
 
     def apply_chat_template(
-        self, chat_history: Sequence[chat.Message], add_generation_prompt: bool = True
+        self, chat_history: Sequence[prompts.Message], add_generation_prompt: bool = True
     ) -> str:
         return self._chat_template.render(chat_history, add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template's source, for the results. One by name is not to be had."""
+        """The template's source, for the results. A build has no templates by name."""
         if isinstance(chat_template, str):
             raise UserError(
-                f"chat template '{chat_template}' is asked for by name, but a build has one",
+                f"--apply_chat_template names '{chat_template}', but a build has one template",
                 "pass --apply_chat_template without a name",
             )
         return self._chat_template.source if chat_template else None
 
     @property
-    def _chat_template(self) -> chat.ChatTemplate:
-        return chat.load(self._args.directory, self._config)
+    def _chat_template(self) -> prompts.ChatTemplate:
+        return prompts.load_template(self._args.directory, self._config)
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the files that the harness keeps prepared requests in."""
+        """Part of the names of the harness's files of prepared requests."""
         return str(self._args.directory.resolve()).replace("/", "__")
 
     def get_model_info(self) -> Mapping[str, Any]:
-        """What the results file is to say of the build."""
+        """Facts of the build for the results file."""
         manifest = Manifest.read(self._args.directory).model_dump(mode="json")
         kept = {key: manifest[key] for key in ("geometry", "batch", "prefill_chunk", "dtype")}
         return {
@@ -182,10 +179,10 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         }
 
 
-def _require_slots(batch_size: int | str, slots: int) -> None:
-    """1 is the harness's default: it cannot be told from a wish."""
-    if str(batch_size).partition(":")[0] not in ("1", "auto", str(slots)):
+def _require_batch(batch_size: int | str, batch: int) -> None:
+    """Refuse another batch size, except 1: it is the harness's default."""
+    if str(batch_size).partition(":")[0] not in ("1", "auto", str(batch)):
         raise UserError(
-            f"batch_size {batch_size} is not the build's, which has {slots} slots",
+            f"batch_size {batch_size} is not the build's batch, which is {batch}",
             f"leave out --batch_size, or build again with --batch {batch_size}",
         )

@@ -1,11 +1,9 @@
-"""OpenAI's HTTP interface in front of a Triton server that serves a build.
+"""OpenAI's HTTP interface in front of a `Generator`.
 
-```
-body ──> fields, bodies ──> reader ──> together ──> triton ~~> Triton
-         what may be asked  tokens     n answers    gRPC         │
-answer <── shapes, events <───────────────┴─────── pieces <──────┘
-```
+    body -> protocol -> preprocess -> streaming -> generator
+            fields      token ids     n answers       |
+    answer <- responses, logprobs <- streaming <- outputs
 
-`app` joins them into routes, `front` runs the app and ends it in order. Needs starlette, uvicorn
-and tritonclient; loads no engine.
+`api_server` joins them into routes; `http_server` listens and drains. Needs starlette and uvicorn;
+knows neither the LLM nor Triton.
 """

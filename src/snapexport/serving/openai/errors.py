@@ -1,14 +1,26 @@
-"""What goes wrong, in OpenAI's words: a status, and an error object of four fields."""
+"""Errors in OpenAI's form: a status, and an object of four fields."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from snapexport.contract.errors import UserError
+from snapexport.serving.generator import FailureCode, GenerationError
 
 RETRY_AFTER = "1"
-"""Seconds, in the header of an answer that is worth another try."""
+"""Seconds, in the header of every 503."""
 
-UNAVAILABLE = "unavailable"
-"""Code of an error: the model itself says that all slots are taken, and its queue is full."""
+INVALID, SERVER = "invalid_request_error", "server_error"
+
+GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
+    "invalid": (400, INVALID, None),
+    "full": (503, SERVER, "unavailable"),
+    "stopping": (503, SERVER, "shutting_down"),
+    "unreachable": (503, SERVER, "unreachable"),
+    "cancelled": (503, SERVER, "cancelled"),
+    "deadline": (504, SERVER, "timeout"),
+    "internal": (500, SERVER, None),
+}
+"""Status, type and code of each failure of a generator."""
 
 
 class ApiError(Exception):
@@ -18,13 +30,12 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
-        kind: str = "server_error",
+        kind: str = SERVER,
         param: str | None = None,
         code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code = code
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
         }
@@ -34,22 +45,22 @@ class ApiError(Exception):
         return {"Retry-After": RETRY_AFTER} if self.status == 503 else {}
 
 
+def from_generation(error: GenerationError) -> ApiError:
+    """A generator's failure."""
+    status, kind, code = GENERATION[error.code]
+    return ApiError(status, str(error), kind, code=code)
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """The request is wrong, and would be wrong again."""
-    return ApiError(400, message, "invalid_request_error", param, code)
+    return ApiError(400, message, INVALID, param, code)
 
 
 def from_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """The same for what the runtime's own checks refuse."""
+    """A refusal by the runtime's own checks."""
     return invalid(f"{error.message}: {error.hint}", param)
 
 
-def unknown_model(asked: str, served: str) -> ApiError:
-    """Another model than the one that is served here."""
-    message = f"the model '{asked}' is not served here, '{served}' is"
-    return ApiError(404, message, "invalid_request_error", "model", "model_not_found")
-
-
-def leaving() -> ApiError:
-    """The server drains: what runs may finish, what comes may not begin."""
+def shutting_down() -> ApiError:
+    """The server drains: no new request may begin."""
     return ApiError(503, "the server is shutting down", code="shutting_down")

@@ -1,9 +1,11 @@
-"""What is filled into the repository's README.md and Dockerfile."""
+"""Fills in the values of the repository's README.md and Dockerfile."""
 
 import snapexport
+from snapexport.contract.bytes import spelled
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
-from snapexport.serving.triton.options import Device, RepositoryOptions
+from snapexport.serving.triton.interface import Device
+from snapexport.serving.triton.options import RepositoryOptions
 
 
 def readme_values(options: RepositoryOptions, manifest: Manifest, device: Device) -> dict[str, str]:
@@ -18,8 +20,8 @@ def readme_values(options: RepositoryOptions, manifest: Manifest, device: Device
         "dtype": manifest.dtype,
         "longest_prompt": str(manifest.geometry.L_max),
         "slots": str(manifest.batch),
-        "cache": _mebibytes(cache.decode),
-        "full_cache": _mebibytes(cache.full),
+        "cache": spelled(cache.decode),
+        "full_cache": spelled(cache.full),
         "gpus": "--gpus all " if device == "gpu" else "",
     }
 
@@ -32,7 +34,3 @@ def dockerfile_values(manifest: Manifest) -> dict[str, str]:
         "requirement": "snapexport[cpu,tensorrt]" if versions else "snapexport[cpu]",
         "more": "".join(tensorrt),
     }
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.4g} MiB"

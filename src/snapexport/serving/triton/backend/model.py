@@ -14,22 +14,20 @@ import triton_python_backend_utils as triton
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.prompts import require_readable
 from snapexport.runtime.requests import Request
-from snapexport.serving.triton.backend import question as questions
-from snapexport.serving.triton.backend.job import Job
-from snapexport.serving.triton.backend.metrics import Metrics
-from snapexport.serving.triton.backend.outputs import texts_of
-from snapexport.serving.triton.backend.question import Question
-from snapexport.serving.triton.backend.sender import Sender
+from snapexport.serving.metrics import constant_gauges
+from snapexport.serving.token_text import token_texts
+from snapexport.serving.triton.backend import inputs as inputs_module
+from snapexport.serving.triton.backend.inputs import Inputs
+from snapexport.serving.triton.backend.publisher import Publisher
+from snapexport.serving.triton.backend.sender import CODES, Events, Sender, TritonRequest
 from snapexport.serving.triton.backend.settings import Settings
-from snapexport.serving.triton.backend.tally import Tally
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
-from snapexport.serving.triton.backend.warmup import run_every_decode
-from snapexport.serving.triton.backend.worker import CANCELLED, Said, Worker
+from snapexport.serving.warm_up import run_every_decode
+from snapexport.serving.worker import CANCELLED, Worker
 
-QUEUE = 32
+MOST_STEPS_AHEAD = 32
 """Steps that the worker may be ahead of the sender: more would make cancellations late."""
 READERS = 2
 """Threads that tokenize: a long prompt takes its time, and Triton calls `execute` in turn."""
@@ -37,7 +35,7 @@ STOP_SECONDS = 5.0
 
 
 class Model:
-    """What model.py shows to Triton as TritonPythonModel."""
+    """The class that model.py shows to Triton as TritonPythonModel."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the build and start the threads."""
@@ -47,25 +45,26 @@ class Model:
             raise triton.TritonModelException(str(error)) from None
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Take the requests in, or answer with an error; whatever follows comes later."""
+        """Take the requests, or refuse them; answers come later."""
         arrived = time.monotonic()
         for request in requests:
             port = TritonPort(request)
-            with _telling(port):
-                self._take(request, port, arrived)
+            with _reporting(port):
+                inputs = _inputs_of(request)
+                self._readers.submit(self._accept, inputs, port, arrived)
 
     def finalize(self) -> None:
         """End what still runs, tell its clients, and leave."""
         self._worker.stop(STOP_SECONDS)
-        self._readers.shutdown()  # what it still reads, the worker refuses
+        self._readers.shutdown()  # the worker refuses what they still read
         self._sender.stop(STOP_SECONDS)
 
     def load(self, settings: Settings) -> LLM:
-        """The build, running."""
+        """Load the build."""
         return LLM(
             settings.build,
             threads=settings.threads,
-            token_budget=settings.token_budget,
+            max_num_batched_tokens=settings.token_budget,
             backend=settings.backend,
         )
 
@@ -73,78 +72,56 @@ class Model:
         _require_usable(args)
         settings = Settings.read(args)
         self._llm = self.load(settings)
-        run_every_decode(self._llm.executor)
-        self._tally = Tally()
-        said: Queue[Said | None] = Queue(QUEUE)
+        run_every_decode(self._llm)
+        events: Queue[Events | None] = Queue(MOST_STEPS_AHEAD)
         log = triton.Logger.log_error
-        self._worker = Worker(self._llm, said, self._tally, settings.max_pending, log)
-        self._gauges = _constant_gauges(self._llm, Manifest.read(settings.build))
-        self._metrics = _metrics(args)
+        worker = self._worker = Worker(self._llm, events.put, settings.max_pending, log)
+        gauges = constant_gauges(Manifest.read(settings.build))
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        publisher = Publisher(labels, worker.counters, lambda: gauges | worker.values())
         self._sender = Sender(
-            said,
-            lambda job: self._worker.cancel(job, CANCELLED),
-            self._publish,
-            texts_of(self._llm.tokenizer),
+            events,
+            lambda request: worker.cancel(request, CANCELLED),
+            publisher.publish,
+            token_texts(self._llm.tokenizer),
             log,
         )
         self._readers = ThreadPoolExecutor(READERS, "snapexport-reader")
-        self._worker.start()
+        worker.start()
         self._sender.start()
 
-    def _take(self, request: Any, port: TritonPort, arrived: float) -> None:
-        """Copy the request's values, whose memory is Triton's; the rest is for the readers."""
-        values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        question = questions.read(values, parameters_of(request), request.timeout())
-        wanted = frozenset(request.requested_output_names())
-        question = questions.with_named(question, wanted)
-        self._readers.submit(self._accept, question, port, wanted, arrived)
-
-    def _accept(
-        self, question: Question, port: TritonPort, wanted: frozenset[str], arrived: float
-    ) -> None:
-        with _telling(port):
-            deadline = arrived + question.timeout if question.timeout else None
-            job = Job(question, self._read(question), port, wanted, arrived, deadline)
-            if refusal := self._worker.accept(job):
-                port.fail(refusal.message, refusal.code)
+    def _accept(self, inputs: Inputs, port: TritonPort, arrived: float) -> None:
+        with _reporting(port):
+            request = TritonRequest(
+                request=self._read(inputs),
+                arrived=arrived,
+                timeout=inputs.timeout,
+                inputs=inputs,
+                port=port,
+                echo=str(inputs.prompt) if inputs.echo else "",
+            )
+            if refusal := self._worker.accept(request):
+                port.fail(refusal.message, CODES[refusal.code])
             else:
-                self._sender.watch(job)
+                self._sender.watch(request)
 
-    def _read(self, question: Question) -> Request:
+    def _read(self, inputs: Inputs) -> Request:
         try:
-            require_readable(question.prompt, self._llm.executor.limits)
-            return self._llm.read(question.prompt, question.params)
+            require_readable(inputs.prompt, self._llm.executor.limits)
+            return self._llm.read(inputs.prompt, inputs.params)
         except UserError as error:
-            raise UserError(f"{question.source}: {error.message}", error.hint) from None
+            raise UserError(f"{inputs.source}: {error.message}", error.hint) from None
 
-    def _publish(self) -> None:
-        """Of all that was counted, what is due."""
-        if self._metrics is None:
-            self._tally.seconds.clear()
-            return
-        while self._tally.seconds:
-            self._metrics.observe(*self._tally.seconds.popleft())
-        if self._metrics.is_due:
-            self._metrics.tell(self._values())
 
-    def _values(self) -> dict[str, float]:
-        load, tally = self._worker.load(), self._tally
-        return {
-            **self._gauges,
-            "requests_running": load.running,
-            "requests_waiting": load.waiting,
-            "slots_used": load.slots_used,
-            "prompt_tokens_total": tally.prompt_tokens,
-            "generated_tokens_total": tally.generated_tokens,
-            "requests_finished_total": tally.finished,
-            "requests_cancelled_total": tally.cancelled,
-            "requests_failed_total": tally.failed,
-            "requests_refused_total": tally.refused,
-        }
+def _inputs_of(request: Any) -> Inputs:
+    """Copy the request's values, whose memory is Triton's."""
+    values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    inputs = inputs_module.read(values, parameters_of(request), request.timeout())
+    return inputs_module.with_outputs(inputs, frozenset(request.requested_output_names()))
 
 
 @contextmanager
-def _telling(port: TritonPort) -> Iterator[None]:
+def _reporting(port: TritonPort) -> Iterator[None]:
     """Tell the client why its request cannot be taken."""
     try:
         yield
@@ -165,20 +142,3 @@ def _require_usable(args: Mapping[str, str]) -> None:
             f"the model runs on GPU 0, not {args['model_instance_device_id']}",
             "write gpus: [ 0 ], and choose the GPU by the server's CUDA_VISIBLE_DEVICES",
         )
-
-
-def _constant_gauges(llm: LLM, manifest: Manifest) -> dict[str, float]:
-    cache = cache_bytes(manifest)
-    return {
-        "slots": llm.executor.limits.batch,
-        "cache_bytes": cache.decode,
-        "full_cache_bytes": cache.full,
-    }
-
-
-def _metrics(args: Mapping[str, str]) -> Metrics | None:
-    try:
-        return Metrics({"model": args["model_name"], "version": args["model_version"]})
-    except triton.TritonModelException as error:
-        triton.Logger.log_warn(f"no metrics of the model: {error}")
-        return None

@@ -1,8 +1,8 @@
-"""The thread that talks with the server: answers, "is it cancelled?", metrics.
+"""Sends responses, asks which clients have left, and publishes metrics, in a thread of its own.
 
-It knows no LLM. What the worker has to tell comes through a bounded queue; what it learns of
-cancellations goes to the worker. Where the engine is faster than the way to the clients, what has
-gathered for a stream goes out as one response.
+Knows no LLM. The worker's events come through a bounded queue; cancellations go back to the worker.
+Where the worker is faster than the way to the clients, the outputs that wait for a stream go out as
+one response.
 """
 
 import heapq
@@ -11,52 +11,109 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
+from typing import Any, Protocol
 
-from snapexport.serving.triton.backend.job import Answer, Failure, Job, joined
-from snapexport.serving.triton.backend.outputs import TextOf, tensors
-from snapexport.serving.triton.backend.worker import Said
+from numpy.typing import NDArray
+
+from snapexport.runtime.requests import OutputDelta
+from snapexport.serving.generator import Failure, FailureCode, joined
+from snapexport.serving.token_text import TokenText
+from snapexport.serving.triton.backend.inputs import Inputs
+from snapexport.serving.triton.backend.outputs import tensors
+from snapexport.serving.triton.interface import Code
+from snapexport.serving.worker import ActiveRequest, Event
 
 RUNNING_SECONDS = 0.01
-"""How often a client with a slot is asked after: a slot must not be spent on nobody."""
+"""How often a running request's client is asked after: it holds a batch slot."""
 WAITING_SECONDS = 0.1
-"""The same for one that waits: it costs nobody anything."""
+"""The same for a request that waits."""
 MOST_STEPS = 32
-"""So many are heard at once at the most, lest a fast engine keep the sender from all else."""
+"""Steps that are taken from the queue at once: cancellations and metrics must not starve."""
 _IDLE_SECONDS = 0.1
+
+CODES: Mapping[FailureCode, Code] = {
+    "full": "UNAVAILABLE",
+    "stopping": "UNAVAILABLE",
+    "cancelled": "CANCELLED",
+    "deadline": "CANCELLED",
+    "internal": "INTERNAL",
+}
+
+
+class Port(Protocol):
+    """The way back to a request's client. Only the sender uses it, once a request is accepted."""
+
+    def send(self, tensors: Mapping[str, NDArray[Any]], is_last: bool) -> None:
+        """Send one response."""
+        ...
+
+    def fail(self, message: str, code: Code) -> None:
+        """Send the last response: an error."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left, or cancelled its request."""
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class TritonRequest(ActiveRequest):
+    """A request that was accepted. What is below `port`, the sender alone changes."""
+
+    inputs: Inputs
+    port: Port
+    closed: bool = False
+    """Whether its last response is on its way."""
+    held: list[OutputDelta] = field(default_factory=list)
+    """Outputs that wait for the end, where the answer is not a stream."""
+    echo: str = ""
+    """The prompt, until a response has begun with it."""
+
+    def response(self, output: OutputDelta) -> OutputDelta | None:
+        """The output to send now, if any: each one of a stream, else all at the end."""
+        if self.inputs.stream:
+            return output
+        self.held.append(output)
+        return joined(self.held) if output.finish_reason else None
+
+
+Events = list[tuple[TritonRequest, Event]]
+"""The events of one step, or of several."""
 
 
 class Sender:
-    """Gives jobs their answers until `stop`."""
+    """A thread, from `start` to `stop`."""
 
     def __init__(
         self,
-        incoming: "Queue[Said | None]",
-        cancel: Callable[[Job], None],
+        incoming: "Queue[Events | None]",
+        cancel: Callable[[TritonRequest], None],
         publish: Callable[[], None],
-        text_of: TextOf,
+        text_of: TokenText,
         log: Callable[[str], None],
     ) -> None:
-        """cancel: tell that a job's client has gone. publish: called often, and now and then."""
+        """cancel: called for a request whose client has left. publish: called often."""
         self._incoming = incoming
         self._cancel = cancel
         self._publish = publish
         self._text_of = text_of
         self._log = log
-        self._new: deque[Job] = deque()
-        self._watched: list[tuple[float, int, Job]] = []
+        self._new: deque[TritonRequest] = deque()
+        self._watched: list[tuple[float, int, TritonRequest]] = []
         self._order = itertools.count()
         self._thread = threading.Thread(target=self._run, name="snapexport-sender", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread.start()
 
-    def watch(self, job: Job) -> None:
-        """Ask now and then whether this job's client is still there. Any thread may call it."""
-        self._new.append(job)
+    def watch(self, request: TritonRequest) -> None:
+        """Ask now and then whether this request's client is still there. Any thread may call it."""
+        self._new.append(request)
 
     def stop(self, seconds: float) -> None:
         """Send what is left, and end; wait no longer than this."""
@@ -67,24 +124,24 @@ class Sender:
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            said, is_last = self._hear()
-            for job, one in merged(said):
-                self._carefully(self._send, job, one)
-            self._carefully(self._watch)
-            self._carefully(self._publish)
+            events, is_last = self._receive()
+            for request, event in merged(events):
+                self._guarded(self._send, request, event)
+            self._guarded(self._watch)
+            self._guarded(self._publish)
 
-    def _hear(self) -> tuple[Said, bool]:
-        """All that has gathered, if need be after some patience; and whether the end has come."""
-        said: Said = []
+    def _receive(self) -> tuple[Events, bool]:
+        """All events that wait, perhaps after some patience; and whether the end has come."""
+        events: Events = []
         patience = self._patience()
         with suppress(Empty):
             for _ in range(MOST_STEPS):
                 step = self._incoming.get(timeout=patience)
                 if step is None:
-                    return said, True
-                said += step
+                    return events, True
+                events += step
                 patience = 0
-        return said, False
+        return events, False
 
     def _patience(self) -> float:
         """How long it may sleep until the next client has to be asked after."""
@@ -92,48 +149,52 @@ class Sender:
             return 0.001 if self._new else _IDLE_SECONDS
         return min(max(self._watched[0][0] - time.monotonic(), 0.001), _IDLE_SECONDS)
 
-    def _send(self, job: Job, one: Answer | Failure) -> None:
-        if isinstance(one, Failure):
-            job.closed = True
-            job.port.fail(one.message, one.code)
+    def _send(self, request: TritonRequest, event: Event) -> None:
+        if isinstance(event, Failure):
+            request.closed = True
+            request.port.fail(event.message, CODES[event.code])
             return
-        job.closed = one.finish_reason is not None
-        job.port.send(tensors(job, one, self._text_of), is_last=job.closed)
+        request.closed = event.finish_reason is not None
+        if output := request.response(event):
+            echo, request.echo = request.echo, ""
+            prompt_tokens = len(request.request.prompt_token_ids)
+            response = tensors(request.inputs, prompt_tokens, output, echo, self._text_of)
+            request.port.send(response, is_last=request.closed)
 
     def _watch(self) -> None:
-        """Ask after those whose time has come: all of them, or one where answers are waiting."""
+        """Ask after the clients whose time has come; only one while events are waiting."""
         while self._new:
             self._ask_later(self._new.popleft())
         while self._watched and self._watched[0][0] <= time.monotonic():
-            _, _, job = heapq.heappop(self._watched)
-            if job.closed:
+            _, _, request = heapq.heappop(self._watched)
+            if request.closed:
                 continue
-            if job.port.is_cancelled():
-                self._cancel(job)
+            if request.port.is_cancelled():
+                self._cancel(request)
             else:
-                self._ask_later(job)
+                self._ask_later(request)
             if not self._incoming.empty():
                 break
 
-    def _ask_later(self, job: Job) -> None:
-        later = WAITING_SECONDS if job.started is None else RUNNING_SECONDS
-        heapq.heappush(self._watched, (time.monotonic() + later, next(self._order), job))
+    def _ask_later(self, request: TritonRequest) -> None:
+        later = WAITING_SECONDS if request.started is None else RUNNING_SECONDS
+        heapq.heappush(self._watched, (time.monotonic() + later, next(self._order), request))
 
-    def _carefully(self, act: Callable[..., None], *arguments: object) -> None:
-        """One response that can't be sent must not stop the others."""
+    def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
+        """A response that can't be sent must not stop the others."""
         try:
             act(*arguments)
         except Exception:
             self._log(traceback.format_exc())
 
 
-def merged(said: Said) -> Said:
-    """The same with one answer for each job, and its failure behind it if it has one."""
-    answers: dict[Job, list[Answer]] = {}
-    failures: Said = []
-    for job, one in said:
-        if isinstance(one, Failure):
-            failures.append((job, one))
+def merged(events: Events) -> Events:
+    """The same with one output for each request, and then the failures."""
+    outputs: dict[TritonRequest, list[OutputDelta]] = {}
+    failures: Events = []
+    for request, event in events:
+        if isinstance(event, Failure):
+            failures.append((request, event))
         else:
-            answers.setdefault(job, []).append(one)
-    return [(job, joined(each)) for job, each in answers.items()] + failures
+            outputs.setdefault(request, []).append(event)
+    return [(request, joined(each)) for request, each in outputs.items()] + failures

@@ -1,4 +1,4 @@
-"""What the model's config.pbtxt says to the backend. A word that it does not know is refused."""
+"""Settings in the model's config.pbtxt. An unknown parameter is refused."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from snapexport.runtime.open_executor import BackendName
 from snapexport.serving.triton.interface import BUILD, STREAMING_PARAMETERS, TRITONS_PARAMETERS
 
 BACKENDS: Mapping[str, BackendName] = {"CPU": "onnxruntime", "GPU": "tensorrt"}
-"""By the instance's kind."""
+"""What runs the build, by the instance's kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Settings:
 
     @classmethod
     def read(cls, args: Mapping[str, str]) -> Self:
-        """From what Triton gives to `initialize`. Raises UserError."""
+        """Read the arguments of `initialize`. Raises UserError."""
         given = parameters(args)
         unknown = sorted(set(given) - STREAMING_PARAMETERS - TRITONS_PARAMETERS)
         if unknown:
@@ -40,7 +40,7 @@ class Settings:
             max_pending,
             whole(given, "threads"),
             whole(given, "token_budget"),
-            _runner(args["model_instance_kind"]),
+            _backend(args["model_instance_kind"]),
         )
 
 
@@ -55,11 +55,11 @@ def whole(given: Mapping[str, str], name: str) -> int | None:
     if name not in given:
         return None
     if not given[name].isdecimal():
-        raise UserError(f"config.pbtxt: {name} '{given[name]}' is no whole number", "correct it")
+        raise UserError(f"config.pbtxt: {name} '{given[name]}' is not a whole number", "correct it")
     return int(given[name])
 
 
-def _runner(kind: str) -> BackendName:
+def _backend(kind: str) -> BackendName:
     if kind not in BACKENDS:
         raise UserError(
             f"config.pbtxt: no instance of kind {kind}",

@@ -13,28 +13,28 @@ FINAL = triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPort:
-    """A `job.Port` over the API of the Python backend."""
+    """A `sender.Port` over the API of the Python backend."""
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._tells_code = parameters_of(request).get(CODE_IN_MESSAGE) is True
+        self._sends_code = parameters_of(request).get(CODE_IN_MESSAGE) is True
 
     def send(self, tensors: Mapping[str, NDArray[Any]], is_last: bool) -> None:
-        """One response."""
+        """Send one response."""
         self.pass_on([triton.Tensor(name, array) for name, array in tensors.items()], is_last)
 
     def pass_on(self, outputs: Sequence[Any], is_last: bool) -> None:
-        """One response of Triton's own tensors."""
+        """Send one response of Triton's own tensors."""
         self._sender.send(triton.InferenceResponse(outputs), flags=FINAL if is_last else 0)
 
     def fail(self, message: str, code: Code) -> None:
-        """The last response: an error."""
-        text = f"{code}: {message}" if self._tells_code else message
+        """Send the last response: an error."""
+        text = f"{code}: {message}" if self._sends_code else message
         error = triton.TritonError(text, getattr(triton.TritonError, code))
         self._sender.send(triton.InferenceResponse(error=error), flags=FINAL)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone, or taken its request back."""
+        """Whether the client has left, or cancelled its request."""
         return bool(self._sender.is_cancelled())
 
 

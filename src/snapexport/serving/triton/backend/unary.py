@@ -1,6 +1,6 @@
-"""The model that answers once: for clients without streams, which a decoupled model refuses.
+"""The model that answers once, for clients without streams, which a decoupled model refuses.
 
-Holds no weights. It asks the streaming model, through the server, and passes its answer on.
+Holds no weights: it sends the request to the streaming model, through the server.
 """
 
 import threading
@@ -25,10 +25,10 @@ Refusal = tuple[Code, str]
 
 
 class UnaryModel:
-    """What the second model.py shows to Triton as TritonPythonModel."""
+    """The class that the second model.py shows to Triton as TritonPythonModel."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Take note of whom to ask. It may not be loaded yet."""
+        """Read the streaming model's name. It may not be loaded yet."""
         given = parameters(args)
         if set(given) - TRITONS_PARAMETERS != UNARY_PARAMETERS:
             raise triton.TritonModelException("config.pbtxt: model and max_requests are needed")
@@ -39,7 +39,7 @@ class UnaryModel:
         self._lock = threading.Lock()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Ask for each in a thread of its own: asking blocks until the answer is there."""
+        """Forward each request in a thread of its own, which waits for the answer."""
         for request in requests:
             port = TritonPort(request)
             if refusal := self._take(request, port):
@@ -51,19 +51,19 @@ class UnaryModel:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, request: Any, port: TritonPort) -> Refusal | None:
-        """Begin to answer, or say why not. A place is taken last: nothing after it may fail."""
+        """Begin to answer, or return why not. A place is taken last: nothing after it may fail."""
         if _streams(request):
             return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
         try:
-            question = self._question(request)
+            forwarded = self._forwarded(request)
         except Exception as error:  # such as a parameter of a kind that cannot be passed on
             return "INVALID_ARG", f"the request cannot be passed on: {error}"
         if not self._enter():
             return "UNAVAILABLE", f"{self._room} requests run and wait already: try again later"
-        self._threads.submit(self._answer, question, port)
+        self._threads.submit(self._answer, forwarded, port)
         return None
 
-    def _question(self, request: Any) -> Any:
+    def _forwarded(self, request: Any) -> Any:
         return triton.InferenceRequest(
             model_name=self._model,
             requested_output_names=list(request.requested_output_names()),
@@ -72,9 +72,9 @@ class UnaryModel:
             parameters=parameters_of(request) | {CODE_IN_MESSAGE: True},
         )
 
-    def _answer(self, question: Any, port: TritonPort) -> None:
+    def _answer(self, forwarded: Any, port: TritonPort) -> None:
         try:
-            _pass_on(question, port)
+            _pass_on(forwarded, port)
         except Exception as error:
             triton.Logger.log_error(traceback.format_exc())
             port.fail(str(error), "INTERNAL")
@@ -90,14 +90,14 @@ class UnaryModel:
 
 
 def _streams(request: Any) -> bool:
-    """Whether it asks for more than one answer."""
+    """Whether it asks for a stream."""
     stream = triton.get_input_tensor_by_name(request, "stream")
     return stream is not None and bool(stream.as_numpy().any())
 
 
-def _pass_on(question: Any, port: TritonPort) -> None:
-    """The first answer, which is the only one; an empty response only says that no more come."""
-    for response in question.exec(decoupled=True):
+def _pass_on(forwarded: Any, port: TritonPort) -> None:
+    """Pass the only answer on. An empty response only says that no more come."""
+    for response in forwarded.exec(decoupled=True):
         if response.has_error():
             code, message = code_and_message(response.error().message())
             port.fail(message, code)

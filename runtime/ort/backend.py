@@ -1,0 +1,128 @@
+"""Runs a build's graphs with ONNX Runtime (a `GraphBackend`), on the CPU or on a GPU.
+
+Knows no batch slot, and not where a buffer lies: that is the device's.
+"""
+
+import warnings
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
+from snapexport.contract.targets import capabilities
+from snapexport.runtime.backend import Buffers, Work
+from snapexport.runtime.executor import GraphSet
+from snapexport.runtime.ort.devices import Cpu, Device
+from snapexport.runtime.ort.session import Session
+
+_HEAVY = frozenset(
+    "Attention AveragePool FusedMatMul GatherND GroupQueryAttention MatMul MatMulNBits "
+    "RMSNormalization RotaryEmbedding Softmax TensorScatter TopK".split()
+)
+"""Operators of caches, weights and hidden states: on the CPU they cost a copy there and back."""
+
+
+class OnnxRuntimeBackend:
+    """The sessions of a graph set, opened as they are bound."""
+
+    binds_rows = True
+
+    def __init__(
+        self,
+        build: Build,
+        graphs: GraphSet,
+        device: Device | None = None,
+        threads: int | None = None,
+        prepack: bool = False,
+        captures: bool = True,
+    ) -> None:
+        """Raise UserError where the device can't run the build.
+
+        device: None for the CPU. prepack: a second copy of the weights, for faster decoding of all
+        batch slots. captures: False leaves out CUDA graphs.
+        """
+        self._device = device or Cpu()
+        require_runnable(build, cuda=self._device.name == "cuda")
+        self.memory = self._device.memory
+        self._build, self._graphs, self._threads = build, graphs, threads
+        self._prepack, self._captures = prepack, captures and self._device.captures
+        self._sessions: dict[GraphName, Session] = {}
+
+    def bind(self, graph: GraphName, buffers: Buffers) -> Work:
+        """Open the graph's session, once, and tie it to the buffers. Raises UserError."""
+        if graph not in self._sessions:
+            self._sessions[graph] = self._open(graph)
+        return self._sessions[graph].bind(buffers)
+
+    def capture(self, graph: GraphName, work: Work) -> Work | None:
+        """Sessions are captured by their first run, or not at all."""
+        if not self._sessions[graph].captured:
+            return None
+        work()
+        return work
+
+    def close(self) -> None:
+        """Close the sessions, then free a GPU's memory and its stream."""
+        self._sessions.clear()
+        self._device.close()
+
+    def operators(self) -> dict[GraphName, dict[str, dict[str, int]]]:
+        """Count nodes by graph, execution provider and operator.
+
+        On a GPU, the CPU provider runs operators without a CUDA kernel, and shape arithmetic.
+        """
+        return {name: session.operators() for name, session in self._sessions.items()}
+
+    def _open(self, graph: GraphName) -> Session:
+        manifest, sizes = self._build.manifest, self._graphs.decode
+        # Weights of 4 bits have to be rearranged: as they lie they take 50 times as long.
+        prepack = manifest.quantization is not None or (
+            self._prepack and graph == sizes[manifest.batch]
+        )
+        session = Session(
+            self._build.graph(graph),
+            manifest.graphs[graph],
+            self._device,
+            self._threads,
+            prepack and graph != self._graphs.compress,
+            self._captures and graph in sizes.values(),
+        )
+        if self._device.name == "cuda":
+            _warn_of_the_cpu(graph, session)
+        return session
+
+
+def _warn_of_the_cpu(graph: GraphName, session: Session) -> None:
+    ran = session.operators().get("CPUExecutionProvider", {})
+    if heavy := sorted(_HEAVY & ran.keys()):
+        warnings.warn(
+            f"the CPU runs {', '.join(heavy)} of {graph}: this ONNX Runtime has no CUDA "
+            "kernel for them, and each run copies what they read and write",
+            RuntimeWarning,
+            3,
+        )
+
+
+def require_runnable(build: Build, *, baseline: bool = False, cuda: bool = False) -> None:
+    """Raise UserError for a build that ONNX Runtime can't run on the CPU, or on a GPU."""
+    GraphSet.of(build, baseline=baseline)
+    manifest = build.manifest
+    if not cuda and manifest.dtype == "bf16":
+        raise UserError(
+            f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
+            _engines_first(build) + "build it again with --dtype fp32, or `snapexport generate` it "
+            "on a GPU: --backend onnxruntime-cuda",
+        )
+    if cuda and manifest.dtype not in capabilities(manifest.target).cuda_dtypes:
+        # It would go to the CPU, and all the caches with it, in every step.
+        raise UserError(
+            f"{build.directory} is an fp32 build for ONNX Runtime, whose attention operator has "
+            "kernels for fp16 and bf16 alone on a GPU",
+            "build it again with --dtype fp16 or bf16, or with --target portable",
+        )
+
+
+def _engines_first(build: Build) -> str:
+    """The way out for a build that was made for a GPU."""
+    if not capabilities(build.manifest.target).compiled:
+        return ""
+    return f"make its engines on a machine with a GPU: `snapexport engine {build.directory}`; or "

@@ -1,0 +1,154 @@
+"""Opens one graph in ONNX Runtime, checks it against the manifest, and binds it to buffers.
+
+Knows no cache policy and no batch slot.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snapexport.contract.errors import UserError, first_line, needs_extra
+from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
+from snapexport.runtime.backend import Buffers, Work
+from snapexport.runtime.ort.devices import Device
+
+with needs_extra("cpu"):
+    import onnxruntime as ort
+
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}
+
+_BFLOAT16 = 16
+"""onnx.TensorProto.BFLOAT16: NumPy has no such type."""
+
+_COPYING_OPTIMIZERS = ["ConstantFolding", "TransposeOptimizer"]
+"""They would write new copies of weights that otherwise stay in the mapped file."""
+
+
+class Session:
+    """A graph, loaded. On the CPU its weights are mapped from their files, and shared.
+
+    captured: whether each run is a single launch of a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        entry: GraphEntry,
+        device: Device,
+        threads: int | None = None,
+        prepack: bool = False,
+        captures: bool = False,
+    ) -> None:
+        """Raise UserError for a file that is not the graph of the manifest.
+
+        threads: None for one a core. prepack: a rearranged copy of the weights, by which several
+        rows are multiplied faster. fp32 graphs of target onnxruntime gain nothing from it at 8 to
+        32 rows: they put the weights first in a product, and only the second operand is rearranged.
+        captures: make each run a single launch, where the device can.
+        """
+        self.entry = entry
+        self._device = device
+        options = session_options(threads, prepack, device.settings)
+        self._session, self.captured = _opened(path, options, device, captures)
+        _check(path.name, "inputs", entry.inputs, self._session.get_inputs())
+        _check(path.name, "outputs", entry.outputs, self._session.get_outputs())
+
+    def bind(self, buffers: Buffers) -> Work:
+        """Tie every input and output to the buffer of its name."""
+        return bind(self._session, self.entry, self._device.name, buffers)
+
+    def operators(self) -> dict[str, dict[str, int]]:
+        """Count the nodes of each operator that each execution provider runs."""
+        found: dict[str, Counter[str]] = {}
+        for part in self._session.get_provider_graph_assignment_info():
+            nodes = (node.op_type for node in part.get_nodes())
+            found.setdefault(part.ep_name, Counter()).update(nodes)
+        return {provider: dict(counted) for provider, counted in found.items()}
+
+
+def bind(session: Any, entry: GraphEntry, device: str, buffers: Buffers) -> Work:
+    """Return what runs a session over buffers. ONNX Runtime waits for the end of each run.
+
+    ONNX Runtime holds addresses alone: the caller keeps the buffers.
+    """
+    binding = session.io_binding()
+
+    def tie(to: Any, spec: TensorSpec) -> None:
+        element = _BFLOAT16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
+        to(spec.name, device, 0, element, spec.shape, buffers[spec.name].address)
+
+    for spec in entry.inputs:
+        tie(binding.bind_input, spec)
+    for spec in entry.outputs:
+        tie(binding.bind_output, spec)
+    return partial(session.run_with_iobinding, binding)
+
+
+def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:
+    """Return the options of every session. threads: None for one a core. settings: a device's."""
+    if threads is not None and threads < 1:
+        raise UserError(f"{threads} threads cannot run anything", "use 1 or more, or leave it out")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.add_session_config_entry("session.disable_prepacking", "0" if prepack else "1")
+    # A waiting thread spins for as long as it takes to wake one up, then sleeps. Endless spinning
+    # takes the cores from other sessions and the host; none costs 40 wake-ups in each step.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
+    for name, value in settings.items():
+        options.add_session_config_entry(name, value)
+    return options
+
+
+def _opened(path: Path, options: Any, device: Device, captures: bool) -> tuple[Any, bool]:
+    """The session, and whether its runs are captured."""
+    try:
+        return _session(path, options, device, captures), captures
+    except UserError:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
+        if not captures:
+            raise UserError(f"ONNX Runtime cannot load {path}: {error}", device.hint) from error
+        why = first_line(error)
+    opened = _opened(path, options, device, captures=False)
+    warnings.warn(f"{path.name} runs without a CUDA graph, and slower: {why}", RuntimeWarning, 2)
+    return opened
+
+
+def _session(path: Path, options: Any, device: Device, captures: bool) -> Any:
+    name, settings = device.provider(captures)
+    session = ort.InferenceSession(
+        path,
+        options,
+        providers=[(name, settings)],
+        disabled_optimizers=_COPYING_OPTIMIZERS,
+        enable_fallback=0,  # to the CPU, silently, a hundred times as slow
+    )
+    if session.get_providers()[0] != name:
+        raise UserError(
+            f"ONNX Runtime could not load its {name}: the reason is above",
+            "pip install --force-reinstall 'snapexport[gpu]', and see what `nvidia-smi` says",
+        )
+    return session
+
+
+def _check(file: str, kind: str, promised: list[TensorSpec], actual: list[Any]) -> None:
+    expected = {spec.name: (spec.dtype, spec.shape) for spec in promised}
+    found = {node.name: (_numpy_name(node.type), node.shape) for node in actual}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UserError(
+                f"{file} has {found.get(name)} among its {kind} for '{name}', "
+                f"the manifest says {expected.get(name)}",
+                REBUILD,
+            )
+
+
+def _numpy_name(onnx_type: str) -> str:
+    element = onnx_type.removeprefix("tensor(").removesuffix(")")
+    return _NUMPY_NAMES.get(element, element)

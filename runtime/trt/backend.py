@@ -1,0 +1,96 @@
+"""Runs a build's TensorRT engines (a `GraphBackend`) on a GPU.
+
+Knows no batch slot and no cache policy.
+"""
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphName
+from snapexport.contract.targets import capabilities
+from snapexport.runtime.backend import Buffers, DeviceError, Work
+from snapexport.runtime.cuda import CudaMemory
+from snapexport.runtime.executor import GraphSet
+from snapexport.runtime.trt.engines import Engines, open_engines
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+
+class TensorRtBackend:
+    """The execution contexts of a graph set, all in one workspace: no two of them run at once."""
+
+    binds_rows = False
+    """TensorRT takes addresses at multiples of 256 bytes, and a context has one set of them."""
+
+    def __init__(self, build: Build, graphs: GraphSet) -> None:
+        """Load the engines that were built for this machine. Raises UserError or DeviceError."""
+        require_runnable(build)
+        self.memory, self._engines = open_engines(build, graphs.all)
+        self._build = build
+        self._contexts = _contexts(self.memory, self._engines, graphs.all)
+
+    def bind(self, graph: GraphName, buffers: Buffers) -> Work:
+        """Give the graph's context its addresses. A graph is bound once."""
+        context, file = self._contexts[graph], self._build.manifest.graphs[graph].file
+        for name, buffer in buffers.items():
+            if not context.set_tensor_address(name, buffer.address):
+                raise DeviceError(f"{file}: TensorRT takes no memory for '{name}'")
+        return partial(_execute, context, self.memory.device.stream, file)
+
+    def capture(self, graph: GraphName, work: Work) -> Work | None:
+        """Capture one run on the stream, with its copies; warn where TensorRT does not allow it."""
+        self.memory.device.settle()
+        work()  # TensorRT sets itself up in the first run
+        self.memory.synchronize()
+        try:
+            return self.memory.device.capture(work)
+        except DeviceError as error:
+            warnings.warn(
+                f"decode runs without a CUDA graph, and slower: {error}", RuntimeWarning, 2
+            )
+            return None
+
+    def close(self) -> None:
+        """Free the buffers now. Engines and their weights go with the contexts."""
+        self._contexts.clear()
+        self.memory.device.close()
+
+
+def _contexts(
+    memory: CudaMemory, engines: Engines, graphs: list[GraphName]
+) -> "dict[GraphName, trt.IExecutionContext]":
+    import tensorrt as trt
+
+    engines = {name: engines.load(name) for name in graphs}
+    engines.errors.clear()
+    size = max(engine.device_memory_size_v2 for engine in engines.values())
+    workspace = memory.device.allocate(max(size, 1))
+    contexts = {}
+    for name, engine in engines.items():
+        context = engine.create_execution_context(
+            trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        if context is None:
+            why = f": {engines.errors[-1].strip()}" if engines.errors else ""
+            raise DeviceError(f"TensorRT makes no context of {name}{why}")
+        context.set_device_memory(workspace, size)
+        contexts[name] = context
+    return contexts
+
+
+def _execute(context: "trt.IExecutionContext", stream: int, file: str) -> None:
+    if not context.execute_async_v3(stream):
+        raise DeviceError(f"TensorRT did not run {file}")
+
+
+def require_runnable(build: Build) -> None:
+    """Raise UserError for a build that was not made for TensorRT."""
+    if not capabilities(build.manifest.target).compiled:
+        raise UserError(
+            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
+            "build it again with --target tensorrt, or run it by --backend onnxruntime",
+        )

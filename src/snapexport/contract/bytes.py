@@ -1,0 +1,54 @@
+"""Sizes in bytes: of elements and tensors, and how people write and read them."""
+
+import math
+import re
+
+from snapexport.contract.manifest import TensorSpec
+from snapexport.contract.targets import CacheDType
+
+ITEM_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+}
+"""Of an element, by the manifest's names of types."""
+
+DTYPE_BYTES: dict[CacheDType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
+"""Of an element, by the names of `--dtype` and `--cache-dtype`."""
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]I?)B?", re.IGNORECASE)
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of one input or output."""
+    return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
+
+
+def parsed(text: str) -> int:
+    """Bytes of a text like 80GiB, 80GB, 24G (decimal, as GB) or 4096. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"'{text}' is no size: write it like 80GiB, 24GB or 512M")
+    number, unit = match.groups()
+    return int(float(number) * _UNITS[unit.upper()])
+
+
+def spelled(nbytes: float) -> str:
+    """Bytes for people: 15.96 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
+
+
+def as_flag(nbytes: int) -> str:
+    """Bytes as --memory takes them, rounded up: 16GiB, 300MiB."""
+    unit, name = (2**30, "GiB") if nbytes >= 10 * 2**30 else (2**20, "MiB")
+    return f"{-(-nbytes // unit)}{name}"

@@ -1,0 +1,120 @@
+"""Copies ranges of files: by reflink where the file system can, else block by block, holes kept.
+
+A reflink shares the bytes on the disk until one of the files is written to: it takes no time and no
+room, and both files stay files of their own. Knows nothing of what the bytes mean.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+CLONE_BLOCK = 4096
+"""A reflink begins and ends at multiples of the file system's block, in both files."""
+
+_FICLONERANGE = 0x4020940D  # of linux/fs.h: struct file_clone_range {s64 fd; u64 from, length, to}
+_STEP = 1 << 24
+
+Told = Callable[[int], None]
+"""Called with the number of bytes that are done."""
+Seen = Callable[[bytes], object]
+"""Called with all bytes that pass through memory, in order."""
+
+
+def _nobody(_: object) -> None:
+    pass
+
+
+def copy_range(
+    source: int,
+    begin: int,
+    end: int,
+    target: int,
+    at: int,
+    told: Told = _nobody,
+    seen: Seen = _nobody,
+) -> bool:
+    """Copy bytes [begin, end) of one open file to `at` in another; whether `seen` saw them all.
+
+    source, target: file descriptors. Where (begin - at) is a multiple of CLONE_BLOCK, whole blocks
+    are shared if the file system can.
+    """
+    os.ftruncate(target, max(os.fstat(target).st_size, at + end - begin))
+    first = -(-begin // CLONE_BLOCK) * CLONE_BLOCK
+    last = end if end == os.fstat(source).st_size else end // CLONE_BLOCK * CLONE_BLOCK
+    shift = at - begin
+    if shift % CLONE_BLOCK or first >= last or not _cloned(source, first, last, target, shift):
+        return _copied(source, begin, end, target, shift, told, seen)
+    _copied(source, begin, first, target, shift, told, _nobody)
+    told(last - first)
+    _copied(source, last, end, target, shift, told, _nobody)
+    return False
+
+
+def copy_file(source: Path, target: Path, told: Told = _nobody) -> None:
+    """Copy a file to a new one, with its permissions."""
+    with source.open("rb") as old, target.open("xb") as new:
+        copy_range(old.fileno(), 0, source.stat().st_size, new.fileno(), 0, told)
+    shutil.copymode(source, target)
+
+
+def clone_file(source: Path, target: Path) -> bool:
+    """Copy a file to a new one if that is a reflink. If it is not, there is no new file."""
+    with source.open("rb") as old, target.open("xb") as new:
+        size = source.stat().st_size
+        os.ftruncate(new.fileno(), size)
+        done = _cloned(old.fileno(), 0, size, new.fileno(), 0)
+    if not done:
+        target.unlink()
+    return done
+
+
+def _cloned(source: int, begin: int, end: int, target: int, shift: int) -> bool:
+    request = struct.pack("qQQQ", source, begin, end - begin, begin + shift)
+    try:
+        fcntl.ioctl(target, _FICLONERANGE, request)
+    except OSError:  # another file system, or one without reflinks: copying says what else is wrong
+        return False
+    return True
+
+
+def _copied(
+    source: int, begin: int, end: int, target: int, shift: int, told: Told, seen: Seen
+) -> bool:
+    """Whether there was no hole."""
+    whole, position = True, begin
+    while position < end:
+        data = _next_data(source, position, end)
+        if data > position:
+            whole = False
+            told(data - position)
+            position = data
+            continue
+        stop = min(os.lseek(source, position, os.SEEK_HOLE), end, position + _STEP)
+        block = os.pread(source, stop - position, position)
+        if not block:
+            raise OSError("a file became shorter while it was copied")
+        _write(target, block, position + shift)
+        seen(block)
+        told(len(block))
+        position += len(block)
+    return whole
+
+
+def _next_data(source: int, position: int, end: int) -> int:
+    """Where the next bytes are that are no hole, at most `end`."""
+    try:
+        return min(os.lseek(source, position, os.SEEK_DATA), end)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return end  # nothing but a hole is left
+
+
+def _write(target: int, block: bytes, at: int) -> None:
+    written = 0
+    while written < len(block):
+        written += os.pwrite(target, block[written:] if written else block, at + written)

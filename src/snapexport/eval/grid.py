@@ -1,0 +1,226 @@
+"""Lays out an evaluation as a grid: requests x systems x modes, checked before anything is loaded.
+
+A cell of the grid is one sample. Knows neither how it is run nor what comes of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+
+from tokenizers import Tokenizer
+
+import snapexport
+from snapexport.builder.derive import is_soft_capped, require_chunk
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.eval.options import EvalOptions
+from snapexport.eval.sample import Sample
+from snapexport.eval.systems import System, SystemMaker, typical_layer
+from snapexport.eval.tasks import TASKS, filler
+from snapexport.runtime.ort.backend import require_runnable
+from snapexport.runtime.prompts import load_tokenizer
+
+SLACK = 16
+"""Tokens by which the answers of two samples of one task may differ in length."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A sample to be made. depth: as given; the sample says where its needle really is."""
+
+    task: str
+    length: int
+    depth: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids: the prompt, which is compressed, and what follows it before the answer begins."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Requests:
+    """All the samples of an evaluation, made when they are needed.
+
+    aging: tokens of other text between a question and its repetition.
+    answer_tokens: the least length of the long answers.
+    """
+
+    tokenizer: Tokenizer
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...]
+    samples: int
+    seed: int
+    aging: int
+    answer_tokens: int
+
+    def cells(self) -> list[Cell]:
+        """Every cell with a seed of its own."""
+        cells = product(self.tasks, self.lengths, self.depths, range(self.samples))
+        return [Cell(*cell[:3], self.seed + index) for index, cell in enumerate(cells)]
+
+    def sample(self, cell: Cell) -> Sample:
+        """The cell's sample. Raises UserError where the tokenizer or the length forbid it."""
+        task = TASKS[cell.task]
+        return task.sample(self.tokenizer, cell.seed, cell.length, cell.depth, self.answer_tokens)
+
+    def require_fit(self) -> None:
+        """Make the shortest sample of every seed: keys and numbers differ in tokens.
+
+        Raises UserError where the tokenizer can't spell a task, or a sample doesn't fit.
+        """
+        for cell in self.cells():
+            if cell.length == min(self.lengths):
+                self.sample(cell)
+
+    def request(self, sample: Sample, cell: Cell, mode: str) -> Request:
+        """The sample's request in a mode."""
+        if mode == "agnostic":
+            return Request(sample.context_ids, sample.question_ids)
+        prompt = sample.context_ids + sample.question_ids
+        return Request(prompt, self._again(sample, cell) if mode == "late" else ())
+
+    def _again(self, sample: Sample, cell: Cell) -> tuple[int, ...]:
+        """The right answer, other text, and the question once more."""
+        newline = tuple(self.tokenizer.encode("\n", add_special_tokens=False).ids)
+        noise = filler(self.tokenizer, cell.task, cell.seed, self.aging)
+        return sample.reference_ids + newline + noise + sample.question_ids
+
+    def positions(self, modes: Sequence[str]) -> int:
+        """Positions that the longest request and its answer take."""
+        length, depth = max(self.lengths), self.depths[0]
+        cells = [Cell(task, length, depth, self.seed) for task in self.tasks]
+        return max(self._positions(cell, mode) for cell in cells for mode in modes)
+
+    def _positions(self, cell: Cell, mode: str) -> int:
+        sample = self.sample(cell)
+        later = len(self._again(sample, cell)) if mode == "late" else 0
+        return cell.length + later + sample.max_tokens + SLACK
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every sample goes through every system in every mode.
+
+    hit_samples: as given, or 0 where attention can't be recomputed (soft-capped scores).
+    """
+
+    build: Build
+    options: EvalOptions
+    requests: Requests
+    systems: tuple[System, ...]
+    hit_samples: int
+
+    @property
+    def answers(self) -> int:
+        """How many outcomes the grid has."""
+        return len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
+
+    def fingerprint(self) -> str:
+        """Equal for equal requests to equal caches of the same build."""
+        requests, manifest = self.requests, self.build.manifest
+        facts = [
+            snapexport.__version__,
+            [file.model_dump() for file in manifest.weights],
+            [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
+            [requests.tasks, requests.lengths, requests.depths, requests.samples],
+            [requests.seed, requests.aging, requests.answer_tokens, self.options.modes],
+            [asdict(system) for system in self.systems],
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def make_grid(build: Build, options: EvalOptions) -> Grid:
+    """The grid of an evaluation. Raises UserError where the build can't run it."""
+    _require_usable(build)
+    model, own = build.manifest.model, build.manifest.geometry
+    lengths = tuple(sorted(options.lengths or _default_lengths(own.L_max)))
+    budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
+    draft = SystemMaker(model, own.L_max, own).systems(options.policies, budgets)
+    _require_fitting(build, lengths, draft)
+    ring = max(system.ring for system in draft)
+    requests = Requests(
+        _tokenizer(build),
+        options.tasks,
+        lengths,
+        options.depths,
+        options.samples,
+        options.seed,
+        aging=ring + 1,
+        answer_tokens=ring + 1,
+    )
+    requests.require_fit()
+    L_max = _positions(build, requests, options)
+    systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
+    hit_samples = 0 if is_soft_capped(build) else options.hit_samples
+    return Grid(build, options, requests, tuple(systems), hit_samples)
+
+
+def _require_usable(build: Build) -> None:
+    if not build.manifest.traces:
+        raise UserError(
+            f"{build.directory} has no baseline, and other caches are made from its traces",
+            "build it again with --baseline (and any policy but full)",
+        )
+    require_runnable(build, baseline=False)
+
+
+def _tokenizer(build: Build) -> Tokenizer:
+    tokenizer = load_tokenizer(build.directory)
+    if tokenizer is None:
+        raise UserError(
+            f"{build.directory} has no tokenizer.json, so that no task can be spelled",
+            "copy it from the checkpoint",
+        )
+    return tokenizer
+
+
+def _default_lengths(L_max: int) -> tuple[int, ...]:
+    """A quarter, a half and nearly all of what the build takes: the answer needs room too."""
+    most = max(1, L_max - max(64, L_max // 16))
+    return tuple({max(1, most // 4), max(1, most // 2), most})
+
+
+def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[System]) -> None:
+    L_max, longest = build.manifest.geometry.L_max, lengths[-1]
+    if longest > L_max:
+        raise UserError(
+            f"a task of {longest} tokens is longer than the build's --L-max {L_max}",
+            f"use --lengths up to {L_max}, or build again with a larger --L-max",
+        )
+    for system in systems:
+        if system.geometry.compresses:
+            _require_compressing(system, longest)
+            require_chunk(build.manifest.prefill_chunk, system.geometry)
+
+
+def _require_compressing(system: System, longest: int) -> None:
+    if system.slots >= longest:
+        raise UserError(
+            f"a budget of {system.slots} slots holds whole prompts of {longest} tokens",
+            "use smaller --budgets, or longer --lengths",
+        )
+
+
+def _positions(build: Build, requests: Requests, options: EvalOptions) -> int:
+    """L_max of the caches: room for the longest request in the full one. Raises UserError."""
+    manifest = build.manifest
+    needed = requests.positions(options.modes)
+    limit = manifest.model.max_position_embeddings
+    if manifest.single_shot:  # its prefill takes just this many
+        limit = manifest.geometry.L_max
+    if needed > limit:
+        longest = requests.lengths[-1]
+        raise UserError(
+            f"tasks of {longest} tokens and their answers need {needed} positions, there are "
+            f"{limit}",
+            f"use --lengths up to {longest - (needed - limit)}",
+        )
+    return max(needed, manifest.geometry.L_max)

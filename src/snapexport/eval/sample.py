@@ -1,0 +1,221 @@
+"""Turns the text of a task into a sample: token ids, and how an answer is scored.
+
+A context, a question and a reference are encoded separately, so that the same ids can be prefilled
+together or one after the other. Knows no task's wording, no cache and no model.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from snapexport.contract.errors import UserError
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt (context, then question), and the answer of a perfect model.
+
+    answers: strings that must occur in the output, in any order and any case.
+    reference: the whole text that a perfect model writes right after the question.
+    depth: where the first needle begins, as a share of the context's characters.
+    context_ids: begin with the tokenizer's special tokens (BOS); the other ids have none.
+    """
+
+    task: str
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    reference: str
+    depth: float
+    context_ids: Ids
+    question_ids: Ids
+    reference_ids: Ids
+    stop: tuple[str, ...] = ("\n",)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens to generate: the reference, a quarter more, and room for a few words."""
+        return len(self.reference_ids) * 5 // 4 + 16
+
+    def score(self, text: str) -> float:
+        """The share of the answers that occur in the text (RULER's string_match_all)."""
+        written = text.lower()
+        return sum(answer.lower() in written for answer in self.answers) / len(self.answers)
+
+    def score_first(self, token_ids: Sequence[int]) -> bool:
+        """Whether the first token is right. Prefill sees the whole prompt: it gives it away."""
+        return tuple(token_ids[:1]) == self.reference_ids[:1]
+
+    def score_rest(self, token_ids: Sequence[int]) -> bool:
+        """Whether all tokens after the first equal the reference's, each at its place.
+
+        `token_ids` begin with the first token. A reference of one token always passes.
+        """
+        return tuple(token_ids[1 : len(self.reference_ids)]) == self.reference_ids[1:]
+
+
+class Task(Protocol):
+    """Makes samples from a seed alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def sample(
+        self,
+        tokenizer: Tokenizer,
+        seed: int,
+        tokens: int,
+        depth: float | None = None,
+        answer_tokens: int = 0,
+    ) -> Sample:
+        """The sample of a seed: equal arguments give equal samples. Raises UserError.
+
+        tokens: the most that context and question have together; noise fills it line by line.
+        depth: the first needle's place as a share of the context; by default the seed decides.
+        answer_tokens: least length of the reference, for `long_answer`; other tasks ignore it.
+        """
+        ...
+
+    def noise(self, seed: int) -> Iterator[str]:
+        """Endless lines, each with its newline, that stand between the needles."""
+        ...
+
+    def excerpt(self) -> str:
+        """A few lines of the task with everything in them that a tokenizer must spell."""
+        ...
+
+
+TASKS: dict[str, Task] = {}
+"""Every task by name. tasks.py fills it; import it from there."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A sample before it is encoded."""
+
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    reference: str
+
+    def prompt_tokens(self, tokenizer: Tokenizer) -> int:
+        """Tokens of context and question together."""
+        question = continuing_ids(tokenizer, self.context, self.question)
+        return len(opening_ids(tokenizer, self.context)) + len(question)
+
+    def sample(self, tokenizer: Tokenizer, task: str, needle: str) -> Sample:
+        """The sample of this text, whose first needle is `needle`. Raises UserError."""
+        sample = Sample(
+            task=task,
+            context=self.context,
+            question=self.question,
+            answers=self.answers,
+            reference=self.reference,
+            depth=self.context.index(needle) / len(self.context),
+            context_ids=opening_ids(tokenizer, self.context),
+            question_ids=continuing_ids(tokenizer, self.context, self.question),
+            reference_ids=continuing_ids(tokenizer, self.question, self.reference),
+        )
+        parts = (
+            (sample.context_ids, self.context),
+            (sample.question_ids, self.question),
+            (sample.reference_ids, self.reference),
+        )
+        if not all(_reads_back(tokenizer, ids, text) for ids, text in parts):
+            raise _misspelled(tokenizer, task)
+        return sample
+
+
+def require_depth(depth: float | None) -> None:
+    """Raise a UserError for a depth that is no share."""
+    if depth is not None and not 0 <= depth <= 1:
+        raise UserError(f"a depth of {depth} is not a share of the context", "use 0 to 1")
+
+
+def require_spells(tokenizer: Tokenizer, task: Task) -> None:
+    """Raise a UserError for a tokenizer that can't spell a task: its counts would mean nothing."""
+    if not _spells(tokenizer, task.excerpt()):
+        raise _misspelled(tokenizer, task.name)
+
+
+def too_short(task: str, tokens: int, least: int) -> UserError:
+    """The error of a sample that does not fit even without noise."""
+    return UserError(
+        f"a sample of the task '{task}' does not fit into {tokens} tokens",
+        f"use {least} tokens or more",
+    )
+
+
+def opening_ids(tokenizer: Tokenizer, text: str) -> Ids:
+    """The ids of a text that opens a prompt: with special tokens before it, none after it."""
+    encoding = tokenizer.encode(text)
+    end = len(encoding)
+    special = encoding.special_tokens_mask
+    while end > 0 and special[end - 1]:
+        end -= 1
+    return tuple(encoding.ids[:end])
+
+
+def continuing_ids(tokenizer: Tokenizer, before: str, text: str) -> Ids:
+    """The ids of `text` as it stands after the last line of `before`.
+
+    A tokenizer like SentencePiece's begins a text of its own with a space: encoding both and
+    cutting avoids it. Where one token spans the cut, the ids are those of the text on its own.
+    """
+    anchor = before[before.rstrip("\n").rfind("\n") + 1 :]
+    head = _plain_ids(tokenizer, anchor)
+    whole = _plain_ids(tokenizer, anchor + text)
+    if whole[: len(head)] == head:
+        return whole[len(head) :]
+    return _plain_ids(tokenizer, text)
+
+
+def most(count: Callable[[int], int], limit: int, guess: int) -> int:
+    """The largest n >= 0 for which count(n) <= limit. count grows, and count(0) fits.
+
+    Every call may encode a whole prompt. So the search interpolates, beginning at `guess`: noise
+    costs about the same everywhere.
+    """
+    least = count(0)
+    low, low_count = 0, least
+    high = high_count = 0
+    n = max(1, guess)
+    while low_count < limit and high != low + 1:
+        tried = count(n)
+        if tried <= limit:
+            low, low_count = n, tried
+        else:
+            high, high_count = n, tried
+        if high:  # where a straight line between the two known points meets the limit
+            between = low + (limit - low_count) * (high - low) // (high_count - low_count)
+            n = min(max(between, low + 1), max(high - 1, low + 1))
+        else:  # one more than the mean cost so far promises, to meet a length that does not fit
+            n = low + 1 + (limit - low_count) * low // max(1, low_count - least)
+    return low
+
+
+def _spells(tokenizer: Tokenizer, text: str) -> bool:
+    return _reads_back(tokenizer, _plain_ids(tokenizer, text), text)
+
+
+def _reads_back(tokenizer: Tokenizer, ids: Ids, text: str) -> bool:
+    """Whether ids decode to a text; a decoder may add or drop spaces before the first word."""
+    return str(tokenizer.decode(list(ids))).lstrip() == text.lstrip()
+
+
+def _plain_ids(tokenizer: Tokenizer, text: str) -> Ids:
+    return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _misspelled(tokenizer: Tokenizer, task: str) -> UserError:
+    names = [name for name, one in TASKS.items() if _spells(tokenizer, one.excerpt())]
+    return UserError(
+        f"the tokenizer can't spell the task '{task}': its text changes by encoding and decoding",
+        f"tasks it can spell: {', '.join(names)}"
+        if names
+        else "it can spell none: see whether it is the checkpoint's own tokenizer.json",
+    )

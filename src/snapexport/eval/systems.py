@@ -1,0 +1,251 @@
+"""Chooses the caches that an evaluation compares, and loads each as a build of its own.
+
+Every cache is made from the build's own traces, on one copy of the weights. Prompts are prefilled
+once and shared. Knows no task.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snapexport.builder.derive import derive
+from snapexport.builder.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
+from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
+from snapexport.builder.staging import scratch
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
+from snapexport.contract.manifest import ModelFacts
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.prompt_cache import PromptCache
+from snapexport.runtime.prompts import load_tokenizer
+
+Choices = dict[str, Any]
+"""Fields of BuildOptions: whole numbers and names."""
+
+_FIELDS = tuple(name for name in CACHE_FIELDS if name != "kv_budget")
+
+
+@dataclass(frozen=True)
+class System:
+    """One cache. name: "POLICY" or "POLICY:field=value,...". slots: cache slots of a layer.
+
+    A layer with a sliding window has as many slots as its window instead, whatever the policy.
+    """
+
+    name: str
+    slots: int
+    geometry: CacheGeometry
+
+    @property
+    def ring(self) -> int:
+        """Cache slots of the largest ring, 0 where nothing is evicted."""
+        return max(layer.L_recent for layer in self.geometry.layers)
+
+    def report(self) -> dict[str, Any]:
+        """For JSON."""
+        geometry = self.geometry
+        layers = [[layer.L_sink, layer.L_recent, layer.K] for layer in geometry.layers]
+        return {
+            "system": self.name,
+            "slots": self.slots,
+            "policy": geometry.policy,
+            "L_sink_L_recent_K": layers[0] if len(set(map(tuple, layers))) == 1 else layers,
+            "L_obs": geometry.L_obs,
+            "pool_kernel": geometry.pool_kernel,
+            "vote": geometry.vote_options,
+            "budget": geometry.budget,
+        }
+
+    @property
+    def votes(self) -> bool:
+        """Whether any layer keeps voted positions."""
+        return any(layer.K for layer in self.geometry.layers)
+
+
+@dataclass(frozen=True)
+class SystemMaker:
+    """Makes systems for one model and longest prompt. own: the cache of the build."""
+
+    model: ModelFacts
+    L_max: int
+    own: CacheGeometry
+
+    def systems(self, names: Sequence[str], budgets: Sequence[int]) -> list[System]:
+        """The full cache once, every other policy at each budget. Raises UserError."""
+        return [
+            self._system(name, slots)
+            for name in names
+            for slots in (budgets if _parse(name)[0] != "full" else (None,))
+        ]
+
+    def _system(self, name: str, slots: int | None) -> System:
+        policy, changes = _parse(name)
+        choices = self._like_the_build(policy, slots, changes) if slots else {}
+        try:
+            options = BuildOptions(
+                model="", out=Path(), L_max=self.L_max, policy=policy, **choices | changes
+            )
+            geometry = options.geometry(self.model)
+        except UserError as error:
+            where = f"'{name}'" + (f" in {slots} slots" if slots else "")
+            raise UserError(
+                f"{where}: {error.message}",
+                f"{error.hint}; here a field is written as in snapstream:L_obs=8, and the budget "
+                "is one of --budgets",
+            ) from None
+        return System(name, slots or self.L_max, geometry)
+
+    def _like_the_build(self, policy: Policy, slots: int, changes: Choices) -> Choices:
+        """The build's choices in so many slots, except those that one of the two policies fixes."""
+        own = typical_layer(self.own, self.model)
+        choices: Choices = {"L_sink": own.L_sink}
+        both_vote = own.K > 0 and policy != "streaming"
+        if both_vote:
+            choices |= {name: getattr(self.own, name) for name in ("pool_kernel", *VOTE_FIELDS)}
+        dictated = PRESETS[policy].keys() | PRESETS[self.own.policy].keys()
+        if policy != self.own.policy:
+            for one in (policy, self.own.policy):
+                dictated |= PRESET_DEFAULTS.get(one, {}).keys()
+        choices = {name: value for name, value in choices.items() if name not in dictated}
+        if both_vote:
+            sinks = {"L_sink": DEFAULT_L_SINK, **choices, **PRESETS[policy], **changes}["L_sink"]
+            ring = _ring(slots - sinks, own, changes)
+            if not {"L_recent", "K"} & changes.keys():
+                choices["L_recent"] = ring
+            if "L_obs" not in dictated:
+                choices["L_obs"] = max(1, min(self.own.L_obs, ring))
+        return {"kv_budget": slots} | choices
+
+
+def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
+    """L_recent: as given, or the build's share of what the sinks leave free."""
+    if "L_recent" in changes:
+        return changes["L_recent"]
+    if "K" in changes:
+        return free - changes["K"]
+    return max(1, round(free * own.L_recent / (own.L_recent + own.K)))
+
+
+def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
+    """A layer without a sliding window, with the mean K of all such layers. Raises UserError."""
+    pairs = zip(geometry.layers, model.sliding_window, strict=True)
+    layers = [layer for layer, window in pairs if not window]
+    if not layers:
+        raise UserError(
+            "every layer of the model has a sliding window, whose ring loses nothing",
+            "use `snapexport diff`, which compares the build with transformers",
+        )
+    return replace(layers[0], K=round(sum(layer.K for layer in layers) / len(layers)))
+
+
+def _parse(name: str) -> tuple[Policy, Choices]:
+    """A policy, and its choices."""
+    policy, _, listed = name.partition(":")
+    if policy not in POLICIES:
+        raise UserError(f"no policy '{policy}'", f"choose from {', '.join(POLICIES)}")
+    changes: Choices = {}
+    for pair in filter(None, listed.split(",")):
+        field, _, value = pair.partition("=")
+        if field in changes:
+            raise UserError(f"'{name}' has {field} twice", "leave one of them out")
+        changes[field] = _value(name, field, value)
+    return policy, changes
+
+
+def _value(name: str, field: str, value: str) -> int | str:
+    if field not in _FIELDS:
+        raise UserError(
+            f"'{name}': a cache has no field '{field}'", f"its fields are {', '.join(_FIELDS)}"
+        )
+    if field in VOTE_FIELDS:
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(
+            f"'{name}': {field} is '{value}'", f"write {field}=N with a whole number"
+        ) from None
+
+
+class LoadedSystems:
+    """Systems that share weights and prefilled prompts."""
+
+    def __init__(self, build: Build, directory: Path, threads: int | None) -> None:
+        self._build = build
+        self._directory = directory
+        self._threads = threads
+        self._tokenizer = load_tokenizer(build.directory)
+        self._prompt_cache: PromptCache | None = None
+        self._derived: dict[tuple[CacheGeometry, bool], Build] = {}
+
+    def load(self, systems: Sequence[System]) -> list[LLM]:
+        """One LLM for each system, in order."""
+        return [self._load(self._executor(system.geometry)) for system in systems]
+
+    def watch(self, geometry: CacheGeometry) -> tuple[LLM, Executor]:
+        """An LLM whose executor shows the queries of each decoded token."""
+        executor = self._executor(geometry, with_queries=True)
+        return self._load(executor), executor
+
+    def _executor(self, geometry: CacheGeometry, with_queries: bool = False) -> Executor:
+        build = self._build_of(geometry, with_queries)
+        executor = open_executor(
+            build,
+            backend="onnxruntime",
+            threads=self._threads,
+            prompt_cache=self._prompt_cache,
+        )
+        self._prompt_cache = executor.prompt_cache
+        return executor
+
+    def _build_of(self, geometry: CacheGeometry, with_queries: bool) -> Build:
+        """The build of a cache. Each is made once: the hit rates use the same ones again."""
+        key = geometry, with_queries
+        if key not in self._derived:
+            out = self._directory / str(len(self._derived))
+            self._derived[key] = derive(
+                self._build, geometry, out, with_queries=with_queries, link_weights=True
+            )
+        return self._derived[key]
+
+    def _load(self, executor: Executor) -> LLM:
+        return LLM.from_executor(executor, self._tokenizer)
+
+
+@contextmanager
+def loading(build: Build, threads: int | None) -> Iterator[LoadedSystems]:
+    """Systems in a hidden directory beside the build, where its weights can be hard-linked.
+
+    Raises UserError where they can't: a copy for each system would take gigabytes.
+    """
+    beside = build.directory.resolve()
+    _require_writable(beside.parent)
+    with scratch(beside) as directory:
+        _require_links(build, directory)
+        yield LoadedSystems(build, directory, threads)
+
+
+def _require_writable(directory: Path) -> None:
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{directory} cannot be written, and the graphs of other caches go beside the build",
+            "make it writable, or move the build to where you can write",
+        )
+
+
+def _require_links(build: Build, directory: Path) -> None:
+    weights, probe = build.directory / build.manifest.weights[0].file, directory / "probe"
+    try:
+        os.link(weights, probe)
+    except OSError as error:
+        raise UserError(
+            f"the weights cannot be linked (hard links): {error.strerror}: {weights}",
+            "copy the build to a file system with hard links: otherwise each cache would copy them",
+        ) from None
+    probe.unlink()

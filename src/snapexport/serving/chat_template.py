@@ -1,0 +1,164 @@
+"""Renders the checkpoint's own chat template as transformers does: messages to a prompt's text.
+
+transformers' guide "Chat templates" has the names, filters and block rules that a template may use.
+Needs jinja2. Knows no model, no server and no tokenizer.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from snapexport.contract.errors import UserError
+
+CONFIG = "tokenizer_config.json"
+"""The special tokens' texts, and an older checkpoint's chat template."""
+FILE = "chat_template.jinja"
+"""Where newer checkpoints keep it, outside of tokenizer_config.json."""
+
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Names that every template is given, beside its special tokens."""
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template and the special tokens that it may write."""
+
+    source: str
+    special: Mapping[str, str]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; it ends inside the last message if the model is to go on with it.
+
+        options: values of names in `options`.
+        """
+        known = {"messages": messages, "tools": None, "documents": None, **self.special}
+        given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
+        with _told():
+            text = self._template.render(given)
+        return text if add_generation_prompt else _open(text, messages[-1]["content"])
+
+    def require_sound(self) -> None:
+        """Raise a UserError where it is no template at all."""
+        try:
+            _ = self._template, self.options
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"the chat template cannot be read: {error}",
+                f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint again",
+            ) from None
+
+    @cached_property
+    def options(self) -> frozenset[str]:
+        """Names that the template reads and not every caller gives, such as `enable_thinking`."""
+        names = meta.find_undeclared_variables(_environment().parse(self.source))
+        return frozenset(names - GIVEN - self.special.keys() - _environment().globals.keys())
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return _environment().from_string(self.source)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # what a template does with a value of the wrong type, too
+        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+        raise UserError(
+            f"the chat template cannot be applied: {kind}{error}",
+            "give the roles, and their order, that the checkpoint's template takes",
+        ) from None
+
+
+def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
+    """The build's chat template; `config` is its tokenizer_config.json. Raises UserError."""
+    path = directory / FILE
+    source = path.read_text("utf-8") if path.is_file() else _default(config.get("chat_template"))
+    if source is None:
+        raise UserError(
+            f"{directory} has no chat template",
+            f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint",
+        )
+    return ChatTemplate(source, special_tokens(config))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The build's tokenizer_config.json; empty where there is none. Raises UserError."""
+    path = directory / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", "copy it from the checkpoint") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} does not hold a JSON object", "copy it from the checkpoint")
+    return config
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of `bos_token` and its kind: each is a text, or an object with `content`."""
+    named = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: _content(value) for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def _content(value: Any) -> Any:
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _default(value: Any) -> str | None:
+    """A config's template, or the one called default where it has a list of named ones."""
+    if isinstance(value, list):
+        named = {entry["name"]: entry["template"] for entry in value}
+        return named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _open(text: str, last: str) -> str:
+    """Cut behind the last message's text: what closes the message would end the answer."""
+    at = text.rfind(last.strip())
+    if at < 0:
+        raise UserError(
+            f"the chat template does not show the last message as it is: {last!r}",
+            "end with a message of the user's",
+        )
+    return text[: at + len(last.strip())]
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Without the escapes for HTML that jinja2's own filter adds."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

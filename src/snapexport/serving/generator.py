@@ -1,0 +1,68 @@
+"""The protocol between a server's front and what continues prompts.
+
+Knows no HTTP, no thread and no Triton. `worker.InProcessGenerator` and
+`triton.client.TritonGenerator` implement it.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from snapexport.runtime.requests import OutputDelta, Request
+
+FailureCode = Literal[
+    "invalid", "full", "stopping", "unreachable", "cancelled", "deadline", "internal"
+]
+"""full: all batch slots are taken, and so are all places in the queue. unreachable: of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request was refused, or ended early."""
+
+    message: str
+    code: FailureCode
+
+
+class GenerationError(Exception):
+    """A failure, as the stream of its request raises it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.code = failure.code
+
+
+class Generator(Protocol):
+    """Continues prompts, for the event loop that it was made in."""
+
+    last_output: float
+    """When anybody's last output came, by time.monotonic(). -inf: none has come yet."""
+
+    def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        """The request's outputs; the last one, and no other, has a finish_reason.
+
+        Closing the stream early, by `aclose`, cancels the request. Raises GenerationError.
+        """
+        ...
+
+    async def metrics(self) -> bytes:
+        """Metrics in Prometheus' text form. Raises GenerationError."""
+        ...
+
+    async def close(self) -> None:
+        """End what is still running: its streams raise GenerationError."""
+        ...
+
+
+def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Several deltas of one request in a row, as one."""
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last
+    return OutputDelta(
+        last.request_id,
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        last.finish_reason,
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+    )

@@ -1,0 +1,157 @@
+"""Metrics of a served build: names, counts, and Prometheus' text form.
+
+Knows neither the worker nor HTTP. The Triton backend publishes the same metrics through
+Triton's own endpoint.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal, Protocol
+
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.memory import cache_bytes
+from snapexport.runtime.requests import OutputDelta
+
+PREFIX = "snapexport_"
+BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Upper bounds of the histograms' buckets, in seconds."""
+
+Kind = Literal["GAUGE", "COUNTER", "HISTOGRAM"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its name without the prefix, and its meaning."""
+
+    name: str
+    kind: Kind
+    help: str
+
+
+METRICS = (
+    Metric("requests_running", "GAUGE", "Requests that hold a batch slot"),
+    Metric("requests_waiting", "GAUGE", "Requests that wait for a batch slot"),
+    Metric("slots_used", "GAUGE", "Batch slots in use"),
+    Metric("slots", "GAUGE", "Batch slots of the build"),
+    Metric("cache_bytes", "GAUGE", "Bytes of all batch slots' compressed caches"),
+    Metric("full_cache_bytes", "GAUGE", "Bytes that the same batch slots take uncompressed"),
+    Metric("prompt_tokens_total", "COUNTER", "Prompt tokens of accepted requests"),
+    Metric("generated_tokens_total", "COUNTER", "Tokens generated"),
+    Metric("requests_finished_total", "COUNTER", "Requests answered to their end"),
+    Metric("requests_cancelled_total", "COUNTER", "Requests that a client or a timeout ended"),
+    Metric("requests_failed_total", "COUNTER", "Requests that an error of the runtime ended"),
+    Metric("requests_refused_total", "COUNTER", "Requests that found the queue full"),
+    Metric("queue_seconds", "HISTOGRAM", "From a request's arrival to its batch slot"),
+    Metric("time_to_first_token_seconds", "HISTOGRAM", "From arrival to the first token"),
+    Metric("time_per_output_token_seconds", "HISTOGRAM", "Mean time of a request's later tokens"),
+)
+
+
+class Progress(Protocol):
+    """A request's progress; times are of time.monotonic()."""
+
+    arrived: float
+    first_token: float | None
+    tokens: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the build was loaded. Any thread may read them."""
+
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    requests_finished_total: int = 0
+    requests_cancelled_total: int = 0
+    requests_failed_total: int = 0
+    requests_refused_total: int = 0
+    observations: "deque[tuple[str, float]]" = field(default_factory=deque)
+    """For the histograms, name and seconds; the publisher takes them out."""
+
+    def values(self) -> dict[str, float]:
+        """The counters by their metrics' names."""
+        values = asdict(self)
+        del values["observations"]
+        return values
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Leave one observation for a histogram."""
+        self.observations.append((name, seconds))
+
+    def count(self, progress: Progress, delta: OutputDelta, now: float) -> None:
+        """Count a delta, and note it in its request's progress."""
+        new = len(delta.token_ids)
+        progress.tokens += new
+        self.generated_tokens_total += new
+        if new and progress.first_token is None:
+            progress.first_token = now
+            self.observe("time_to_first_token_seconds", now - progress.arrived)
+        if delta.finish_reason == "cancelled":
+            self.requests_cancelled_total += 1
+        elif delta.finish_reason == "error":
+            self.requests_failed_total += 1
+        elif delta.finish_reason:
+            self.requests_finished_total += 1
+            if progress.first_token is not None and progress.tokens > 1:
+                mean = (now - progress.first_token) / (progress.tokens - 1)
+                self.observe("time_per_output_token_seconds", mean)
+
+
+def constant_gauges(manifest: Manifest) -> dict[str, float]:
+    """The gauges that a build's manifest determines."""
+    cache = cache_bytes(manifest)
+    return {
+        "slots": manifest.batch,
+        "cache_bytes": cache.decode,
+        "full_cache_bytes": cache.full,
+    }
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.sum += seconds
+
+
+class TextForm:
+    """Writes the metrics in Prometheus' text form, version 0.0.4."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        self._histograms = {one.name: _Histogram() for one in METRICS if one.kind == "HISTOGRAM"}
+
+    def take(self, observations: "deque[tuple[str, float]]") -> None:
+        """Move the observations into the histograms."""
+        while observations:
+            name, seconds = observations.popleft()
+            self._histograms[name].observe(seconds)
+
+    def render(self, values: Mapping[str, float]) -> bytes:
+        """All metrics; `values` has the gauges and the counters."""
+        lines = []
+        for metric in METRICS:
+            name = PREFIX + metric.name
+            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.lower()}"]
+            if metric.kind == "HISTOGRAM":
+                lines += self._buckets(name, self._histograms[metric.name])
+            else:
+                lines.append(f"{name}{{{self._labels}}} {values[metric.name]}")
+        return ("\n".join(lines) + "\n").encode()
+
+    def _buckets(self, name: str, histogram: _Histogram) -> list[str]:
+        lines, count = [], 0
+        bounds = [*map(str, BUCKETS), "+Inf"]
+        for bound, added in zip(bounds, histogram.counts, strict=True):
+            count += added
+            lines.append(f'{name}_bucket{{{self._labels},le="{bound}"}} {count}')
+        return [
+            *lines,
+            f"{name}_sum{{{self._labels}}} {histogram.sum}",
+            f"{name}_count{{{self._labels}}} {count}",
+        ]

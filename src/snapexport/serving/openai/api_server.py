@@ -1,0 +1,151 @@
+"""The routes of the API: from an HTTP request to its answer.
+
+Knows a generator, whichever it is, and neither the LLM nor Triton.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from snapexport.runtime import requests as runtime
+from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
+from snapexport.serving.openai.health import Health
+from snapexport.serving.openai.middleware import HANDLERS, Gate, Gated
+from snapexport.serving.openai.preprocess import Preprocessor
+from snapexport.serving.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    RequestBody,
+    parse,
+)
+from snapexport.serving.openai.responses import (
+    ChatWriter,
+    CompletionWriter,
+    ResponseWriter,
+    usage,
+)
+from snapexport.serving.openai.streaming import (
+    EventStream,
+    collected,
+    events,
+    merged,
+    unless_gone,
+)
+
+MOST_BYTES = 32 << 20
+BODY_SECONDS = 60.0
+"""Limits of a body: its size, and the time that it may take to arrive."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """One model behind OpenAI's routes."""
+
+    name: str
+    preprocessor: Preprocessor
+    health: Health
+    gate: Gate = field(default_factory=Gate)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def app(self) -> Starlette:
+        """The application, for any ASGI server."""
+        gated = [Middleware(Gated, gate=self.gate)]
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._chat, methods=["POST"], middleware=gated),
+                Route("/v1/completions", self._complete, methods=["POST"], middleware=gated),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers=HANDLERS,
+        )
+
+    async def _chat(self, request: Request) -> Response:
+        body = parse(ChatRequest, await _read_body(request))
+        self._require(body.model)
+        requests = await asyncio.to_thread(self.preprocessor.chat, body)
+        text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
+        writer = ChatWriter(self.name, text_of)
+        return await self._answer(request, body, requests[:1], requests, writer)
+
+    async def _complete(self, request: Request) -> Response:
+        body = parse(CompletionRequest, await _read_body(request))
+        self._require(body.model)
+        requests = await asyncio.to_thread(self.preprocessor.completion, body)
+        prompts = body.prompt if body.echo else []
+        echoes = [self.preprocessor.prompt_text(one) for one in prompts for _ in range(body.n)]
+        text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
+        writer = CompletionWriter(self.name, text_of, echoes)
+        return await self._answer(request, body, requests[:: body.n], requests, writer)
+
+    async def _answer(
+        self,
+        request: Request,
+        body: RequestBody,
+        prompts: Sequence[runtime.Request],
+        requests: Sequence[runtime.Request],
+        writer: ResponseWriter,
+    ) -> Response:
+        prompt_tokens = sum(len(one.prompt_token_ids) for one in prompts)
+        outputs = merged(self.health.generator, requests)
+        if not body.stream:
+            answers = await unless_gone(request, collected(outputs, len(requests)))
+            total = sum(len(answer.token_ids) for answer in answers)
+            return JSONResponse(writer.whole(answers, usage(prompt_tokens, total)))
+        # An error before the first output still decides the status.
+        first = await unless_gone(request, outputs.__anext__())
+        lines = events(writer, first, outputs, prompt_tokens, body.includes_usage)
+        return EventStream(lines, outputs)
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._require(request.path_params["name"])
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, object]:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "snapexport",
+        }
+
+    async def _health(self, _: Request) -> Response:
+        if self.gate.closed:
+            raise shutting_down()
+        await self.health.check()
+        return JSONResponse({"status": "ok"})
+
+    async def _metrics(self, _: Request) -> Response:
+        content = await self.health.generator.metrics()
+        return Response(content, media_type="text/plain; version=0.0.4")
+
+    def _require(self, model: str) -> None:
+        if model != self.name:
+            message = f"the model '{model}' is not served here, '{self.name}' is"
+            raise ApiError(404, message, INVALID, "model", "model_not_found")
+
+
+async def _read_body(request: Request) -> bytes:
+    """The whole body. Raises ApiError where it is too large or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", INVALID)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s", INVALID) from None
+    return bytes(body)

@@ -1,0 +1,62 @@
+"""Log probabilities in OpenAI's two forms: a chat's and a completion's.
+
+Both name a token by its text. A token that is part of a character has no text of its own: it shows
+as the replacement character, and a chat's `bytes` are null.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from snapexport.runtime.requests import TokenLogprobs
+from snapexport.serving.token_text import TokenText
+
+LEAST = -9999.0
+"""OpenAI's value for a probability of zero."""
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> dict[str, Any]:
+    """`logprobs` of a chat's choice."""
+    content = [
+        _entry(text_of(one.token_id), one.logprob)
+        | {"top_logprobs": [_entry(text_of(token), logprob) for token, logprob in one.top]}
+        for one in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    is_part = "\N{REPLACEMENT CHARACTER}" in text
+    return {
+        "token": text,
+        "logprob": max(logprob, LEAST),
+        "bytes": None if is_part else list(text.encode()),
+    }
+
+
+@dataclass(slots=True)
+class CompletionLogprobs:
+    """Writes `logprobs` of a completion's choice, part by part.
+
+    offset: characters of the tokens so far, from the beginning of the answer.
+    """
+
+    text_of: TokenText
+    offset: int = 0
+
+    def write(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """The four columns for the next tokens."""
+        columns: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for one in tokens:
+            text, logprob = self.text_of(one.token_id), max(one.logprob, LEAST)
+            top = {self.text_of(token): max(other, LEAST) for token, other in one.top}
+            row = (text, logprob, top | {text: logprob}, self.offset)
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+            self.offset += len(text)
+        return columns

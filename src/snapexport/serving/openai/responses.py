@@ -1,0 +1,144 @@
+"""Outputs as OpenAI's objects: whole answers and chunks, as dicts ready for JSON.
+
+A writer is made for one HTTP request. It knows its answers by index.
+"""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from snapexport.runtime.requests import OutputDelta, TokenLogprobs
+from snapexport.serving.openai.logprobs import CompletionLogprobs, chat_logprobs
+from snapexport.serving.token_text import TokenText
+
+Object = dict[str, Any]
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Tokens of prompts and answers. A prompt counts once, however many answers it gets."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+class ResponseWriter(ABC):
+    """Writes the objects of one HTTP request. text_of None: no log probabilities."""
+
+    prefix: str
+    whole_name: str
+    chunk_name: str
+
+    def __init__(self, model: str, text_of: TokenText | None) -> None:
+        self._head: Object = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._text_of = text_of
+        self._begun: set[int] = set()
+
+    def whole(self, answers: Sequence[OutputDelta], usage: Mapping[str, int]) -> Object:
+        """The object of an answer that is not streamed."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return self._head | {"object": self.whole_name, "choices": choices, "usage": usage}
+
+    def chunks(self, index: int, output: OutputDelta) -> list[Object]:
+        """The chunks of one output."""
+        opening = [] if index in self._begun else self._opening(index)
+        self._begun.add(index)
+        return [self.chunk([choice]) for choice in (*opening, *self._parts(index, output))]
+
+    def chunk(self, choices: Sequence[Object]) -> Object:
+        """A chunk of these choices; the one with the usage has none."""
+        return self._head | {"object": self.chunk_name, "choices": list(choices)}
+
+    @abstractmethod
+    def _choice(self, index: int, answer: OutputDelta) -> Object: ...
+
+    @abstractmethod
+    def _opening(self, index: int) -> list[Object]: ...
+
+    @abstractmethod
+    def _parts(self, index: int, output: OutputDelta) -> list[Object]: ...
+
+
+class ChatWriter(ResponseWriter):
+    """For /v1/chat/completions: the first chunk has the role alone, the last the finish_reason."""
+
+    prefix = "chatcmpl"
+    whole_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def _choice(self, index: int, answer: OutputDelta) -> Object:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": answer.finish_reason,
+        }
+
+    def _opening(self, index: int) -> list[Object]:
+        return [_delta(index, {"role": "assistant", "content": ""})]
+
+    def _parts(self, index: int, output: OutputDelta) -> list[Object]:
+        parts = []
+        if output.text or output.logprobs:
+            parts.append(_delta(index, {"content": output.text}, self._logprobs(output.logprobs)))
+        if output.finish_reason:
+            parts.append(_delta(index, {}, finish_reason=output.finish_reason))
+        return parts
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> Object | None:
+        return chat_logprobs(tokens, self._text_of) if self._text_of else None
+
+
+def _delta(
+    index: int, delta: Object, logprobs: Object | None = None, finish_reason: str | None = None
+) -> Object:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class CompletionWriter(ResponseWriter):
+    """For /v1/completions; with `echo`, each answer begins with its prompt."""
+
+    prefix = "cmpl"
+    whole_name = chunk_name = "text_completion"
+
+    def __init__(self, model: str, text_of: TokenText | None, echoes: Sequence[str] = ()) -> None:
+        """echoes: the prompt of each answer, if they are echoed."""
+        super().__init__(model, text_of)
+        self._echoes = echoes
+        self._logprob_writers: dict[int, CompletionLogprobs] = {}
+
+    def _choice(self, index: int, answer: OutputDelta) -> Object:
+        logprobs = self._logprobs(index, answer.logprobs)
+        return _text(index, self._echo(index) + answer.text, logprobs, answer.finish_reason)
+
+    def _opening(self, index: int) -> list[Object]:
+        return [_text(index, echo)] if (echo := self._echo(index)) else []
+
+    def _parts(self, index: int, output: OutputDelta) -> list[Object]:
+        if not (output.text or output.logprobs or output.finish_reason):
+            return []
+        return [
+            _text(index, output.text, self._logprobs(index, output.logprobs), output.finish_reason)
+        ]
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index] if self._echoes else ""
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> Object | None:
+        if self._text_of is None:
+            return None
+        fresh = CompletionLogprobs(self._text_of)
+        return self._logprob_writers.setdefault(index, fresh).write(tokens)
+
+
+def _text(
+    index: int, text: str, logprobs: Object | None = None, finish_reason: str | None = None
+) -> Object:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

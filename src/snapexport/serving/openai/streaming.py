@@ -1,0 +1,156 @@
+"""Outputs of a body's requests, merged, collected or sent as server-sent events.
+
+A client that leaves is noticed here: the merged stream is closed, which closes the generator's
+streams, which cancels their requests.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.serving.generator import GenerationError, Generator, joined
+from snapexport.serving.openai.errors import from_generation
+from snapexport.serving.openai.responses import ResponseWriter, usage
+
+MOST_WAITING = 64
+"""Outputs that may wait for a slow client before the generator's streams are no longer read."""
+
+DONE = b"data: [DONE]\n\n"
+
+Outputs = AsyncGenerator[tuple[int, OutputDelta]]
+"""Outputs with the index of their answer."""
+
+Result = TypeVar("Result")
+
+
+class ClientGoneError(Exception):
+    """The client has left: nobody reads the answer."""
+
+
+async def merged(generator: Generator, requests: Sequence[Request]) -> Outputs:
+    """The outputs of all requests as they come. The first error ends all of them."""
+    if len(requests) == 1:
+        async with aclosing(generator.stream(requests[0])) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, OutputDelta] | Exception] = asyncio.Queue(MOST_WAITING)
+    tasks = [
+        asyncio.create_task(_forward(generator, index, request, queue))
+        for index, request in enumerate(requests)
+    ]
+    running = len(requests)
+    try:
+        while running:
+            entry = await queue.get()
+            if isinstance(entry, Exception):
+                raise entry
+            yield entry
+            running -= entry[1].finish_reason is not None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    generator: Generator,
+    index: int,
+    request: Request,
+    queue: "asyncio.Queue[tuple[int, OutputDelta] | Exception]",
+) -> None:
+    try:
+        async with aclosing(generator.stream(request)) as outputs:
+            async for output in outputs:
+                await queue.put((index, output))
+    except Exception as error:
+        await queue.put(error)
+
+
+async def collected(outputs: Outputs, count: int) -> list[OutputDelta]:
+    """The whole answers, in the order of their requests."""
+    answers: list[list[OutputDelta]] = [[] for _ in range(count)]
+    async with aclosing(outputs):
+        async for index, output in outputs:
+            answers[index].append(output)
+    return [joined(answer) for answer in answers]
+
+
+async def unless_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled if the client leaves. Raises ClientGoneError.
+
+    For use after the body was read: the next message of the connection is then its end.
+    """
+    doing = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientGoneError
+    finally:
+        for task in (doing, leaving):
+            task.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Sends events. Closes `outputs` at the end, or as soon as the client has left."""
+
+    def __init__(self, events: AsyncIterator[bytes], outputs: Outputs) -> None:
+        # A proxy that holds an answer back until it is complete would undo the streaming.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._outputs = outputs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._outputs):
+            await super().__call__(scope, receive, send)
+
+
+async def events(
+    writer: ResponseWriter,
+    first: tuple[int, OutputDelta],
+    rest: Outputs,
+    prompt_tokens: int,
+    includes_usage: bool,
+) -> AsyncIterator[bytes]:
+    """Each chunk as an event, then the usage if it was asked for, then [DONE].
+
+    The status was sent before: an error becomes the last event.
+    """
+    completion_tokens = 0
+    idle = {"usage": None} if includes_usage else {}
+    try:
+        async for index, output in _chained(first, rest):
+            completion_tokens += len(output.token_ids)
+            for chunk in writer.chunks(index, output):
+                yield _event(chunk | idle)
+    except GenerationError as error:
+        yield _event(from_generation(error).body)
+        return
+    if includes_usage:
+        yield _event(writer.chunk([]) | {"usage": usage(prompt_tokens, completion_tokens)})
+    yield DONE
+
+
+async def _chained(first: tuple[int, OutputDelta], rest: Outputs) -> Outputs:
+    yield first
+    async for entry in rest:
+        yield entry
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,139 @@
+"""Runs `snapexport serve`: a generator, in this process or behind Triton, and the API before it.
+
+Each part starts after the one that it needs, and ends before it.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.llm import LLM
+from snapexport.serving.addresses import Addresses, url_of
+from snapexport.serving.backing import Backing
+from snapexport.serving.metrics import constant_gauges
+from snapexport.serving.openai.api_server import Api
+from snapexport.serving.openai.errors import ApiError
+from snapexport.serving.openai.health import Health, supervise
+from snapexport.serving.openai.http_server import bound, drain, first_of, listening
+from snapexport.serving.openai.preprocess import Preprocessor
+from snapexport.serving.openai.signals import Signals
+from snapexport.serving.options import ServeOptions
+from snapexport.serving.warm_up import warm_up
+from snapexport.serving.worker import InProcessGenerator
+
+FIRST_TOKEN_SECONDS = 900.0
+"""For the first answer, before the addresses are printed."""
+
+
+Started = AbstractAsyncContextManager[Backing]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Called with the addresses once it serves, and with the drain's seconds."""
+
+    serving: Callable[[Addresses], None]
+    draining: Callable[[float], None]
+
+
+def serve(options: ServeOptions, report: Report) -> None:
+    """Serve until a signal comes. Raises UserError."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(bound(options.host, options.port, "--port"))
+        signals = stack.enter_context(Signals())
+        preprocessor = Preprocessor.open(options.build, options.max_pending)
+        if options.triton:
+            with needs_extra("triton"):
+                from snapexport.serving.triton.behind import started
+            start = stack.enter_context(started(options))
+        else:
+            start = _load(options)
+        asyncio.run(_answer(options, preprocessor, listener, start, signals, report))
+
+
+def _load(options: ServeOptions) -> Callable[[], Started]:
+    """Load the build into this process, and run every graph once."""
+    llm = LLM(
+        options.build,
+        threads=options.threads,
+        max_num_batched_tokens=options.token_budget,
+        backend=options.backend,
+    )
+    try:
+        warm_up(llm)
+    except Exception as error:
+        raise UserError(
+            f"{options.build} does not run: {type(error).__name__}: {error}",
+            f"try `snapexport generate {options.build} --prompt Hello`",
+        ) from error
+    return lambda: _in_process(llm, options)
+
+
+@asynccontextmanager
+async def _in_process(llm: LLM, options: ServeOptions) -> AsyncIterator[Backing]:
+    generator = InProcessGenerator(
+        llm,
+        max_pending=options.max_pending,
+        request_seconds=options.request_seconds,
+        labels={"model": options.model_name, "version": "1"},
+        gauges=constant_gauges(Manifest.read(options.build)),
+        log=logging.getLogger("uvicorn.error").error,
+    )
+    generator.start()
+    try:
+        yield Backing(generator, generator)
+    finally:
+        await generator.close()
+
+
+async def _answer(
+    options: ServeOptions,
+    preprocessor: Preprocessor,
+    listener: socket.socket,
+    start: Callable[[], Started],
+    signals: Signals,
+    report: Report,
+) -> None:
+    async with start() as backing:
+        generator = backing.generator
+        await _require_answer(backing)
+        health = Health(generator)
+        api = Api(options.model_name, preprocessor, health)
+        signals.listen()
+        async with listening(api, listener):
+            report.serving(_addresses(options, listener, backing))
+            supervision = supervise(backing, health)
+            try:
+                await first_of(signals.received.wait(), supervision)
+            except BaseException:
+                await drain(api, generator.close, signals, 0)
+                raise
+            report.draining(options.drain_seconds)
+            await drain(api, generator.close, signals, options.drain_seconds)
+
+
+async def _require_answer(backing: Backing) -> None:
+    """Wait for a first token: a server that is ready may have a model that is not."""
+    health = Health(backing.generator, FIRST_TOKEN_SECONDS)
+    try:
+        supervision = supervise(backing, health)
+        await first_of(health.require_token(), supervision)
+    except ApiError as error:
+        raise backing.failed(str(error)) from None
+
+
+def _addresses(options: ServeOptions, listener: socket.socket, backing: Backing) -> Addresses:
+    url = url_of(listener)
+    return Addresses(
+        options.model_name,
+        f"{url}/v1",
+        f"{url}/health",
+        backing.metrics or f"{url}/metrics",
+        backing.http,
+        backing.grpc,
+    )

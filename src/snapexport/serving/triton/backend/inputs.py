@@ -1,0 +1,150 @@
+"""Reads a request's tensors: the prompt, the sampling parameters, and the outputs to send.
+
+Knows arrays and names, not Triton's objects. Every error names its input.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.prompts import Prompt
+from snapexport.runtime.requests import SamplingParams
+from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
+
+Values = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A request's values, valid by themselves; whether the prompt fits is the runtime's to say.
+
+    source: the input that the prompt came from. timeout: in seconds; 0: none. outputs: names of the
+    outputs that the client asked for.
+    """
+
+    prompt: Prompt
+    source: str
+    params: SamplingParams
+    stream: bool
+    echo: bool
+    count_input: bool
+    count_output: bool
+    timeout: float
+    outputs: frozenset[str] = OUTPUT_NAMES
+
+
+def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> Inputs:
+    """Read the inputs that came, and the request's parameters. Raises UserError."""
+    unknown = sorted(set(parameters) - PARAMETERS)
+    if unknown:
+        raise UserError(
+            f"'{unknown[0]}' is neither an input of the model nor a parameter that it knows",
+            "see the model's inputs at /v2/models/NAME",
+        )
+    for penalty in ("frequency_penalty", "presence_penalty"):
+        if _one(values, penalty, 0.0) != 0:
+            raise UserError(f"{penalty} is not supported", "leave it out, or send 0")
+    source, prompt = _prompt(values)
+    return Inputs(
+        prompt=prompt,
+        source=source,
+        params=_params(values),
+        stream=_one(values, "stream", False),
+        echo=_echo(values, source),
+        count_input=_one(values, "return_num_input_tokens", False),
+        count_output=_one(values, "return_num_output_tokens", False),
+        timeout=(timeout_us or _timeout(parameters)) / 1e6,
+    )
+
+
+def with_outputs(inputs: Inputs, outputs: frozenset[str]) -> Inputs:
+    """The same inputs for a client that named these outputs.
+
+    A named output counts as asked for. Triton names all outputs where the client named none.
+    """
+    named = outputs if outputs < OUTPUT_NAMES else frozenset()
+    params = inputs.params
+    if "output_logprobs" in named and params.logprobs is None:
+        params = replace(params, logprobs=0)
+    return replace(
+        inputs,
+        params=params,
+        outputs=outputs,
+        count_input=inputs.count_input or "num_input_tokens" in named,
+        count_output=inputs.count_output or "num_output_tokens" in named,
+    )
+
+
+def _params(values: Values) -> SamplingParams:
+    default = SamplingParams()
+    return SamplingParams(
+        max_tokens=_one(values, "max_tokens", default.max_tokens),
+        temperature=_real(values, "temperature", default.temperature),
+        top_p=_real(values, "top_p", default.top_p),
+        top_k=_one(values, "top_k", default.top_k),
+        seed=_one(values, "seed", default.seed),
+        stop=_stop(values),
+        ignore_eos=_one(values, "ignore_eos", default.ignore_eos),
+        logprobs=_one(values, "logprobs", default.logprobs),
+    )
+
+
+def _prompt(values: Values) -> tuple[str, Prompt]:
+    given = [name for name in ("text_input", "input_ids") if name in values]
+    if len(given) != 1:
+        which = "both text_input and input_ids" if given else "neither text_input nor input_ids"
+        raise UserError(f"{which} came with the request", "send exactly one of them")
+    if given == ["text_input"]:
+        return "text_input", _text("text_input", _one(values, "text_input", b""))
+    return "input_ids", values["input_ids"].reshape(-1).tolist()
+
+
+def _echo(values: Values, source: str) -> bool:
+    echo = not _one(values, "exclude_input_in_output", True)
+    if echo and source != "text_input":
+        raise UserError(
+            "exclude_input_in_output false needs a prompt as text", "send text_input, or true"
+        )
+    return echo
+
+
+def _stop(values: Values) -> tuple[str, ...]:
+    words = values["stop_words"].reshape(-1).tolist() if "stop_words" in values else []
+    if b"" in words:
+        raise UserError("stop_words holds an empty text", "leave it out")
+    return tuple(_text("stop_words", word) for word in words)
+
+
+def _timeout(parameters: Mapping[str, Any]) -> int:
+    given = parameters.get(TIMEOUT, 0)
+    if type(given) is not int or given < 0:  # a bool is an int too
+        raise UserError(f"timeout {given!r} is not a number of microseconds", "send 0 or more")
+    return given
+
+
+def _one(values: Values, name: str, default: Any) -> Any:
+    """The single value of an input, as a Python object."""
+    if name not in values:
+        return default
+    if values[name].size != 1:
+        raise UserError(f"{name} has {values[name].size} values", "send one")
+    (value,) = values[name].reshape(-1).tolist()
+    return value
+
+
+def _real(values: Values, name: str, default: float) -> float:
+    """The shortest decimal that its 32 bits stand for: 0.7 and not 0.699999988."""
+    return default if name not in values else float(str(np.float32(_one(values, name, default))))
+
+
+def _text(name: str, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name} is not UTF-8: {error.reason} at byte {error.start}", "send UTF-8"
+        ) from None

@@ -1,0 +1,69 @@
+"""Puts a Triton server behind the API: writes a repository, starts the server, connects to it."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from snapexport.contract.errors import UserError
+from snapexport.serving.backing import Backing
+from snapexport.serving.openai.http_server import bound
+from snapexport.serving.options import ServeOptions
+from snapexport.serving.triton.client import TritonGenerator
+from snapexport.serving.triton.installation import find
+from snapexport.serving.triton.options import RepositoryOptions
+from snapexport.serving.triton.repository import write_repository
+from snapexport.serving.triton.server import HOST, Ports, Server
+
+LOADING_SECONDS = 900
+"""For the server to load the build."""
+
+
+@contextmanager
+def started(options: ServeOptions) -> Iterator[Callable[[], AbstractAsyncContextManager[Backing]]]:
+    """A running server while the block lasts; what is yielded connects to it. Raises UserError."""
+    installation = find()
+    ports = Ports(options.http_port or 0, options.grpc_port or 0, options.metrics_port or 0)
+    for service, port in vars(ports).items():  # a port in use would only show in the server's log
+        with bound(HOST, port, f"--{service}-port"):
+            pass
+    with (
+        _repository(options) as repository,
+        Server(
+            repository, ports=ports, ready_seconds=LOADING_SECONDS, installation=installation
+        ) as server,
+    ):
+        try:
+            yield lambda: _connected(server, options)
+        except UserError:
+            server.stop(0)  # a broken server would use all the time that it is given
+            raise
+
+
+@asynccontextmanager
+async def _connected(server: Server, options: ServeOptions) -> AsyncIterator[Backing]:
+    generator = TritonGenerator(
+        server.grpc, options.model_name, options.request_seconds, server.metrics
+    )
+    try:
+        yield Backing(generator, server, server.log, server.http, server.grpc, server.metrics)
+    finally:
+        await generator.close()
+
+
+@contextmanager
+def _repository(options: ServeOptions) -> Iterator[Path]:
+    """The model repository; a temporary one unless the user keeps it."""
+    if options.repository is not None:
+        if os.path.lexists(options.repository):
+            raise UserError(f"{options.repository} exists already", "choose another --repository")
+        yield write_repository(_for_repository(options, options.repository))
+        return
+    with tempfile.TemporaryDirectory(prefix="snapexport-serve-") as scratch:
+        yield write_repository(_for_repository(options, Path(scratch) / "repository"))
+
+
+def _for_repository(options: ServeOptions, out: Path) -> RepositoryOptions:
+    names = ("build", "name", "device", "max_pending", "threads", "token_budget")
+    return RepositoryOptions(out=out, **{name: getattr(options, name) for name in names})

@@ -1,0 +1,178 @@
+"""Triton as a `Generator`: one gRPC stream for each request. Closing it early cancels at once."""
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from time import monotonic
+from typing import Any, cast
+
+import grpc
+import numpy as np
+from tritonclient.grpc import InferInput, InferResult
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import np_to_triton_dtype
+
+from snapexport.runtime.requests import (
+    FinishReason,
+    OutputDelta,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
+from snapexport.serving.generator import Failure, FailureCode, GenerationError
+from snapexport.serving.triton.interface import CODE_IN_MESSAGE, code_and_message
+from snapexport.serving.worker import STOPPING
+
+ERRORS_AS_STATUS = {"triton_grpc_error": "true"}
+"""Without this header Triton's streams send errors as texts alone, without their code."""
+
+CODES: Mapping[Any, FailureCode] = {
+    "INVALID_ARG": "invalid",
+    "UNAVAILABLE": "full",
+    "CANCELLED": "cancelled",
+    "INTERNAL": "internal",
+    # Not the model's own, but Triton's or gRPC's:
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.UNAVAILABLE: "unreachable",
+    grpc.StatusCode.CANCELLED: "cancelled",
+}
+"""By the code that the model's message begins with; without one, by the call's own."""
+
+
+class TritonGenerator:
+    """Continues prompts by a model on a Triton server. Made and used in one event loop."""
+
+    def __init__(self, address: str, model: str, seconds: float, metrics: str = "") -> None:
+        """address: of gRPC, host:port. seconds: a request's timeout. metrics: the server's URL."""
+        self.last_output = float("-inf")
+        self.request_seconds = seconds
+        self._client = InferenceServerClient(address)
+        self._model = model
+        self._metrics = metrics
+
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        """The outputs of one request."""
+        sent = {
+            "model_name": self._model,
+            "inputs": inputs_of(request),
+            "parameters": {CODE_IN_MESSAGE: True},
+        }
+        responses = self._client.stream_infer(
+            _once(sent), stream_timeout=self.request_seconds, headers=ERRORS_AS_STATUS
+        )
+        try:
+            async for result, error in responses:
+                if error is not None:
+                    raise _internal(error.message())
+                self.last_output = monotonic()
+                yield (output := output_of(result))
+                if output.finish_reason:
+                    return
+            raise _internal("the model's answer broke off")
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error) from None
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise GenerationError(STOPPING) from None  # `close` has cancelled the call
+        finally:
+            responses.cancel()
+
+    async def metrics(self) -> bytes:
+        """Triton's metrics, with the model's among them."""
+
+        def fetch() -> bytes:
+            with urllib.request.urlopen(self._metrics, timeout=5) as answer:
+                content: bytes = answer.read()
+                return content
+
+        try:
+            return await asyncio.to_thread(fetch)
+        except OSError as error:
+            message = f"Triton's metrics cannot be read: {error}"
+            raise GenerationError(Failure(message, "unreachable")) from None
+
+    async def close(self) -> None:
+        """Close the connection: what is still running is cancelled."""
+        await self._client.close()
+
+    def _translated(self, error: grpc.aio.AioRpcError) -> GenerationError:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            message = f"the answer took longer than {self.request_seconds:g} s"
+            return GenerationError(Failure(message, "deadline"))
+        details = error.details() or str(error.code())
+        own, message = code_and_message(details)
+        code = error.code() if message == details else own
+        return GenerationError(Failure(message, CODES.get(code, "internal")))
+
+
+def _internal(message: str) -> GenerationError:
+    return GenerationError(Failure(message, "internal"))
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request
+
+
+def inputs_of(request: Request) -> list[InferInput]:
+    """The model's inputs, each with a batch dimension of 1."""
+    assert request.params is not None
+    values = {"input_ids": np.array(request.prompt_token_ids, np.int32), **_options(request.params)}
+    return [_input(name, value.reshape(1, -1)) for name, value in values.items()]
+
+
+def _options(params: SamplingParams) -> dict[str, np.ndarray[Any, Any]]:
+    values: dict[str, Any] = {
+        "stream": np.bool_(True),
+        "max_tokens": np.int32(params.max_tokens),
+        "temperature": np.float32(params.temperature),
+        "top_p": np.float32(params.top_p),
+        "top_k": np.int32(params.top_k),
+        "ignore_eos": np.bool_(params.ignore_eos),
+    }
+    if params.seed is not None:
+        values["seed"] = np.uint64(params.seed)
+    if params.stop:
+        # As objects: NumPy's own bytes end before a zero.
+        values["stop_words"] = np.array([text.encode() for text in params.stop], np.object_)
+    if params.logprobs is not None:
+        values["logprobs"] = np.int32(params.logprobs)
+    return {name: np.atleast_1d(value) for name, value in values.items()}
+
+
+def _input(name: str, value: np.ndarray[Any, Any]) -> InferInput:
+    tensor = InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+    tensor.set_data_from_numpy(value)
+    return tensor
+
+
+def output_of(result: InferResult) -> OutputDelta:
+    """The model's output tensors as a delta. Raises GenerationError for another finish_reason."""
+    reason = _text(result, "finish_reason")
+    if reason not in ("", "stop", "length"):
+        raise _internal(f"the model's answer ended with '{reason}'")
+    logprobs = tuple(
+        TokenLogprobs(
+            one["id"], one["logprob"], tuple((top["id"], top["logprob"]) for top in one["top"])
+        )
+        for one in json.loads(_text(result, "output_logprobs") or "[]")
+    )
+    return OutputDelta(
+        0,
+        _text(result, "text_output"),
+        tuple(result.as_numpy("output_ids").reshape(-1).tolist()),
+        cast(FinishReason, reason) if reason else None,
+        logprobs=logprobs,
+    )
+
+
+def _text(result: InferResult, name: str) -> str:
+    """A text output; empty where the model sent none."""
+    value = result.as_numpy(name)
+    return "" if value is None else str(value.reshape(-1)[0].decode())

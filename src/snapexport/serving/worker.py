@@ -1,0 +1,374 @@
+"""Runs an LLM in a thread of its own: takes requests, steps, and delivers their outputs.
+
+`Worker` delivers through a function of the caller's; `InProcessGenerator` is a worker behind an
+event loop. Knows neither HTTP nor Triton. Nothing but the worker's thread touches the LLM, except
+for `LLM.read`: others leave requests and cancellations under a lock, and the worker takes them up
+between two steps.
+"""
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.serving.generator import Failure, GenerationError, joined
+from snapexport.serving.metrics import Counters, TextForm
+
+CANCELLED = Failure("the request was cancelled by its client", "cancelled")
+STOPPING = Failure("the server is shutting down", "stopping")
+NOT_FINITE = Failure(
+    "the model's logits are not finite (build it again with --dtype fp32)", "internal"
+)
+
+PAUSE_SECONDS = 0.1
+"""Pause after an unexpected error, so that a lasting one doesn't fill the log."""
+
+STOP_SECONDS = 5.0
+"""How long `InProcessGenerator.close` waits for the step that is running."""
+
+MOST_UNREAD_TOKENS = 1 << 14
+"""A client that leaves more tokens unread loses its request. Up to there, the outputs that wait for
+a slow client are joined into one; the worker never waits for a client."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ActiveRequest:
+    """A request and its progress, from arrival to end. Times are of time.monotonic().
+
+    timeout: seconds from `arrived` on, after which the request is cancelled; 0: none.
+    """
+
+    request: Request
+    arrived: float = field(default_factory=time.monotonic)
+    timeout: float = 0.0
+    request_id: int | None = None
+    """The LLM's, once the worker has submitted the request."""
+    started: float | None = None
+    """When it got a batch slot."""
+    first_token: float | None = None
+    tokens: int = 0
+    ending: Failure | None = None
+    """Why the worker has cancelled it, if it has."""
+
+    @property
+    def deadline(self) -> float:
+        return self.arrived + self.timeout if self.timeout else float("inf")
+
+
+Active = TypeVar("Active", bound=ActiveRequest)
+Event = OutputDelta | Failure
+
+
+class Worker(Generic[Active]):
+    """The thread that owns the LLM, from `start` to `stop`.
+
+    deliver: called in this thread after a step, with all events of the step.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        deliver: Callable[[list[tuple[Active, Event]]], None],
+        max_pending: int,
+        log: Callable[[str], None],
+    ) -> None:
+        self.counters = Counters()
+        self._llm = llm
+        self._deliver = deliver
+        self._room = llm.executor.limits.batch + max_pending
+        self._log = log
+        self._changed = threading.Condition()
+        self._arrived: list[Active] = []
+        self._unwanted: list[tuple[Active, Failure]] = []
+        self._accepted = 0
+        self._stopping = False
+        self._live: dict[int, Active] = {}
+        self._thread = threading.Thread(target=self._run, name="snapexport-worker", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive()
+
+    def accept(self, active: Active) -> Failure | None:
+        """Queue a request; the failure where it is refused."""
+        with self._changed:
+            if self._stopping or self._accepted >= self._room:
+                self.counters.requests_refused_total += 1
+                return STOPPING if self._stopping else _full(self._room)
+            self._accepted += 1
+            self._arrived.append(active)
+            self._changed.notify()
+        return None
+
+    def cancel(self, active: Active, why: Failure) -> None:
+        """End a request before the next step. Does nothing if it has ended."""
+        with self._changed:
+            self._unwanted.append((active, why))
+            self._changed.notify()
+
+    def stop(self, seconds: float) -> None:
+        """End all requests and the thread; wait for it no longer than this."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def values(self) -> dict[str, float]:
+        """The gauges that change, and the counters. Any thread may ask."""
+        waiting = sum(1 for one in tuple(self._live.values()) if one.started is None)
+        return {
+            "requests_running": len(self._live) - waiting,
+            "requests_waiting": waiting + len(self._arrived),
+            "slots_used": self._llm.slots_used,
+            **self.counters.values(),
+        }
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._step_or_end_all()
+        finally:
+            with self._changed:
+                self._stopping = True  # however the loop ended: no request may wait for it
+            self._take_up()
+            self._tell(self._end_all(STOPPING))
+
+    def _wait(self) -> bool:
+        """Sleep while there is nothing to do; False once the worker is to stop."""
+        with self._changed:
+            while not (self._stopping or self._arrived or self._unwanted or self._llm.busy):
+                self._changed.wait()
+            return not self._stopping
+
+    def _step_or_end_all(self) -> None:
+        try:
+            self._tell(self._step())
+        except Exception as error:
+            self._log(traceback.format_exc())
+            self._tell(self._end_all(_internal(error)))
+            time.sleep(PAUSE_SECONDS)
+
+    def _step(self) -> list[tuple[Active, Event]]:
+        """One step of the LLM, after what came and went since the last."""
+        self._take_up()
+        now = time.monotonic()
+        for active in self._live.values():
+            if now > active.deadline:
+                self._cancel(active, _deadline(active.timeout))
+        deltas = self._llm.step()
+        now = time.monotonic()
+        self._note_started(now)
+        known = [delta for delta in deltas if delta.request_id in self._live]
+        return [self._event(delta, now) for delta in known]
+
+    def _take_up(self) -> None:
+        with self._changed:
+            arrived, self._arrived = self._arrived, []
+            unwanted, self._unwanted = self._unwanted, []
+        for active in arrived:
+            try:
+                active.request_id = self._llm.submit(active.request)
+            except Exception as error:  # the others must not be lost with it
+                self._log(traceback.format_exc())
+                self._leave()
+                self.counters.requests_failed_total += 1
+                self._tell([(active, _internal(error))])
+                continue
+            self._live[active.request_id] = active
+            self.counters.prompt_tokens_total += len(active.request.prompt_token_ids)
+        for active, why in unwanted:
+            self._cancel(active, why)
+
+    def _cancel(self, active: Active, why: Failure) -> None:
+        """Free its batch slot; its last delta, which says "cancelled", comes with the next step.
+
+        It must not fail: it is all that is left to do after other failures.
+        """
+        if active.request_id is None or active.request_id not in self._live:
+            return
+        active.ending = active.ending or why
+        try:
+            self._llm.cancel(active.request_id)
+        except Exception:
+            self._log(traceback.format_exc())
+
+    def _note_started(self, now: float) -> None:
+        waiting = self._llm.waiting
+        for request_id, active in self._live.items():
+            if active.started is None and request_id not in waiting:
+                active.started = now
+                self.counters.observe("queue_seconds", now - active.arrived)
+
+    def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
+        """What a delta means for its request: an output, or why there are no more."""
+        active = self._live[delta.request_id]
+        self.counters.count(active, delta, now)
+        if delta.finish_reason:
+            self._forget(delta.request_id)
+        if delta.finish_reason == "cancelled":
+            return active, active.ending or CANCELLED
+        if delta.finish_reason == "error":
+            return active, _internal(delta.exception) if delta.exception else NOT_FINITE
+        return active, delta
+
+    def _forget(self, request_id: int) -> None:
+        del self._live[request_id]
+        self._leave()
+
+    def _leave(self) -> None:
+        """Give a place in the queue back."""
+        with self._changed:
+            self._accepted -= 1
+
+    def _end_all(self, why: Failure) -> list[tuple[Active, Event]]:
+        """End every request that is live, each with a last event."""
+        ended: list[tuple[Active, Event]] = []
+        for request_id, active in list(self._live.items()):
+            self._cancel(active, why)
+            self._forget(request_id)
+            ended.append((active, why))
+        self.counters.requests_failed_total += len(ended)
+        return ended
+
+    def _tell(self, events: list[tuple[Active, Event]]) -> None:
+        if events:
+            self._deliver(events)
+
+
+def _deadline(seconds: float) -> Failure:
+    return Failure(f"deadline exceeded: the answer took longer than {seconds:g} s", "deadline")
+
+
+def _internal(error: Exception) -> Failure:
+    return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")
+
+
+def _full(room: int) -> Failure:
+    return Failure(f"{room} requests run and wait already: try again later", "full")
+
+
+def _too_slow() -> Failure:
+    return Failure(f"the client left {MOST_UNREAD_TOKENS} tokens unread", "cancelled")
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Stream(ActiveRequest):
+    """A request whose outputs wait for a coroutine. Only the event loop touches what is below."""
+
+    unread: list[OutputDelta] = field(default_factory=list)
+    unread_tokens: int = 0
+    failure: Failure | None = None
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, event: Event) -> None:
+        """Add an output or the failure."""
+        if isinstance(event, Failure):
+            self.failure = event
+        else:
+            self.unread.append(event)
+            self.unread_tokens += len(event.token_ids)
+        self.has_news.set()
+
+    async def next(self) -> OutputDelta:
+        """All outputs that wait, joined. Raises GenerationError after the last one."""
+        await self.has_news.wait()
+        self.has_news.clear()
+        if self.unread:
+            output = joined(self.unread)
+            self.unread, self.unread_tokens = [], 0
+            if self.failure:
+                self.has_news.set()
+            return output
+        assert self.failure is not None
+        raise GenerationError(self.failure)
+
+
+class InProcessGenerator:
+    """A worker behind an event loop: a `Generator`. The loop never waits for the LLM.
+
+    A step's events reach the loop by one `call_soon_threadsafe`.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        max_pending: int,
+        request_seconds: float,
+        labels: dict[str, str],
+        gauges: dict[str, float],
+        log: Callable[[str], None],
+    ) -> None:
+        """labels: of all metrics. gauges: metrics that don't change. request_seconds: a timeout."""
+        self.last_output = self.last_failure = float("-inf")
+        self.worker: Worker[_Stream] = Worker(llm, self._deliver, max_pending, log)
+        self.request_seconds = request_seconds
+        self._gauges = gauges
+        self._text_form = TextForm(labels)
+
+    def start(self) -> None:
+        """Begin to serve the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.worker.start()
+
+    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        """The outputs of one request, as fast as they are read."""
+        stream = _Stream(request=request, timeout=self.request_seconds)
+        if refusal := self.worker.accept(stream):
+            raise GenerationError(refusal)
+        is_last = False
+        try:
+            while not is_last:
+                output = await stream.next()
+                is_last = output.finish_reason is not None
+                yield output
+        finally:
+            if not is_last:
+                self.worker.cancel(stream, CANCELLED)
+
+    async def metrics(self) -> bytes:
+        """All metrics of the worker."""
+        self._text_form.take(self.worker.counters.observations)
+        return self._text_form.render(self._gauges | self.worker.values())
+
+    async def close(self) -> None:
+        """Stop the worker: what runs ends with an error."""
+        await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can still be served."""
+        return self.worker.is_running
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the last thing heard of the LLM was a failure of its own."""
+        return self.last_failure > self.last_output
+
+    def _deliver(self, events: list[tuple[_Stream, Event]]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and with it every stream
+            self._loop.call_soon_threadsafe(self._hand_out, events)
+
+    def _hand_out(self, events: list[tuple[_Stream, Event]]) -> None:
+        now = time.monotonic()
+        for stream, event in events:
+            stream.put(event)
+            if not isinstance(event, Failure):
+                self.last_output = now
+            elif event.code == "internal":
+                self.last_failure = now
+            if stream.unread_tokens > MOST_UNREAD_TOKENS:
+                self.worker.cancel(stream, _too_slow())
+        self._text_form.take(self.worker.counters.observations)

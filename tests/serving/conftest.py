@@ -1,0 +1,31 @@
+"""A build of the bundled checkpoint, and the same build alone in this process."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from snapexport import LLM
+from snapexport.builder import build as make_build
+from snapexport.vault import CHECKPOINT
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 batch slots, prompts of up to 2,064 tokens in chunks of 256, 128 cache slots."""
+    if given := os.environ.get("SNAPEXPORT_TEST_BUILD"):
+        return Path(given)
+    out = tmp_path_factory.mktemp("serving") / "vault.build"
+    built = make_build(CHECKPOINT, out, L_max=2064, kv_budget=128, batch=8, prefill_chunk=256)
+    return built.directory
+
+
+@pytest.fixture(scope="session")
+def llm(build: Path) -> LLM:
+    return LLM(build, threads=1)
+
+
+@pytest.fixture(scope="session")
+def flags() -> tuple[str, ...]:
+    """Flags of `serve`: in one process."""
+    return ()

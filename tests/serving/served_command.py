@@ -1,0 +1,100 @@
+"""Tests of the command `snapexport serve`: its output, its end, and its refusals.
+
+Collected with an in-process server by tests/serving, and with a Triton server by tests/triton.
+"""
+
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serving.process import SECONDS, serve, start
+
+LONG: dict[str, Any] = {
+    "model": "vault",
+    "prompt": "The old",
+    "max_tokens": 1500,
+    "stream": True,
+    "extra_body": {"ignore_eos": True},
+}
+Flags = tuple[str, ...]
+
+
+def draining(seconds: float) -> str:
+    return (
+        f"draining: running answers have {seconds:g} s to finish; a second signal does not wait\n"
+    )
+
+
+def test_printed_curl_line_works_and_sigterm_drains(
+    build: Path, flags: Flags, tmp_path: Path
+) -> None:
+    """The stream that runs ends as it would have, and nothing new begins."""
+    process = start(build, tmp_path, *flags)
+    try:
+        curl = printed(process).splitlines()[-1]
+        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True)
+        assert '"object":"text_completion"' in answer.stdout, answer.stderr
+        url = curl.split()[1].removesuffix("/completions")
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        stream = client.completions.create(**LONG)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            while True:  # the signal is on its way
+                client.completions.create(**LONG | {"max_tokens": 1, "stream": False})
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        _, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, errors) == (0, draining(30))
+        assert list(tmp_path.glob("snapexport-*")) == []
+    finally:
+        process.kill()
+
+
+def test_drain_seconds_bound_the_drain(build: Path, flags: Flags, tmp_path: Path) -> None:
+    long = LONG | {"max_tokens": 30_000}
+    with serve(build, tmp_path, *flags, "--drain-seconds", "0.1") as serving:
+        stream = serving.client().completions.create(**long)
+        serving.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        assert serving.ended() == (0, draining(0.1))
+    assert list(tmp_path.glob("snapexport-*")) == []
+
+
+def test_port_in_use_is_refused(build: Path, flags: Flags, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        for flag in ("--port", "--grpc-port") if flags else ("--port",):
+            assert refused(build, tmp_path, *flags, flag, port) == (
+                f"error: {flag} {port} on 127.0.0.1: Address already in use\n\n"
+                f"hint: choose another {flag}; 0: a free one\n"
+            )
+
+
+def test_build_without_a_tokenizer_is_refused(build: Path, flags: Flags, tmp_path: Path) -> None:
+    shutil.copytree(build, tmp_path / "bare", ignore=lambda *_: {"tokenizer.json"})
+    error = refused(tmp_path / "bare", tmp_path, *flags)
+    assert "bare has no tokenizer.json\n\nhint: copy" in error
+
+
+def refused(build: Path, scratch: Path, *flags: str) -> str:
+    process = start(build, scratch, *flags)
+    out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (2, "")
+    return errors
+
+
+def printed(process: "subprocess.Popen[str]") -> str:
+    """What it prints, up to the line for a shell."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line.startswith("curl "):
+            return text
+    raise AssertionError(process.communicate()[1])

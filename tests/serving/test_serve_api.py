@@ -1,0 +1,3 @@
+"""`snapexport serve` in one process, by OpenAI's client."""
+
+from tests.serving.served_api import *  # noqa: F403

@@ -1,0 +1,131 @@
+"""The documentation is true to the repository: links resolve, commands parse, flags exist."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapexport.cli.app import parser
+from tools import cli_reference
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES += [*(ROOT / "docs").rglob("*.md"), ROOT / "plugins" / "README.md"]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FLAG = re.compile(r"`(--[a-zA-Z][\w-]*)")
+
+OTHERS = {
+    *(
+        "--apply_chat_template",
+        "--batch_size",
+        "--device",
+        "--model_args",
+        "--include_path",
+    ),  # lm_eval
+    *("--dynamicPlugins", "--setPluginsToSerialize", "--plugins"),  # trtexec, polygraphy
+    *("--gpus", "--model-control-mode", "--backend-config"),  # docker, tritonserver
+    *("--recover", "--dry-run", "--quick", "--import-mode", "--out", "--help"),  # tools of ours
+}
+"""Flags that the pages name and other programs have."""
+
+FORMER = {"CHANGELOG.md"}
+"""Pages that name flags of the past."""
+
+
+def by_page(pattern: str = "") -> "pytest.MarkDecorator":
+    pages = [name for name in NAMES if name.endswith(".md") and pattern in name]
+    return pytest.mark.parametrize("page", pages)
+
+
+@by_page()
+def test_relative_links_resolve(page: str) -> None:
+    text = FENCE.sub("", (ROOT / page).read_text())
+    broken = [link for link in LINK.findall(text) if not resolves(ROOT / page, link)]
+    assert broken == []
+
+
+def resolves(page: Path, link: str) -> bool:
+    if re.match(r"[a-z]+:", link):
+        return True
+    file, _, anchor = link.partition("#")
+    target = (page.parent / file).resolve() if file else page
+    if not target.exists() or not target.is_relative_to(ROOT):
+        return False
+    return not anchor or anchor in anchors(target)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@by_page()
+def test_commands_of_fenced_blocks_parse(page: str) -> None:
+    for command in commands((ROOT / page).read_text()):
+        parser().parse_args(command)  # raises UserError, which names the argument
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Arguments of each line that calls snapexport."""
+    for block in FENCE.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            call = line.removeprefix("$ ").rpartition(" | ")[2].partition(" && ")[0]
+            if call.startswith("snapexport "):
+                yield shlex.split(call, comments=True)[1:]
+
+
+def test_commands_are_found_in_readme_and_quickstart() -> None:
+    for page, least in (("README.md", 7), ("docs/get-started/quickstart.md", 8)):
+        assert len(list(commands((ROOT / page).read_text()))) >= least
+
+
+@by_page()
+def test_flags_exist(page: str) -> None:
+    if page in FORMER:
+        return
+    named = set(FLAG.findall((ROOT / page).read_text()))
+    assert named - flags() - OTHERS == set()
+
+
+def flags() -> set[str]:
+    """Every flag of every command."""
+    every = [parser(), *cli_reference.subcommands(parser()).values()]
+    return {flag for one in every for action in one._actions for flag in action.option_strings}
+
+
+def test_the_command_line_reference_is_current() -> None:
+    assert cli_reference.PAGE.read_text() == cli_reference.render(), (
+        "run `python tools/cli_reference.py`"
+    )
+
+
+def test_every_command_is_in_the_reference() -> None:
+    text = cli_reference.PAGE.read_text()
+    subcommands: dict[str, argparse.ArgumentParser] = cli_reference.subcommands(parser())
+    assert [name for name in subcommands if f"## snapexport {name}\n" not in text] == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {
+        (index.parent / link.partition("#")[0]).resolve()
+        for link in LINK.findall(index.read_text())
+    }
+    pages = set((ROOT / "docs").rglob("*.md")) - {index}
+    assert pages - linked == set()
+
+
+def test_glossary_has_each_term_once_and_in_order() -> None:
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+    terms = [
+        line.split("|")[1].strip().lower() for line in text.splitlines() if line.startswith("| ")
+    ]
+    assert len(terms) == len(set(terms))
+    assert terms[1:] == sorted(terms[1:])

@@ -1,0 +1,53 @@
+"""A trace from the cache becomes the same graph as a fresh one, and nothing stale is taken."""
+
+import copy
+import inspect
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from snapexport.exporter import link, trace
+from snapexport.exporter.architectures import load_config
+from snapexport.exporter.checkpoint import Checkpoint
+from tests import trace_cache
+
+
+def linked(model: ir.Model, checkpoint: Checkpoint, config: Any) -> bytes:
+    sources = link.checkpoint_tensors(model, checkpoint, config)
+    assert len(sources) > 15
+    link.link(model, sources, checkpoint.tensors)
+    return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path) -> None:
+    found = Checkpoint.open(checkpoint)
+    config = load_config(found)
+    cached = trace_cache.caching(inspect.unwrap(trace.trace_decode), tmp_path)
+    traced, loaded = (cached(config, torch.float32, 2) for _ in range(2))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert linked(traced, found, config) == linked(loaded, found, config)
+
+
+def test_a_trace_is_found_by_all_that_makes_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(Checkpoint.open(checkpoint))
+    other = copy.deepcopy(config)
+    other.rms_norm_eps *= 2
+    made = ("decode", config, torch.float32, 2)
+    assert trace_cache.key(*made) == trace_cache.key(*copy.deepcopy(made))
+    keys = {
+        trace_cache.key(*made),
+        trace_cache.key("prefill", *made[1:]),
+        trace_cache.key("decode", other, torch.float32, 2),
+        trace_cache.key("decode", config, torch.float16, 2),
+        trace_cache.key("decode", config, torch.float32, 3),
+    }
+    monkeypatch.setattr(trace_cache, "sources", lambda: "edited")
+    keys.add(trace_cache.key(*made))
+    monkeypatch.setattr(trace_cache, "version", lambda library: "0")
+    keys.add(trace_cache.key(*made))
+    assert len(keys) == 7
