@@ -1,4 +1,4 @@
-"""Ties a traced graph to the placed weights: initializers become references into .safetensors."""
+"""Ties a traced graph to the placed weights: initializers become references into their files."""
 
 from typing import TYPE_CHECKING
 

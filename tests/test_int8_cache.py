@@ -137,8 +137,9 @@ def test_a_step_is_exact_attention_to_what_the_caches_hold(tmp_path: Path, capfd
     ort.set_default_logger_severity(2)
     build = build_of(INT8)
     eight = filled(BoundGraph(build, "decode"))
-    derived = derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions())
-    plain = BoundGraph(derived, "decode")
+    plain = BoundGraph(
+        derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions()), "decode"
+    )
     for spec in build.manifest.graphs["baseline-decode"].inputs:
         held = eight.arrays[spec.name]
         is_past = names.is_past(spec.name)
