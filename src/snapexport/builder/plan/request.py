@@ -1,4 +1,4 @@
-"""The request for a plan, and how memory and choices are written on the command line."""
+"""The request for a plan, and the command that builds a choice."""
 
 import dataclasses
 import shlex
