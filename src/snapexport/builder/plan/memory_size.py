@@ -1,13 +1,13 @@
 """Reads the value of --memory."""
 
-from snapexport.contract.bytes import parsed
+from snapexport.contract.bytes import size
 from snapexport.contract.errors import UserError
 
 
 def parse_size(text: str) -> int:
     """Bytes of what --memory was given. Raises UserError."""
     try:
-        nbytes = parsed(text)
+        nbytes = size(text)
     except ValueError:
         raise UserError(
             f"--memory '{text}' is no size", "write it like 80GiB, 24GB or 512M"
