@@ -1,12 +1,13 @@
 """TensorRT engines of a build that was made for TensorRT.
 
-    graph -> network (parsed) -> plan (built on this GPU) -> loaded once -> the build's manifest
+    graph -> network (parsed) -> engine (built on this GPU) -> loaded once -> the build's manifest
 
 Importing this package loads no TensorRT: modules that need it are named `tensorrt_*`.
 """
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line, needs_extra
+from snapexport.contract.targets import capabilities
 from snapexport.engines.options import EngineOptions
 from snapexport.engines.progress import Progress, Silent
 
@@ -14,7 +15,7 @@ __all__ = ["EngineOptions", "Progress", "build_engines", "require_target"]
 
 
 def build_engines(build: Build, options: EngineOptions, progress: Progress | None = None) -> str:
-    """Build plans for the present GPU and record them; their name in the manifest's `engines`.
+    """Build engines for the present GPU and record them; their name in the manifest's `engines`.
 
     What was finished stays, also where a later graph fails. Raises UserError.
     """
@@ -35,7 +36,7 @@ def build_engines(build: Build, options: EngineOptions, progress: Progress | Non
 
 def require_target(build: Build) -> None:
     """Refuse graphs that TensorRT's parser does not take."""
-    if build.manifest.target != "tensorrt":
+    if not capabilities(build.manifest.target).compiled:
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
             "build it again with --target tensorrt",
