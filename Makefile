@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test test-triton lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,9 @@ test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environmen
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
 	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
 
+planted-faults: $(STAMP) ## plant faults in a copy, and see that tests catch each, an hour
+	$(BIN)/python tools/planted_faults.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -95,23 +98,24 @@ gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: right, free of races,
 
 performance: export OMP_WAIT_POLICY = passive
 performance: $(STAMP)    ## the tables of docs/performance.md, 35 minutes; peers by PEERS="--peers-python ..."
-	$(BIN)/python -m tools.performance all $(PEERS)
-	$(BIN)/python -m tools.performance tables --write docs/performance.md
+	$(BIN)/python -m snapexport.bench all $(PEERS)
+	$(BIN)/python -m snapexport.bench tables --write docs/performance.md
 
 gpu-bench: $(GPU_STAMP)  ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
-	$(GPU_BIN)/python -m tools.gpu_bench --out build/gpu_bench
+	$(GPU_BIN)/python -m snapexport.bench context equal_memory overhead --device cuda --resume \
+		--work build/gpu_bench --out build/gpu_bench
 
 goldens:                 ## what published implementations keep: tests/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
 
 scale: $(STAMP)          ## time and memory of exporting checkpoints of Llama-3.1's shapes
-	$(BIN)/python tools/measure_scale.py
+	$(BIN)/python -m snapexport.bench export --out build/bench
 
 memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking
-	$(BIN)/python tools/measure_memory.py
+	$(BIN)/python -m snapexport.bench prepack --out build/bench
 
 plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a running build takes
-	OMP_WAIT_POLICY=passive $(BIN)/python tools/measure_plan.py
+	OMP_WAIT_POLICY=passive $(BIN)/python -m snapexport.bench plan --out build/bench
 
 clean:
 	rm -rf $(VENV) $(TRITON_VENV) $(GPU_VENV)

@@ -1,0 +1,176 @@
+"""Loads a build's engine files as TensorRT engines: plugins, deserializing, refitting, checks.
+
+Works with TensorRT 10.15 and newer. Knows no buffer and runs nothing.
+"""
+
+import logging
+import mmap
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.engines import EngineEntry
+from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.tensors import OF_TENSORRT, in_place
+from snapexport.runtime.cuda import CudaMemory
+from snapexport.runtime.trt import entry
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+LOG = logging.getLogger("snapexport.tensorrt")
+LOG.addHandler(logging.NullHandler())  # or Python prints warnings on stderr
+
+_KEPT_ERRORS = 8
+
+
+def tensorrt_version() -> str:
+    """Return the installed TensorRT's version. Raises UserError where none can be loaded."""
+    with needs_extra("tensorrt"):
+        try:
+            import tensorrt as trt
+        except ModuleNotFoundError:
+            raise
+        except (ImportError, OSError) as error:  # the bindings are there, their library is not
+            raise UserError(
+                f"TensorRT's Python package cannot be loaded: {error}",
+                "install it anew: pip install 'snapexport[tensorrt]'",
+            ) from error
+    return str(trt.__version__)
+
+
+def open_engines(
+    build: Build, wanted: Iterable[GraphName] | None = None
+) -> "tuple[CudaMemory, Engines]":
+    """Open the present GPU, and the engines that were built for it. Raises UserError.
+
+    wanted: the graphs that are going to be loaded; None means all.
+    """
+    version = tensorrt_version()
+    memory = CudaMemory()
+    machine = entry.Machine(version, memory.device.compute_capability, memory.device.name)
+    return memory, Engines(build, entry.choose(build, machine, wanted))
+
+
+class Engines:
+    """The engines of one engine entry. Keep the object as long as what it loaded.
+
+    errors: TensorRT's latest error messages.
+    """
+
+    def __init__(self, build: Build, chosen: EngineEntry) -> None:
+        """Load the plugins, and check the files' sizes. Raises UserError."""
+        import tensorrt as trt
+
+        entry.check_files(build, chosen)
+        self._build = build
+        self._entry = chosen
+        self._logger, self.errors = _logger()
+        self._runtime = trt.Runtime(self._logger)
+        # A version-compatible engine brings the code of the TensorRT that built it.
+        self._runtime.engine_host_code_allowed = chosen.version_compatible
+        if chosen.plugins and chosen.needs_plugins:
+            self._load_plugins(build.directory / chosen.plugins.file)
+
+    def load(self, name: GraphName) -> "trt.ICudaEngine":
+        """Load one graph's engine with its weights, and check it. Raises UserError."""
+        if name not in self._entry.graphs:
+            more = entry.command(self._build, self._entry, overwrite=False)
+            raise UserError(
+                f"no engine of {name}.onnx was built for {self._entry.gpu}",
+                f"make it: `{more}`",
+            )
+        self.errors.clear()
+        path = self._build.directory / self._entry.graphs[name].file
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            engine = self._runtime.deserialize_cuda_engine(content)
+        if engine is None:
+            raise self._refused(
+                f"TensorRT cannot load {path}",
+                way_out=", or end what else runs on the GPU: each engine copies the weights",
+            )
+        if self._entry.stripped:
+            self._refit(engine, self._build.graph(name))
+        self._check(path, engine, self._build.manifest.graphs[name])
+        self._check_aliases(path, engine, in_place(name, self._build.manifest.graphs[name]))
+        return engine
+
+    def _load_plugins(self, library: Path) -> None:
+        if self._runtime.get_plugin_registry().load_library(str(library)) is None:
+            raise self._refused(
+                f"TensorRT cannot load the plugins of {library}, or has plugins of these names"
+            )
+
+    def _refit(self, engine: "trt.ICudaEngine", graph: Path) -> None:
+        """Take the weights, which a stripped engine lacks, from the graph's own files."""
+        import tensorrt as trt
+
+        refitter = trt.Refitter(engine, self._logger)
+        parser = trt.OnnxParserRefitter(refitter, self._logger)
+        if not (parser.refit_from_file(str(graph)) and refitter.refit_cuda_engine()):
+            problems = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            raise self._refused(f"TensorRT cannot take the weights from {graph}", problems)
+
+    def _check(self, path: Path, engine: "trt.ICudaEngine", graph: GraphEntry) -> None:
+        promised = {spec.name: (spec.dtype, spec.shape) for spec in (*graph.inputs, *graph.outputs)}
+        tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        found = {name: _described(engine, name) for name in tensors}
+        for name in sorted(promised.keys() | found.keys()):
+            if promised.get(name) != found.get(name):
+                raise UserError(
+                    f"{path} has {found.get(name)} for '{name}', "
+                    f"the manifest says {promised.get(name)}",
+                    f"make the engine again: `{self._again}`",
+                )
+
+    def _check_aliases(self, path: Path, engine: "trt.ICudaEngine", pairs: dict[str, str]) -> None:
+        """Refuse an engine that does not write the caches in place."""
+        for present, past in pairs.items():
+            if engine.get_aliased_input_tensor(present) != past:
+                raise self._refused(f"{path} does not write '{past}' in place")
+
+    def _refused(self, message: str, problems: Sequence[str] = (), way_out: str = "") -> UserError:
+        """An error with TensorRT's last message. way_out: beside making the engine again."""
+        reasons = [*problems, *self.errors]
+        reason = f": {reasons[-1].strip()}" if reasons else ""
+        return UserError(message + reason, f"make the engine again: `{self._again}`{way_out}")
+
+    @property
+    def _again(self) -> str:
+        return entry.command(self._build, self._entry)
+
+
+def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
+    dtype = engine.get_tensor_dtype(name).name
+    return OF_TENSORRT.get(dtype, dtype), list(engine.get_tensor_shape(name)[:])
+
+
+def _logger() -> "tuple[trt.ILogger, deque[str]]":
+    """Send TensorRT's messages to Python's log, and keep its latest errors for ours."""
+    import tensorrt as trt
+
+    severities = trt.ILogger.Severity
+    levels = {
+        severities.INTERNAL_ERROR: logging.ERROR,
+        severities.ERROR: logging.ERROR,
+        severities.WARNING: logging.WARNING,
+    }
+    errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+
+    class Logger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)  # not super(): the bindings require it
+
+        def log(self, severity: "trt.ILogger.Severity", msg: str) -> None:
+            level = levels.get(severity, logging.DEBUG)
+            if level == logging.ERROR:
+                errors.append(msg)
+            LOG.log(level, msg)
+
+    return Logger(), errors

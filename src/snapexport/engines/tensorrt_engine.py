@@ -1,0 +1,96 @@
+"""Builds an engine file from a network, and checks the engine by loading it."""
+
+import hashlib
+import mmap
+from pathlib import Path
+
+import tensorrt as trt
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.tensors import in_place
+from snapexport.engines.tensorrt_callbacks import Log
+from snapexport.engines.tensorrt_network import load_plugins
+
+
+class EngineWriter(trt.IStreamWriter):
+    """Takes an engine as TensorRT hands it out, and writes it at once: we keep no copy of it.
+
+    Whether TensorRT does was not seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        trt.IStreamWriter.__init__(self)
+        self.size = 0
+        self.problem: OSError | None = None
+        self._digest = hashlib.sha256()
+        self._file = path.open("wb")
+
+    def write(self, data: bytes) -> int:
+        """Called by TensorRT. It takes no exception: it is told by the count that it is over."""
+        try:
+            self._file.write(data)
+        except OSError as problem:
+            self.problem = problem
+            return 0
+        self._digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def close(self) -> str:
+        """Finish the file; its SHA-256."""
+        self._file.close()
+        return self._digest.hexdigest()
+
+
+def write_engine(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    path: Path,
+) -> tuple[int, str] | None:
+    """Build, which can take an hour. The engine's size and SHA-256; None if TensorRT gave up."""
+    writer = EngineWriter(path)
+    try:
+        built = builder.build_serialized_network_to_stream(network, config, writer)
+    finally:
+        digest = writer.close()
+    if writer.problem:
+        raise writer.problem
+    return (writer.size, digest) if built and writer.size else None
+
+
+def check_engine(
+    log: Log,
+    path: Path,
+    name: GraphName,
+    entry: GraphEntry,
+    *,
+    version_compatible: bool,
+    plugins: Path | None,
+) -> int:
+    """Load an engine and see that its caches are written in place; the bytes of its activations.
+
+    A version compatible engine brings a runtime of its own, and the plugins. Raises UserError.
+    """
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = version_compatible
+    if plugins and not version_compatible:
+        load_plugins(runtime.get_plugin_registry(), log, plugins.resolve())
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        engine = runtime.deserialize_cuda_engine(content)
+    if engine is None:
+        raise log.failure(
+            f"TensorRT built an engine of {name} and does not load it",
+            "the GPU needs room for the engine's weights: see what else runs on it",
+        )
+    for output, past in in_place(name, entry).items():
+        if engine.get_aliased_input_tensor(output) != past:
+            raise UserError(
+                f"in TensorRT's engine of {name}, {output} does not share the memory of {past}: "
+                "each step would copy the cache",
+                "build the graphs again with --target tensorrt, which writes caches by "
+                "TensorScatter; if they are, please report it",
+            )
+    memory: int = engine.device_memory_size_v2
+    return memory
