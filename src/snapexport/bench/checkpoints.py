@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 
 _NAMES: dict[str, tuple[str, str]] = {
     "fp32": ("F32", "float32"),
