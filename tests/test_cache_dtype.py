@@ -152,7 +152,7 @@ def test_inspect_says_so(capsys: Any) -> None:
     told = json.loads(capsys.readouterr().out)
     assert (told["cache_dtype"], told["decode_attention"]) == ("fp16", "all")
     assert main(["inspect", directory]) == 0
-    assert "caches in fp16, attention over all slots" in capsys.readouterr().out
+    assert "caches in fp16, attention over all cache slots" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_the_lint_finds_nothing() -> None:
 
 
 def test_inspect_tells_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for case, line in ((CHUNKED, "from 8 top_tokens"), (PLAIN, "from logits")):
+    for case, line in ((CHUNKED, "from 8 top tokens"), (PLAIN, "from logits")):
         assert main(["inspect", str(build_of(case).directory)]) == 0
         assert line in capsys.readouterr().out
 
