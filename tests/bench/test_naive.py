@@ -10,7 +10,7 @@ from snapexport.bench.naive_decode import NaiveDecode
 from snapexport.bench.naive_graph import write
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import Target
+from snapexport.contract.targets import Target
 from snapexport.runtime.open_executor import open_executor
 
 L_MAX, BUDGET = 64, 24

@@ -16,8 +16,12 @@ from snapexport.builder import run as run_build
 from snapexport.builder.derive import derive
 from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import PLAIN, CacheForm
-from snapexport.contract.manifest import DType, Manifest, Quantization, Target
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.manifest import Manifest, Quantization
+from snapexport.contract.targets import DType, Target
+
+PLAIN = GraphOptions()
+IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
 
 _MAKERS = ("contract", "exporter", "graphs", "builder")
 """The packages that a build comes from."""
@@ -44,10 +48,11 @@ class Builds:
     top_tokens: int = 0
 
     def get(
-        self, L_max: int, kv_budget: int | None, batch: int = 1, form: CacheForm = PLAIN
+        self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
     ) -> Build:
         """With exactly `batch` slots. kv_budget: of SnapStream; None for the full cache."""
-        cache = f"budget{kv_budget}.{form.dtype}.{form.attention}" if kv_budget else "full"
+        held = f"{form.cache_dtype}.{form.decode_attention}"
+        cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
         out = self._path(batch, f"L{L_max}.{cache}")
         if not out.is_dir():
             traced = self.traced(batch)
@@ -58,7 +63,7 @@ class Builds:
                     traced,
                     geometry,
                     directory / "build",
-                    form=form,
+                    replace(form, top_tokens=self.top_tokens),
                     link_weights=self._links,
                 ).directory.rename(out)
         return self._opened(out)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import safetensors
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 
 _CONFIG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _BLOCK = (1 << 24) + 1

@@ -7,8 +7,8 @@ from typing import Any
 from snapexport.bench import checkpoints
 from snapexport.bench.builds import Builds
 from snapexport.bench.devices import Device
-from snapexport.contract.cache_form import PLAIN, CacheForm
-from snapexport.contract.manifest import DType
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.targets import DType
 from snapexport.vault import CHECKPOINT
 
 QUICK_CHUNK = 64
@@ -37,9 +37,9 @@ class Setup:
         return self.device.threads
 
     @property
-    def form(self) -> CacheForm:
+    def form(self) -> GraphOptions:
         """How compressed caches are held: on a GPU attention reads valid slots alone."""
-        return CacheForm(attention="valid") if self.device.name == "cuda" else PLAIN
+        return GraphOptions(decode_attention="valid" if self.device.name == "cuda" else None)
 
     def model(self, name: str = "small", dtype: DType = "fp32") -> Path:
         """The checkpoint's directory."""

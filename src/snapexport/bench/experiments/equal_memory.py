@@ -13,8 +13,9 @@ from snapexport.bench.spread import rounded
 from snapexport.bench.tables import Table, of_roofline, spread_ms
 from snapexport.bench.turns import Row, alone
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import CacheDType, CacheForm
 from snapexport.contract.errors import UserError
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.targets import CacheDType
 from snapexport.runtime.memory import cache_bytes
 
 HELP = "largest batch and tokens/s of caches of the same bytes, prompts of 16K to 128K"
@@ -131,7 +132,11 @@ def builds(setup: Setup, options: Options) -> Iterator[Entry]:
             batch = positions * cache.smaller // (slots or prompt)
             if batch:
                 L_max = max(options.prompts) if cache.kv_budget else prompt
-                form = CacheForm(cache.dtype, "valid") if cache.dtype else setup.form
+                form = (
+                    GraphOptions(cache_dtype=cache.dtype, decode_attention="valid")
+                    if cache.dtype
+                    else setup.form
+                )
                 yield Entry(prompt, cache, made.get(L_max, slots, batch, form))
             elif slots is not None:
                 raise UserError(

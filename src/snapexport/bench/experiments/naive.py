@@ -17,7 +17,7 @@ from snapexport.bench.systems import System, SystemSpec
 from snapexport.bench.tables import Table, mib, spread_ms
 from snapexport.bench.turns import Row, alone, clocked
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import Target
+from snapexport.contract.targets import Target
 from snapexport.runtime.memory import cache_bytes
 
 HELP = "the paper's Listings 1-2 done naively, by Concat: step time and memory against the ring"

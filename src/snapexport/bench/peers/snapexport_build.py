@@ -16,14 +16,15 @@ PACKAGES = ("snapexport", "onnxruntime")
 def variants(scene: "Scene") -> Iterator["Variant"]:
     """Caches by weights. prepack: a second copy of the weights, as the libraries have that lay them
     out anew. Those of 4 bits always are."""
+    from snapexport.bench.builds import IN_INT8, PLAIN
     from snapexport.bench.peers.process import Variant
-    from snapexport.contract.cache_form import PLAIN, CacheForm
+    from snapexport.contract.graph_options import GraphOptions
 
     caches = {
         "SnapStream": (scene.kv_budget, PLAIN, False),
         "SnapStream, prepacked": (scene.kv_budget, PLAIN, True),
-        "SnapStream in fp16": (scene.kv_budget, CacheForm("fp16"), False),
-        "SnapStream in int8": (scene.kv_budget, CacheForm("int8", "valid"), False),
+        "SnapStream in fp16": (scene.kv_budget, GraphOptions(cache_dtype="fp16"), False),
+        "SnapStream in int8": (scene.kv_budget, IN_INT8, False),
         "full": (None, PLAIN, False),
     }
     weights: dict[Quantization | None, int] = {None: 32, "int4": 4}

@@ -1,38 +1,31 @@
-"""The architectures that are verified against transformers, and why others are refused."""
+"""Checks a checkpoint's config against the record of its architecture, and reads the model's facts.
+
+Refuses what is not verified and what a static graph cannot express. Names no architecture.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.errors import UserError, first_line
 from snapexport.contract.manifest import ModelFacts
+from snapexport.exporter.architectures.registry import VERIFIED, architecture_of
 from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-VERIFIED = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-}
-"""Architecture and its config's model_type. Checked by the tests: logits, greedy tokens and kept
-positions agree with transformers'."""
-
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE variants whose frequencies don't depend on how long the sequence has become."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_MAY_SLIDE = ("mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
-"""The model_types whose code looks at `sliding_window`."""
+"""transformers' names of layer types."""
 
 
 def require_verified(checkpoint: Checkpoint) -> str:
-    """Architecture of the checkpoint, or UserError with the list of those that work."""
+    """The class that the checkpoint names. Raises UserError with the list of those that work."""
     config = checkpoint.config
     named = config.get("architectures") or ["(none named in config.json)"]
-    if named[0] not in VERIFIED or config.get("model_type") != VERIFIED[named[0]]:
+    known = VERIFIED.get(named[0])
+    if known is None or config.get("model_type") != known.model_type:
         raise UserError(
             f"the architecture {named[0]} of a model_type '{config.get('model_type')}' "
             "is not supported",
@@ -66,12 +59,13 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
 
 
 def _require_verified_type(config: "PretrainedConfig") -> None:
-    # A Mistral with layer types is a Ministral to transformers.
-    if config.model_type not in VERIFIED.values():
+    """transformers may read another model_type than config.json names: layer types can do that."""
+    verified = [one.model_type for one in VERIFIED.values()]
+    if config.model_type not in verified:
         raise UserError(
             f"transformers takes the checkpoint for a model_type '{config.model_type}', "
             "which is not supported",
-            f"these are verified: {', '.join(VERIFIED.values())}",
+            f"these are verified: {', '.join(verified)}",
         )
 
 
@@ -84,7 +78,8 @@ def _require_causal(config: "PretrainedConfig") -> None:
 
 
 def _require_known_layers(config: "PretrainedConfig") -> None:
-    known = (FULL, SLIDING) if config.model_type in _MAY_SLIDE else (FULL,)
+    slides = architecture_of(config).slides != "never"
+    known = (FULL, SLIDING) if slides else (FULL,)
     others = sorted(set(_layer_types(config)) - set(known))
     if others:
         raise UserError(
@@ -99,13 +94,10 @@ def _require_known_layers(config: "PretrainedConfig") -> None:
 
 
 def _layer_types(config: "PretrainedConfig") -> list[str]:
-    usual = SLIDING if _slides_throughout(config) else FULL
+    """As the config names them; without names all layers are alike."""
+    throughout = architecture_of(config).slides == "throughout"
+    usual = SLIDING if throughout and config.sliding_window is not None else FULL
     return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-
-
-def _slides_throughout(config: "PretrainedConfig") -> bool:
-    """Mistral has no layer types: every layer slides where a window is set."""
-    return config.model_type == "mistral" and config.sliding_window is not None
 
 
 def sliding_windows(config: "PretrainedConfig") -> list[int]:
@@ -137,9 +129,9 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
 
 
 def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
-    """The model's RoPE, or one for each of its layer types (Gemma 3)."""
+    """The model's RoPE, or one for each of its layer types."""
     rope: dict[str, Any] = config.rope_parameters or {}
-    if config.model_type != "gemma3_text":
+    if not architecture_of(config).rope_per_layer_type:
         return [rope]
     return [rope[kind] for kind in sorted(set(_layer_types(config)))]
 
