@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test test-triton lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -56,6 +56,9 @@ test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environmen
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
 	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
+
+planted-faults: $(STAMP) ## plant faults in a copy, and see that tests catch each, an hour
+	$(BIN)/python tools/planted_faults.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,8 +1,10 @@
-"""What the kernels are held against: the definitions of graphs/functions, in float64, with torch.
+"""Computes SnapKV's vote and the compressed cache in float64, with torch, for tests and GPU checks.
 
 Runs where its inputs are, a CPU or a GPU. Written from the definitions, not from the kernels.
 """
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,43 +13,80 @@ if TYPE_CHECKING:
     from snapexport.plugins.binding import GatherProblem, SelectProblem
 
 
+_GRAIN = 2.0**46
+"""Votes are rounded to its inverse: sums of such numbers are exact, so that equal sums are ties."""
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What a vote depends on beside its tensors. softcap: 0 for none; options as SnapKVSelect's."""
+
+    pool_kernel: int
+    scale: float
+    softcap: float = 0.0
+    softmax: str = "candidates"
+    vote: str = "sum"
+    pool: str = "avg"
+    group: str = "mean"
+
+    def scores(self, query: "Tensor", key: "Tensor", span: range) -> "Tensor":
+        """What the eligible positions `span` are ranked by, float64 [Hkv,n].
+
+        query [H,W,D]: of the last W prompt positions. key [Hkv,L,D]: of the prompt.
+        """
+        import torch
+
+        heads, window = key.shape[0], query.shape[1]
+        if not span:
+            return key.new_zeros(heads, 0, dtype=torch.float64)
+        queries = query.double().reshape(heads, -1, window, query.shape[2])
+        products = queries @ key.double()[:, None].mT * self.scale
+        if self.softcap:
+            products = self.softcap * (products / self.softcap).tanh()
+        share = self._share(products, span)
+        votes = share.square().sum(2) if self.vote == "sum-squares" else share.sum(2)
+        pooled = self._pooled((votes * _GRAIN).round() / _GRAIN)
+        if self.group == "max":
+            return pooled.amax(1)
+        return pooled.sum(1) / (pooled.shape[1] if self.group == "mean" else 1)
+
+    def _share(self, products: "Tensor", span: range) -> "Tensor":
+        """Of each query's attention, by key [Hkv,G,W,L] -> by eligible position [Hkv,G,W,n]."""
+        part = slice(span.start, span.stop)
+        if self.softmax == "candidates":
+            return products[..., part].softmax(-1)
+        rows, length = products.shape[-2:]
+        seen = products.new_ones(rows, length).tril(length - rows).bool()
+        return products.masked_fill(~seen, -math.inf).softmax(-1)[..., part]
+
+    def _pooled(self, votes: "Tensor") -> "Tensor":
+        """Each vote with its neighbours, zeros beyond the eligible: [Hkv,G,n] -> [Hkv,G,n]."""
+        import torch
+
+        width, before = self.pool_kernel, (self.pool_kernel - 1) // 2
+        padded = torch.nn.functional.pad(votes, (before, width - 1 - before))
+        if self.pool == "max":
+            return torch.nn.functional.max_pool1d(padded, width, 1)
+        return torch.nn.functional.avg_pool1d(padded, width, 1)
+
+
 def eligible(p: "SelectProblem", length: int) -> range:
     """Positions that neither sinks nor ring hold."""
     return range(p.sink, max(p.sink, length - p.recent))
 
 
 def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "Tensor":
-    """What the eligible positions are ranked by, float64 [Hkv, n]. query [H,W,D], key [Hkv,T,D]."""
-    import torch
-
-    span = eligible(p, length)
-    if not span:
-        return key.new_zeros(p.kv_heads, 0, dtype=torch.float64)
-    queries = query.double().reshape(p.kv_heads, -1, p.head_dim)
-    products = queries @ key[:, :length].double().mT * p.scale
-    if p.softcap:
-        products = (products / p.softcap).tanh() * p.softcap
-    products = products.reshape(p.kv_heads, p.group, p.window, length)
-    if p.causal:
-        seen = torch.ones(p.window, length, dtype=torch.bool, device=key.device)
-        products = products.masked_fill(~seen.tril(length - p.window), -torch.inf)
-        share = products.softmax(-1)[..., span.start : span.stop]
-    else:
-        share = products[..., span.start : span.stop].softmax(-1)
-    votes = (share.square() if p.squares else share).sum(2)
-    pooled = _pool(votes, p.pool_kernel, bool(p.pool_max))
-    return pooled.amax(1) if p.group_max else pooled.mean(1)
-
-
-def _pool(votes: "Tensor", width: int, maximum: bool) -> "Tensor":
-    """Each vote with its neighbours, zeros beyond the eligible: [Hkv,G,n] -> [Hkv,G,n]."""
-    import torch
-
-    before = (width - 1) // 2
-    padded = torch.nn.functional.pad(votes, (before, width - 1 - before))
-    if maximum:
-        return torch.nn.functional.max_pool1d(padded, width, 1)
-    return torch.nn.functional.avg_pool1d(padded, width, 1)
+    """What the eligible positions are ranked by, float64 [Hkv,n]. query [H,W,D], key [Hkv,T,D]."""
+    vote = Vote(
+        p.pool_kernel,
+        p.scale,
+        p.softcap,
+        softmax="causal" if p.causal else "candidates",
+        vote="sum-squares" if p.squares else "sum",
+        pool="max" if p.pool_max else "avg",
+        group="max" if p.group_max else "mean",
+    )
+    return vote.scores(query, key[:, :length], eligible(p, length))
 
 
 def complaint(

@@ -26,7 +26,7 @@ from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.graph_loader import find_cudart, on_tensorrt
-from snapexport.runtime.trt.plans import open_plans
+from snapexport.runtime.trt.engines import open_engines
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
@@ -129,7 +129,7 @@ def test_tensorrt_loader_passes_bf16_unchanged(gpu: FakeCuda, build: Build, tmp_
         spec.name: rng.normal(size=spec.shape).astype(np.dtype(spec.dtype))
         for spec in manifest.graphs["decode"].inputs
     }
-    _, plans = open_plans(Build(made.directory, manifest))
+    _, plans = open_engines(Build(made.directory, manifest))
     with on_tensorrt(plans.load)("decode") as infer:
         first, second = infer(feed), infer({name: array * 2 for name, array in feed.items()})
     for name in ("0.key", "1.value"):

@@ -24,6 +24,7 @@ from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import as_flag
+from snapexport.contract.copying import CLONE_BLOCK
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import ModelFacts
 from snapexport.runtime.memory import cache_bytes
@@ -148,11 +149,9 @@ def require_counted(build: Build, model: Path, **flags: Any) -> None:
     chunk = options.chunk(geometry)
     assert slot_bytes(facts, geometry, options.dtype) * options.batch == actual.decode
     assert prompt_bytes(facts, geometry, chunk, options.dtype) == actual.prefill
-    headers = 2 * 8192
     files = sum(file.size for file in manifest.weights)
-    linked_whole = 0 if options.weights is None else files  # the checkpoint's own file, all of it
-    assert stored_bytes(counted, options) <= files
-    assert files - headers <= stored_bytes(counted, options) or linked_whole
+    headers = len(manifest.weights) * 2 * CLONE_BLOCK
+    assert files - headers <= stored_bytes(counted, options) <= files
 
 
 def test_counted_as_built(checkpoint: Path, tiny_build: Build) -> None:

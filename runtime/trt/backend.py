@@ -13,7 +13,7 @@ from snapexport.contract.manifest import GraphName
 from snapexport.runtime.backend import Buffers, DeviceError, Work
 from snapexport.runtime.cuda import CudaMemory
 from snapexport.runtime.executor import GraphSet
-from snapexport.runtime.trt.plans import Plans, open_plans
+from snapexport.runtime.trt.engines import Engines, open_engines
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -26,11 +26,11 @@ class TensorRtBackend:
     """TensorRT takes addresses at multiples of 256 bytes, and a context has one set of them."""
 
     def __init__(self, build: Build, graphs: GraphSet) -> None:
-        """Load the plans that were built for this machine. Raises UserError or DeviceError."""
+        """Load the engines that were built for this machine. Raises UserError or DeviceError."""
         require_runnable(build)
-        self.memory, self._plans = open_plans(build, graphs.all)
+        self.memory, self._engines = open_engines(build, graphs.all)
         self._build = build
-        self._contexts = _contexts(self.memory, self._plans, graphs.all)
+        self._contexts = _contexts(self.memory, self._engines, graphs.all)
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Give the graph's context its addresses. A graph is bound once."""
@@ -54,18 +54,18 @@ class TensorRtBackend:
             return None
 
     def close(self) -> None:
-        """Free the buffers now. Plans and their weights go with the contexts."""
+        """Free the buffers now. Engines and their weights go with the contexts."""
         self._contexts.clear()
         self.memory.device.close()
 
 
 def _contexts(
-    memory: CudaMemory, plans: Plans, graphs: list[GraphName]
+    memory: CudaMemory, engines: Engines, graphs: list[GraphName]
 ) -> "dict[GraphName, trt.IExecutionContext]":
     import tensorrt as trt
 
-    engines = {name: plans.load(name) for name in graphs}
-    plans.errors.clear()
+    engines = {name: engines.load(name) for name in graphs}
+    engines.errors.clear()
     size = max(engine.device_memory_size_v2 for engine in engines.values())
     workspace = memory.device.allocate(max(size, 1))
     contexts = {}
@@ -74,7 +74,7 @@ def _contexts(
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
         if context is None:
-            why = f": {plans.errors[-1].strip()}" if plans.errors else ""
+            why = f": {engines.errors[-1].strip()}" if engines.errors else ""
             raise DeviceError(f"TensorRT makes no context of {name}{why}")
         context.set_device_memory(workspace, size)
         contexts[name] = context

@@ -1,6 +1,6 @@
 """Chooses the engine of a build that suits this machine, and checks that its files are unchanged.
 
-Decides by the manifest alone and never loads TensorRT, which may still refuse a plan later.
+Decides by the manifest alone and never loads TensorRT, which may still refuse an engine later.
 """
 
 import shlex
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.engines import DEFAULT_LEVEL, EngineEntry, PlanFile
+from snapexport.contract.engines import DEFAULT_LEVEL, EngineEntry, EngineFile
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import GraphName
@@ -16,7 +16,7 @@ from snapexport.contract.manifest import GraphName
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What plans are tied to. tensorrt: a version. compute_capability: such as "9.0"."""
+    """What engines are tied to. tensorrt: a version. compute_capability: such as "9.0"."""
 
     tensorrt: str
     compute_capability: str
@@ -49,22 +49,22 @@ def choose(
             f"make one on this machine: `{command(build, latest)}`",
         )
     graphs = set(build.manifest.graphs if wanted is None else wanted)
-    return min(fitting, key=lambda one: (len(graphs - one.plans.keys()), _distance(one, machine)))
+    return min(fitting, key=lambda one: (len(graphs - one.graphs.keys()), _distance(one, machine)))
 
 
 def command(
-    build: Build, entry: EngineEntry, *, overwrite: bool = True, changed: PlanFile | None = None
+    build: Build, entry: EngineEntry, *, overwrite: bool = True, changed: EngineFile | None = None
 ) -> str:
     """Return the command that makes an engine like `entry` on this machine.
 
-    overwrite: False makes only the plans that it lacks. changed: a file that is missing or not as
+    overwrite: False makes only the engines that it lacks. changed: a file that is missing or not as
     it was. If that is the plugin library, the command has a place for the user to name it.
     """
     words = ["snapexport", "engine", str(build.directory)]
     if entry.hardware_compatibility != "none":
         words += ["--hardware-compat", entry.hardware_compatibility.replace("_", "-")]
     words += ["--version-compatible"] * entry.version_compatible
-    words += ["--strip-plan"] * entry.stripped
+    words += ["--strip-weights"] * entry.stripped
     words += ["--refit"] * entry.refit
     if entry.optimization_level != DEFAULT_LEVEL:
         words += ["--optimization-level", str(entry.optimization_level)]
@@ -103,9 +103,9 @@ def verify(build: Build) -> None:
                 )
 
 
-def _files(entry: EngineEntry) -> list[PlanFile]:
-    """The plans, and the plugin library if there is one."""
-    return [*entry.plans.values(), *([entry.plugins] if entry.plugins else [])]
+def _files(entry: EngineEntry) -> list[EngineFile]:
+    """The engines, and the plugin library if there is one."""
+    return [*entry.graphs.values(), *([entry.plugins] if entry.plugins else [])]
 
 
 def _obstacle(entry: EngineEntry, machine: Machine) -> str | None:
@@ -116,7 +116,7 @@ def _obstacle(entry: EngineEntry, machine: Machine) -> str | None:
         return None
     if not entry.version_compatible:
         return f"is of TensorRT {entry.tensorrt}"
-    # Version-compatible plans run on newer versions, never on older ones.
+    # Version-compatible engines run on newer versions, never on older ones.
     newer = _numbers(machine.tensorrt) > _numbers(entry.tensorrt)
     return None if newer else f"is of TensorRT {entry.tensorrt}, which is newer"
 
@@ -130,9 +130,10 @@ def _hardware_fits(entry: EngineEntry, machine: Machine) -> bool:
 def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool, bool, bool]:
     """Return a sort key, best first.
 
-    Plans for this very GPU come first, then for GPUs like it, then for more. Plans without hardware
-    compatibility run on other GPUs of the capability, but are not meant to: they come last. Among
-    equals a plain plan wins: a refittable one may be slower, a stripped one loads later.
+    Engines for this very GPU come first, then for GPUs like it, then for more. Engines without
+    hardware compatibility run on other GPUs of the capability, but are not meant to: they come
+    last. Among equals a plain engine wins: a refittable one may be slower, a stripped one loads
+    later.
     """
     meant_for_others = entry.hardware_compatibility == "none" and entry.gpu != machine.gpu
     order = ("none", "same_compute_capability", "ampere_plus")

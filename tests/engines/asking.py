@@ -39,7 +39,7 @@ def refusal(made: Build, **options: Any) -> str:
 
 
 def start(made: Build) -> "subprocess.Popen[str]":
-    """A process whose first plan is under way."""
+    """A process whose first engine is under way."""
     path = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
     slow = {"FAKE_TENSORRT": json.dumps({"steps": 100_000, "step_seconds": 0.01})}
     process = subprocess.Popen(

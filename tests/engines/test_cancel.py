@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from snapexport.engines.cancel import cancellable
+from snapexport.engines.progress import cancellable
 
 
 @pytest.fixture(autouse=True)

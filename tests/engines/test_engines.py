@@ -21,13 +21,13 @@ from tests.engines.asking import GRAPHS, NAME, asked, entry_of, files, refusal, 
 def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, made: Build) -> None:
     assert build_engines(made, EngineOptions()) == NAME
     entry = entry_of(made)
-    assert set(entry.plans) == GRAPHS
-    for graph, plan in entry.plans.items():
-        path = made.directory / plan.file
-        assert plan.file == f"engines/{NAME}/{graph}.plan"
-        assert (plan.size, plan.sha256) == (path.stat().st_size, sha256_of(path))
-        assert plan.device_memory == 4096
-    facts = entry.model_dump(exclude={"plans"})
+    assert set(entry.graphs) == GRAPHS
+    for graph, engine in entry.graphs.items():
+        path = made.directory / engine.file
+        assert engine.file == f"engines/{NAME}/{graph}.engine"
+        assert (engine.size, engine.sha256) == (path.stat().st_size, sha256_of(path))
+        assert engine.device_memory == 4096
+    facts = entry.model_dump(exclude={"graphs"})
     assert facts == {
         "tensorrt": fake.__version__,
         "compute_capability": "9.0",
@@ -41,7 +41,7 @@ def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, mad
         "plugins": None,
     }
     beside = {f"{NAME}.log", f"{NAME}.timing.cache"}
-    assert files(made) == {f"{NAME}/{graph}.plan" for graph in GRAPHS} | beside
+    assert files(made) == {f"{NAME}/{graph}.engine" for graph in GRAPHS} | beside
     assert Manifest.read(made.directory).graphs == made.manifest.graphs
 
 
@@ -56,7 +56,7 @@ def test_what_tensorrt_is_asked_for(
             plugins=Path(library.name),
             hardware_compat="same-compute-capability",
             version_compatible=True,
-            strip_plan=True,
+            strip_weights=True,
             optimization_level=5,
             workspace=2**30,
         ),
@@ -73,15 +73,15 @@ def test_what_tensorrt_is_asked_for(
     assert asked(fake, "parse") == [str(made.directory / "decode.onnx")]
     assert asked(fake, "load") == [True]
     entry = entry_of(made, name)
-    assert (entry.stripped, entry.version_compatible, set(entry.plans)) == (True, True, {"decode"})
+    assert (entry.stripped, entry.version_compatible, set(entry.graphs)) == (True, True, {"decode"})
     assert (entry.optimization_level, entry.workspace) == (5, 2**30)
-    assert asked(fake, "plugins") == [("builder", str(library))], "the plan brings its own"
+    assert asked(fake, "plugins") == [("builder", str(library))], "the engine brings its own"
     assert entry.plugins is not None and entry.plugins.sha256 == sha256_of(library)
     assert not entry.needs_plugins
 
 
 def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
-    options = EngineOptions(graphs=("decode",), strip_plan=True, refit=True)
+    options = EngineOptions(graphs=("decode",), strip_weights=True, refit=True)
     assert build_engines(made, options) == f"{NAME}-stripped-refit"
     (config,) = asked(fake, "build")
     assert {flag.name for flag in config._flags} == {"STRIP_PLAN", "REFIT"}
@@ -105,7 +105,7 @@ def test_the_plugin_library_lies_beside_the_plans(
     options = EngineOptions(graphs=("decode",), plugins=other, overwrite=True)
     build_engines(Build.open(made.directory), options)
     left = {Path(file).name for file in files(made) if file.startswith(f"{NAME}/")}
-    assert left == {"decode.plan", "libother.so"}
+    assert left == {"decode.engine", "libother.so"}
 
 
 def test_a_library_that_is_none_is_refused(fake: Any, made: Build, tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_what_is_there_is_not_built_again(fake: Any, made: Build) -> None:
     fake.calls.clear()
     build_engines(Build.open(made.directory), EngineOptions())
     assert len(asked(fake, "parse")) == len(GRAPHS) - 2
-    assert set(entry_of(made).plans) == GRAPHS
-    assert "has every plan already" in refusal(made)
+    assert set(entry_of(made).graphs) == GRAPHS
+    assert "has every engine already" in refusal(made)
     build_engines(Build.open(made.directory), EngineOptions(graphs=("decode",), overwrite=True))
-    assert set(entry_of(made).plans) == GRAPHS
+    assert set(entry_of(made).graphs) == GRAPHS
 
 
 @pytest.mark.parametrize("other", [{"optimization_level": 1}, {"workspace": 2**30}])
@@ -136,7 +136,7 @@ def test_plans_of_other_options_are_not_mixed(
     assert f"{option} {former}, not {value}" in refusal(made, graphs=("compress",), **other)
     options = EngineOptions(graphs=("compress",), overwrite=True, **other)
     build_engines(Build.open(made.directory), options)
-    assert set(entry_of(made).plans) == {"compress"}
+    assert set(entry_of(made).graphs) == {"compress"}
 
 
 def test_another_tensorrt_replaces_all_of_it_and_only_when_told(
@@ -147,12 +147,12 @@ def test_another_tensorrt_replaces_all_of_it_and_only_when_told(
     assert "tensorrt 11.4.0.106, not 11.5.0.1" in refusal(made, graphs=("decode",))
     fake.planted["build_error"] = "out of luck"
     assert "out of luck" in refusal(made, graphs=("decode",), overwrite=True)
-    assert set(entry_of(made).plans) == GRAPHS, "a failure replaces nothing"
+    assert set(entry_of(made).graphs) == GRAPHS, "a failure replaces nothing"
     fake.planted.clear()
     build_engines(Build.open(made.directory), EngineOptions(graphs=("decode",), overwrite=True))
     entry = entry_of(made)
-    assert (entry.tensorrt, set(entry.plans)) == ("11.5.0.1", {"decode"})
-    assert {file for file in files(made) if file.endswith(".plan")} == {f"{NAME}/decode.plan"}
+    assert (entry.tensorrt, set(entry.graphs)) == ("11.5.0.1", {"decode"})
+    assert {file for file in files(made) if file.endswith(".engine")} == {f"{NAME}/decode.engine"}
 
 
 @pytest.mark.parametrize("other_tensorrt", [False, True])
@@ -180,8 +180,8 @@ def test_at_every_moment_the_manifest_names_whole_plans(
         except OSError:
             monkeypatch.setattr(Path, "replace", rename)
         entry = Manifest.read(made.directory).engines.get(NAME)
-        for plan in entry.plans.values() if entry else ():
-            assert sha256_of(made.directory / plan.file) == plan.sha256
+        for engine in entry.graphs.values() if entry else ():
+            assert sha256_of(made.directory / engine.file) == engine.sha256
     assert renames > 12
 
 
@@ -206,7 +206,7 @@ def test_engines_of_several_kinds_live_side_by_side(fake: Any, made: Build) -> N
             {"build_error": "no implementation"},
             "of decode: no implementation (after 1 other error)",
         ),
-        ({"no_plan": "out of memory"}, "a plan of decode and does not load it: out of memory"),
+        ({"no_plan": "out of memory"}, "an engine of decode and does not load it: out of memory"),
         ({"not_aliased": 1}, "present.0.key does not share the memory of past_key_values.0.key"),
         ({"other_shape": "logits"}, "takes logits of"),
     ],
@@ -225,14 +225,14 @@ def test_a_failure_keeps_what_was_finished_and_measured(fake: Any, made: Build) 
     build_engines(made, EngineOptions(graphs=("prefill",)))
     fake.planted["build_error"] = "no implementation"
     refusal(made, graphs=("decode",))
-    assert set(entry_of(made).plans) == {"prefill"}
+    assert set(entry_of(made).graphs) == {"prefill"}
     cache = made.directory / "engines" / f"{NAME}.timing.cache"
     assert cache.read_bytes() == fake.__version__.encode() + b"++"
     assert "ERROR: no implementation" in (made.directory / "engines" / f"{NAME}.log").read_text()
 
 
 def test_a_failure_is_not_blamed_on_an_earlier_graph(fake: Any, made: Build) -> None:
-    """Each graph has an error that TensorRT recovers from; the second plan does not load."""
+    """Each graph has an error that TensorRT recovers from; the second engine does not load."""
     fake.planted["recovered"] = "of the first"
 
     class Planting:
@@ -243,7 +243,7 @@ def test_a_failure_is_not_blamed_on_an_earlier_graph(fake: Any, made: Build) -> 
     with pytest.raises(UserError) as refused:
         build_engines(made, EngineOptions(graphs=("prefill", "decode")), Planting())
     assert refused.value.message.endswith("load it: out of memory (after 1 other error)")
-    assert set(entry_of(made).plans) == {"prefill"}
+    assert set(entry_of(made).graphs) == {"prefill"}
 
 
 def test_a_stale_timing_cache_of_ours_is_begun_anew(fake: Any, made: Build) -> None:
@@ -341,4 +341,4 @@ def test_what_a_killed_build_left_goes_with_the_next(fake: Any, made: Build) -> 
     (made.directory / "engines" / f"{NAME}.timing.cache.partial").write_bytes(b"half")
     assert Manifest.read(made.directory) == made.manifest
     build_engines(made, EngineOptions(graphs=("decode",)))
-    assert files(made) == {f"{NAME}/decode.plan", f"{NAME}.log", f"{NAME}.timing.cache"}
+    assert files(made) == {f"{NAME}/decode.engine", f"{NAME}.log", f"{NAME}.timing.cache"}

@@ -100,10 +100,10 @@ def test_building_counts_weights_inputs_and_outputs(manifest: Manifest) -> None:
     assert prefill.host == LIBRARY_HOST + 2 * WEIGHTS
     # Caches are written in place: counted once.
     assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
-    assert prefill.plan == WEIGHTS
+    assert prefill.engine == WEIGHTS
     # The hand-over has no weights, and reads other caches than it writes.
     compress = needed.graphs["compress"]
-    assert (compress.host, compress.plan) == (LIBRARY_HOST, 0)
+    assert (compress.host, compress.engine) == (LIBRARY_HOST, 0)
     assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) 
     with pytest.raises(UserError) as refused:
         require_room(needed, free, stripped=False)
     assert message in refused.value.message
-    assert ("--strip-plan" in refused.value.hint) == ("GPU" not in message)
+    assert ("--strip-weights" in refused.value.hint) == ("GPU" not in message)
 
 
 def test_inputs_and_outputs_are_told_but_are_no_reason_to_refuse(needed: Estimate) -> None:
@@ -214,7 +214,7 @@ def test_a_graph_that_the_build_has_not_is_refused(manifest: Manifest) -> None:
         ({}, "sm_120-nvidia_geforce_rtx_5090"),
         ({"hardware_compat": "same-compute-capability"}, "sm_120"),
         ({"hardware_compat": "ampere-plus", "version_compatible": True}, "ampere_plus-version_com"),
-        ({"strip_plan": True, "refit": True}, "sm_120-nvidia_geforce_rtx_5090-stripped-refit"),
+        ({"strip_weights": True, "refit": True}, "sm_120-nvidia_geforce_rtx_5090-stripped-refit"),
     ],
 )
 def test_names_say_what_runs_them(options: dict[str, Any], name: str) -> None:

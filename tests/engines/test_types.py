@@ -8,7 +8,7 @@ import snapexport
 from tests.engines.bindings import over_nothing
 
 PACKAGE = Path(snapexport.__file__).parent
-TENSORRT_CODE = sorted(PACKAGE.glob("engines/*.py")) + sorted(PACKAGE.glob("runtime/tensorrt_*.py"))
+TENSORRT_CODE = [*sorted(PACKAGE.glob("engines/*.py")), *sorted(PACKAGE.glob("runtime/trt/*.py"))]
 
 WRONG = """
 import tensorrt as trt
@@ -33,9 +33,9 @@ import sys
 from pathlib import Path
 import tensorrt as trt
 from snapexport.engines import tensorrt_build
-from snapexport.engines.tensorrt_log import Log
-from snapexport.engines.tensorrt_monitor import Monitor
-from snapexport.engines.tensorrt_plan import PlanWriter
+from snapexport.engines.tensorrt_callbacks import Log
+from snapexport.engines.tensorrt_callbacks import Monitor
+from snapexport.engines.tensorrt_engine import EngineWriter
 
 folder, told = Path(sys.argv[1]), []
 tensorrt_build._require_version()
@@ -49,7 +49,7 @@ monitor.phase_start("phase", None, 2)
 goes_on = monitor.step_complete("phase", 0)
 monitor.cancel()
 print(goes_on, monitor.step_complete("phase", 1), told)
-writer = PlanWriter(folder / "plan")
+writer = EngineWriter(folder / "engine")
 print(writer.write(b"abc"), len(writer.close()))
 """
 
@@ -69,7 +69,9 @@ def mypy(stubs: Path, *files: Path) -> list[str]:
 
 
 def test_our_calls_fit_the_bindings(stubs: Path) -> None:
-    assert len([file for file in TENSORRT_CODE if "tensorrt_" in file.name]) >= 7
+    using = [file for file in TENSORRT_CODE if "import tensorrt as trt" in file.read_text()]
+    assert {file.parent.name for file in using} == {"engines", "trt"}
+    assert len(using) >= 7
     assert mypy(stubs, *TENSORRT_CODE) == []
 
 

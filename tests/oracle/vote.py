@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
-
-_GRAIN = 2.0**46
-"""Votes are rounded to its inverse: sums of such numbers are exact, so that equal sums are ties."""
+from snapexport.plugins.reference import Vote
 
 
 def vote(
@@ -21,36 +19,9 @@ def vote(
 
     window: post-RoPE queries of the last L_obs prompt tokens [H, W, D]; key [Hkv, L, D].
     """
-    heads, length, dim = key.shape
-    span = slice(layer.L_sink, max(layer.L_sink, length - layer.L_recent))
-    if len(range(length)[span]) == 0:
-        return key.new_zeros(heads, 0, dtype=torch.float64)
-    queries = window.double().reshape(heads, -1, window.shape[1], dim)
-    scores = queries @ key.double()[:, None].mT * scaling
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
-    share = _share(scores, span, geometry.softmax)
-    votes = share.pow(2).sum(2) if geometry.vote == "sum-squares" else share.sum(2)
-    pooled = _pooled((votes * _GRAIN).round() / _GRAIN, geometry)
-    if geometry.group == "max":
-        return pooled.amax(1)
-    return pooled.sum(1) / (pooled.shape[1] if geometry.group == "mean" else 1)
-
-
-def _share(scores: Tensor, span: slice, softmax: str) -> Tensor:
-    """Attention of each query [Hkv, G, W, L] -> the eligible positions' share [Hkv, G, W, n]."""
-    if softmax == "candidates":
-        return scores[..., span].softmax(-1)
-    rows, length = scores.shape[-2:]
-    seen = torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1)[..., span]
-
-
-def _pooled(votes: Tensor, geometry: CacheGeometry) -> Tensor:
-    """Votes [Hkv, G, n], each with its neighbours; zeros beyond the eligible count in a mean."""
-    reach = geometry.pool_kernel // 2
-    windows = torch.nn.functional.pad(votes, (reach, reach)).unfold(-1, geometry.pool_kernel, 1)
-    return windows.amax(-1) if geometry.pool == "max" else windows.sum(-1) / geometry.pool_kernel
+    span = range(layer.L_sink, max(layer.L_sink, key.shape[1] - layer.L_recent))
+    options = Vote(geometry.pool_kernel, scaling, softcap or 0.0, **geometry.vote_options)
+    return options.scores(window, key, span)
 
 
 def keep(scores: Tensor, layer: LayerGeometry) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.engines import EngineEntry, Plan, PlanFile
+from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
 from tests.runtime import fake_tensorrt
 from tests.runtime.fake_cuda import FakeCuda
 
@@ -36,7 +36,7 @@ ENTRY = EngineEntry(
     version_compatible=False,
     stripped=False,
     plugins=None,
-    plans={},
+    graphs={},
 )
 
 
@@ -50,12 +50,12 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
     return gpu
 
 
-def file(path: Path, content: bytes) -> PlanFile:
+def file(path: Path, content: bytes) -> EngineFile:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     # An absolute path, so that builds which tests share stay as they are.
     digest = hashlib.sha256(content).hexdigest()
-    return PlanFile(file=str(path), size=len(content), sha256=digest)
+    return EngineFile(file=str(path), size=len(content), sha256=digest)
 
 
 def entry_of(build: Build, folder: Path, entry: EngineEntry = ENTRY, **plan: Any) -> EngineEntry:
@@ -64,8 +64,8 @@ def entry_of(build: Build, folder: Path, entry: EngineEntry = ENTRY, **plan: Any
     for name in build.manifest.graphs:
         content = json.dumps(PLAN | {"graph": str(build.graph(name))} | plan).encode()
         made = file(folder / f"{name}.plan", content)
-        plans[name] = Plan(**made.model_dump(), device_memory=1000)
-    return entry.model_copy(update={"plans": plans})
+        plans[name] = GraphEngine(**made.model_dump(), device_memory=1000)
+    return entry.model_copy(update={"graphs": plans})
 
 
 def with_engines(build: Build, **engines: EngineEntry) -> Build:

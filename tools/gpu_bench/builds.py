@@ -32,6 +32,7 @@ def wanted(setting: Setting) -> dict[str, dict[str, Any]]:
         "dtype": setting.dtype,
         "prefill_chunk": setting.prefill_chunk,
         "top_tokens": TOP_TOKENS,
+        "link_weights": True,
     }
     ours = shared | {
         "L_max": setting.L_max,
@@ -67,11 +68,8 @@ def opened(folder: Path, name: str) -> Build:
 
 
 def _link_weights(directory: Path, checkpoint: Path) -> None:
-    """A baseline's graphs look for theirs beside themselves."""
-    folders = [directory, directory / "baseline"]
     for weights in Manifest.read(directory).weights:
-        for folder in filter(Path.is_dir, folders):
-            place = folder / weights.file
-            if not place.exists():
-                place.parent.mkdir(exist_ok=True)
-                os.link(checkpoint / place.name, place)
+        place = directory / weights.file
+        if not place.exists():
+            place.parent.mkdir(exist_ok=True)
+            os.link(checkpoint / place.name, place)

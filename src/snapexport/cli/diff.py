@@ -123,15 +123,15 @@ def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
     if "tensorrt" not in chosen:
         return {}
     from snapexport.runtime.backend import DeviceError
-    from snapexport.runtime.trt.plans import open_plans
+    from snapexport.runtime.trt.engines import open_engines
 
     try:
-        _, plans = open_plans(build)
+        _, engines = open_engines(build)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed: {error}", "see what else runs on it: nvidia-smi"
         ) from error
-    loaders = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(plans.load)}
+    loaders = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(engines.load)}
     return {name: loaders[name] for name in chosen}
 
 

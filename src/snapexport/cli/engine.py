@@ -2,12 +2,12 @@
 
 An engine for each graph goes into BUILD/engines/, and the manifest records the GPUs that can run
 it. Finished engines stay when a later one fails or is interrupted, and are not built again.
-docs/tensorrt.md explains the flags.
+docs/how-to/tensorrt.md explains the flags.
 
 examples:
   snapexport engine llama.build --estimate
   snapexport engine llama.build --plugins libsnapexport_loadable.so --workspace 8GiB
-  snapexport engine llama.build --strip-plan --hardware-compat same-compute-capability
+  snapexport engine llama.build --strip-weights --hardware-compat same-compute-capability
 """
 
 import argparse
@@ -32,13 +32,13 @@ CHOICES = {
     "hardware_compat": "GPUs besides this one that can run the engines: Ampere and later, or those "
     "of the same compute capability; slower",
     "version_compatible": "newer versions of TensorRT can run the engines; slower",
-    "strip_plan": "leave the weights out: they are read from the build when an engine is loaded",
+    "strip_weights": "leave the weights out: they are read from the build when an engine is loaded",
     "refit": "let the weights be replaced later by others of the same shapes; slower",
     "optimization_level": "0 to 5: how long to search for faster kernels",
     "overwrite": "build engines again that exist",
 }
 FILES = {
-    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/plugins.md)",
+    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/plugins.md)",
     "timing_cache": "measured times of kernels, read and extended (default: a file in the build)",
 }
 WORKSPACE = {
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     require_target(build)
     graphs = options.graphs_of(build.manifest)
-    needed = estimate(build.manifest, graphs, stripped=options.strip_plan)
+    needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
     if arguments.estimate:
         _print_estimate(needed, as_json=arguments.json)
         return 0
@@ -109,7 +109,7 @@ def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
         table.add_column(heading, justify="left" if heading.endswith("least") else "right")
     for name, needs in needed.graphs.items():
         table.add_row(
-            f"[bold]{name}[/]", spelled(needs.host), spelled(needs.gpu), spelled(needs.plan)
+            f"[bold]{name}[/]", spelled(needs.host), spelled(needs.gpu), spelled(needs.engine)
         )
     OUT.print(table)
     OUT.print(
@@ -121,7 +121,7 @@ def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
 
 def _estimate_report(needed: Estimate) -> dict[str, Any]:
     graphs = {
-        name: {"host_bytes": needs.host, "gpu_bytes": needs.gpu, "plan_bytes": needs.plan}
+        name: {"host_bytes": needs.host, "gpu_bytes": needs.gpu, "engine_bytes": needs.engine}
         for name, needs in needed.graphs.items()
     }
     return {
@@ -135,9 +135,9 @@ def _estimate_report(needed: Estimate) -> dict[str, Any]:
 
 def _print_entry(name: str, entry: EngineEntry) -> None:
     OUT.print(f"[bold]engines/{name}[/]: TensorRT {entry.tensorrt}, {entry.gpu}, {_choices(entry)}")
-    for graph, plan in entry.plans.items():
+    for graph, engine in entry.graphs.items():
         OUT.print(
-            f"  {graph}: {spelled(plan.size)}, {spelled(plan.device_memory)} of activations",
+            f"  {graph}: {spelled(engine.size)}, {spelled(engine.device_memory)} of activations",
             markup=False,
         )
 

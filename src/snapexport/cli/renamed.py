@@ -9,6 +9,7 @@ from snapexport.contract.errors import UserError
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "build": {"--candidates": "--top-tokens"},
+    "engine": {"--strip-plan": "--strip-weights"},
     "generate": {"--runner": "--backend"},
     "inspect": {"--runner": "--backend"},
     "diff": {"--runners": "--backends"},

@@ -1,6 +1,6 @@
 """TensorRT engines of a build that was made for TensorRT.
 
-    graph -> network (parsed) -> plan (built on this GPU) -> loaded once -> the build's manifest
+    graph -> network (parsed) -> engine (built on this GPU) -> loaded once -> the build's manifest
 
 Importing this package loads no TensorRT: modules that need it are named `tensorrt_*`.
 """
@@ -14,7 +14,7 @@ __all__ = ["EngineOptions", "Progress", "build_engines", "require_target"]
 
 
 def build_engines(build: Build, options: EngineOptions, progress: Progress | None = None) -> str:
-    """Build plans for the present GPU and record them; their name in the manifest's `engines`.
+    """Build engines for the present GPU and record them; their name in the manifest's `engines`.
 
     What was finished stays, also where a later graph fails. Raises UserError.
     """

@@ -1,8 +1,8 @@
-"""Where a build's engines lie, under which names, and who may write there.
+"""Names the files of a build's engines, and lets one process at a time write them.
 
-engines/NAME/decode.plan    a plan, `.partial` behind its name until it is whole
-engines/NAME.log            what TensorRT said
-engines/GPU.timing.cache    how long which kernel took, for all the plans that are built on it
+engines/NAME/decode.engine  an engine; `.partial` follows its name until it is whole
+engines/NAME.log            TensorRT's messages
+engines/GPU.timing.cache    measured times of kernels, for all engines that are built on that GPU
 
 NAME says on which GPUs they run, and how they differ from others for the same: see `engine_name`.
 """
@@ -32,7 +32,7 @@ def engine_name(gpu: Gpu, options: EngineOptions) -> str:
     }[options.hardware]
     marks = {
         "version_compatible": options.version_compatible,
-        "stripped": options.strip_plan,
+        "stripped": options.strip_weights,
         "refit": options.refit,
     }
     return "-".join([runs_on, *(mark for mark, holds in marks.items() if holds)])
@@ -54,7 +54,7 @@ def _capability(gpu: Gpu) -> str:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """The plans of one name, in the build at `directory`."""
+    """The engines of one name, in the build at `directory`."""
 
     directory: Path
     name: str
@@ -67,13 +67,13 @@ class EngineFolder:
     def log(self) -> Path:
         return self.directory / ENGINES / f"{self.name}.log"
 
-    def plan(self, graph: GraphName) -> Path:
-        """Where a whole plan lies."""
-        return self.path / f"{graph}.plan"
+    def engine(self, graph: GraphName) -> Path:
+        """Where a whole engine lies."""
+        return self.path / f"{graph}.engine"
 
     def partial(self, graph: GraphName) -> Path:
-        """Where a plan is written."""
-        return unfinished(self.plan(graph))
+        """Where an engine is written."""
+        return unfinished(self.engine(graph))
 
     def in_build(self, path: Path) -> str:
         """As the manifest names a file."""

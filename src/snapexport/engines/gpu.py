@@ -1,4 +1,4 @@
-"""The GPU that engines are built on, as CUDA describes it."""
+"""Describes the GPU that engines are built on, by CUDA."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What building and running a build's engines takes at least, from the manifest alone.
+"""Estimates the memory that building and running engines takes at least, by the manifest alone.
 
 Counted: weights, inputs and outputs, and what TensorRT takes before it does anything. Not counted:
 the activations and workspaces of single layers, which only the builder knows: --workspace bounds
@@ -28,7 +28,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes. host and gpu: while it is built. plan: of the file, without its kernels.
+    """Bytes. host and gpu: while it is built. engine: of the file, without its kernels.
 
     gpu_fixed: the part of `gpu` that no way of building spares, TensorRT's own and the weights.
     """
@@ -36,14 +36,14 @@ class Needs:
     host: int
     gpu: int
     gpu_fixed: int
-    plan: int
+    engine: int
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Graphs are built one after the other: the largest decides.
 
-    running: bytes of GPU memory for their plans, each with its own copy of the weights, and for
+    running: bytes of GPU memory for their engines, each with its own copy of the weights, and for
     the caches; without the baseline's, which run instead of the others.
     """
 
@@ -64,11 +64,11 @@ class Estimate:
 
     @property
     def disk(self) -> int:
-        return sum(needs.plan for needs in self.graphs.values())
+        return sum(needs.engine for needs in self.graphs.values())
 
 
 def estimate(manifest: Manifest, graphs: Iterable[GraphName], *, stripped: bool) -> Estimate:
-    """What building plans of `graphs` needs. stripped: the plans hold no weights."""
+    """What building engines of `graphs` needs. stripped: the engines hold no weights."""
     found = {name: _needs(manifest, name, stripped) for name in graphs}
     return Estimate(found, LIBRARY_GPU + sum(_loaded(manifest, name) for name in found))
 
@@ -89,12 +89,12 @@ def _needs(manifest: Manifest, name: GraphName, stripped: bool) -> Needs:
         host=LIBRARY_HOST + weights * (1 if stripped else HOST_COPIES),
         gpu=fixed + _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph)),
         gpu_fixed=fixed,
-        plan=0 if stripped else weights,
+        engine=0 if stripped else weights,
     )
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
-    """The hand-over has none; all other graphs are the whole model."""
+    """The compress step has none; all other graphs are the whole model."""
     return 0 if name == "compress" else sum(file.size for file in manifest.weights)
 
 
@@ -142,7 +142,7 @@ def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
     On the GPU only TensorRT and the weights are held against what is free: whether inputs and
     outputs all lie there while kernels are tried is the builder's own affair.
     """
-    without_weights = "" if stripped else ", or pass --strip-plan: the plans hold no weights then"
+    without_weights = "" if stripped else ", or pass --strip-weights: engines without weights"
     checks = (
         ("memory", needed.host, free.host, f"add memory or swap{without_weights}"),
         (

@@ -1,4 +1,4 @@
-"""What engines are asked for. The flags of `snapexport engine` are made from this class."""
+"""Options of `snapexport engine`. The flags of `snapexport engine` are made from this class."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class EngineOptions:
     plugins: Path | None = None
     hardware_compat: HardwareFlag = "none"
     version_compatible: bool = False
-    strip_plan: bool = False
+    strip_weights: bool = False
     refit: bool = False
     optimization_level: int = DEFAULT_LEVEL
     workspace: int | None = None
@@ -58,7 +58,7 @@ class EngineOptions:
         if self.plugins is not None and not self.plugins.is_file():
             raise UserError(
                 f"--plugins {self.plugins} is no file",
-                "it is the libsnapexport_loadable.so that plugins/ builds (docs/plugins.md)",
+                "it is the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
             )
 
     @property

@@ -1,65 +1,71 @@
-"""A finished plan's way into its place and into the manifest.
+"""Puts a finished engine into its place and into the manifest.
 
-At every moment the manifest names whole plans alone, all of them by the same TensorRT with the same
-options. A kill loses the plan that is being built, and no other.
+At every moment the manifest names whole engines alone, all built by the same TensorRT with the
+same options. A kill loses the engine that is being built, and no other.
 """
 
 from pathlib import Path
 
-from snapexport.contract.engines import EngineEntry, Plan, PlanFile
+from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import copy_whole, finish, sha256_of
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.engines.folder import EngineFolder
 
 
-def plugin_file(library: Path, folder: EngineFolder) -> PlanFile:
-    """The plugin library as it will lie beside the plans."""
+def plugin_file(library: Path, folder: EngineFolder) -> EngineFile:
+    """The plugin library as it will lie beside the engines."""
     place = folder.in_build(folder.path / library.name)
-    return PlanFile(file=place, size=library.stat().st_size, sha256=sha256_of(library))
+    return EngineFile(file=place, size=library.stat().st_size, sha256=sha256_of(library))
 
 
 def left_to_build(
     folder: EngineFolder, facts: EngineEntry, graphs: tuple[GraphName, ...]
 ) -> tuple[GraphName, ...]:
-    """Those of `graphs` without a plan of the same facts. Raises UserError where none is left."""
+    """The graphs that lack an engine of the same facts. Raises UserError where none is left."""
     former = Manifest.read(folder.directory).engines.get(folder.name)
     if former is None:
         return graphs
     if differences := _differences(former, facts):
         raise UserError(
-            f"{folder.path} holds plans of another kind: {', '.join(differences)}",
+            f"{folder.path} holds engines of another kind: {', '.join(differences)}",
             "pass --overwrite to replace all of them",
         )
-    left = tuple(name for name in graphs if name not in former.plans)
+    left = tuple(name for name in graphs if name not in former.graphs)
     if not left:
         raise UserError(
-            f"{folder.path} has every plan already", "pass --overwrite to build them again"
+            f"{folder.path} has every engine already", "pass --overwrite to build them again"
         )
     return left
 
 
 def record(
-    folder: EngineFolder, facts: EngineEntry, library: Path | None, graph: GraphName, plan: Plan
+    folder: EngineFolder,
+    facts: EngineEntry,
+    library: Path | None,
+    graph: GraphName,
+    engine: GraphEngine,
 ) -> None:
-    """Put a finished plan into its place, and into the manifest. `facts` has no plans."""
-    plans = _make_way(folder, facts, graph)
+    """Put a finished engine into its place, and into the manifest. `facts` has no engines."""
+    engines = _make_way(folder, facts, graph)
     if facts.plugins and library:
         copy_whole(library, folder.directory / facts.plugins.file)
-    finish(folder.plan(graph))
-    _write(folder, facts.model_copy(update={"plans": plans | {graph: plan}}))
+    finish(folder.engine(graph))
+    _write(folder, facts.model_copy(update={"graphs": engines | {graph: engine}}))
 
 
-def _make_way(folder: EngineFolder, facts: EngineEntry, graph: GraphName) -> dict[GraphName, Plan]:
-    """Drop what the new plan replaces, from the manifest first; the plans that stay."""
+def _make_way(
+    folder: EngineFolder, facts: EngineEntry, graph: GraphName
+) -> dict[GraphName, GraphEngine]:
+    """Drop what the new engine replaces, from the manifest first; the engines that stay."""
     former = Manifest.read(folder.directory).engines.get(folder.name)
     if former is None:
         return {}
-    kept = former.plans if _facts(former) == facts else {}
-    kept = {name: plan for name, plan in kept.items() if name != graph}
-    if kept != former.plans:
-        _write(folder, facts.model_copy(update={"plans": kept}) if kept else None)
-    replaced = [plan.file for name, plan in former.plans.items() if name not in {graph, *kept}]
+    kept = former.graphs if _facts(former) == facts else {}
+    kept = {name: engine for name, engine in kept.items() if name != graph}
+    if kept != former.graphs:
+        _write(folder, facts.model_copy(update={"graphs": kept}) if kept else None)
+    replaced = [engine.file for name, engine in former.graphs.items() if name not in {graph, *kept}]
     if former.plugins and former.plugins.file != (facts.plugins and facts.plugins.file):
         replaced.append(former.plugins.file)
     for file in replaced:
@@ -68,18 +74,18 @@ def _make_way(folder: EngineFolder, facts: EngineEntry, graph: GraphName) -> dic
 
 
 def _facts(entry: EngineEntry) -> EngineEntry:
-    return entry.model_copy(update={"plans": {}})
+    return entry.model_copy(update={"graphs": {}})
 
 
 def _differences(former: EngineEntry, facts: EngineEntry) -> list[str]:
-    """What the plans that are there were built with, where it isn't what is asked for."""
-    fields = [name for name in type(facts).model_fields if name != "plans"]
+    """What the engines that are there were built with, where it isn't what is asked for."""
+    fields = [name for name in type(facts).model_fields if name != "graphs"]
     pairs = [(name, getattr(former, name), getattr(facts, name)) for name in fields]
     return [f"{name} {_shown(a)}, not {_shown(b)}" for name, a, b in pairs if a != b]
 
 
 def _shown(fact: object) -> str:
-    return f"{fact.file} ({fact.sha256[:12]})" if isinstance(fact, PlanFile) else str(fact)
+    return f"{fact.file} ({fact.sha256[:12]})" if isinstance(fact, EngineFile) else str(fact)
 
 
 def _write(folder: EngineFolder, entry: EngineEntry | None) -> None:

@@ -1,4 +1,4 @@
-"""The whole road from a build's graphs to its engines."""
+"""Builds the engines of a build, graph by graph: parse, build, check, record."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -7,22 +7,19 @@ from pathlib import Path
 import tensorrt as trt
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.engines import EngineEntry, Plan
+from snapexport.contract.engines import EngineEntry, GraphEngine
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
-from snapexport.engines.cancel import cancellable
 from snapexport.engines.folder import EngineFolder, engine_name, timing_cache
 from snapexport.engines.gpu import Gpu, present_gpu
 from snapexport.engines.memory import estimate, free_memory, require_room
 from snapexport.engines.options import EngineOptions
-from snapexport.engines.progress import Progress
+from snapexport.engines.progress import Progress, cancellable
 from snapexport.engines.record import left_to_build, plugin_file, record
-from snapexport.engines.tensorrt_config import make_config
-from snapexport.engines.tensorrt_log import Log
-from snapexport.engines.tensorrt_monitor import Monitor
+from snapexport.engines.tensorrt_callbacks import Log, Monitor
+from snapexport.engines.tensorrt_config import attach_timing_cache, make_config, save_timing_cache
+from snapexport.engines.tensorrt_engine import check_engine, write_engine
 from snapexport.engines.tensorrt_network import load_plugins, read_network
-from snapexport.engines.tensorrt_plan import check_plan, write_plan
-from snapexport.engines.tensorrt_timing import attach_timing_cache, save_timing_cache
 
 OLDEST = (10, 15)
 """The first whose parser has TensorScatter (NVIDIA/TensorRT's CHANGELOG.md), by which our graphs
@@ -31,7 +28,7 @@ write their caches."""
 
 @dataclass(frozen=True)
 class Job:
-    """What is decided before the first graph is built. facts: the entry, without its plans."""
+    """What is decided before the first graph is built. facts: the entry, without its engines."""
 
     build: Build
     options: EngineOptions
@@ -55,8 +52,8 @@ def build_all(build: Build, options: EngineOptions, progress: Progress) -> str:
     with folder.ours():
         if not options.overwrite:
             graphs = left_to_build(folder, job.facts, graphs)
-        needed = estimate(build.manifest, graphs, stripped=options.strip_plan)
-        require_room(needed, free_memory(folder.directory, gpu.free), options.strip_plan)
+        needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
+        require_room(needed, free_memory(folder.directory, gpu.free), options.strip_weights)
         with closing(Log(folder.log)) as log:
             _build_graphs(job, graphs, log, progress)
     return folder.name
@@ -78,34 +75,34 @@ def _facts(gpu: Gpu, options: EngineOptions, folder: EngineFolder) -> EngineEntr
         gpu=gpu.name,
         hardware_compatibility=options.hardware,
         version_compatible=options.version_compatible,
-        stripped=options.strip_plan,
+        stripped=options.strip_weights,
         refit=options.refit,
         optimization_level=options.optimization_level,
         workspace=options.workspace,
         plugins=plugin_file(options.plugins, folder) if options.plugins else None,
-        plans={},
+        graphs={},
     )
 
 
 def _build_graphs(job: Job, graphs: tuple[GraphName, ...], log: Log, progress: Progress) -> None:
     for name in graphs:
         log.forget()
-        plan = _build_graph(job, name, log, progress)
-        record(job.folder, job.facts, job.options.plugins, name, plan)
+        engine = _build_graph(job, name, log, progress)
+        record(job.folder, job.facts, job.options.plugins, name, engine)
 
 
-def _build_graph(job: Job, name: GraphName, log: Log, progress: Progress) -> Plan:
-    """Write one graph's plan under its partial name, and load it once. Ctrl-C ends it."""
+def _build_graph(job: Job, name: GraphName, log: Log, progress: Progress) -> GraphEngine:
+    """Write one graph's engine under its partial name, and load it once. Ctrl-C ends it."""
     progress.stage(f"{name}: reading the graph")
     monitor = Monitor(lambda text: progress.stage(f"{name}: {text}"))
     return cancellable(lambda: _build_and_check(job, name, log, monitor), monitor.cancel)
 
 
-def _build_and_check(job: Job, name: GraphName, log: Log, monitor: Monitor) -> Plan:
+def _build_and_check(job: Job, name: GraphName, log: Log, monitor: Monitor) -> GraphEngine:
     partial, entry = job.folder.partial(name), job.build.manifest.graphs[name]
     partial.parent.mkdir(parents=True, exist_ok=True)
     size, digest = _write(job, name, log, monitor)
-    memory = check_plan(
+    memory = check_engine(
         log,
         partial,
         name,
@@ -113,12 +110,12 @@ def _build_and_check(job: Job, name: GraphName, log: Log, monitor: Monitor) -> P
         version_compatible=job.options.version_compatible,
         plugins=job.options.plugins,
     )
-    file = job.folder.in_build(job.folder.plan(name))
-    return Plan(file=file, size=size, sha256=digest, device_memory=memory)
+    file = job.folder.in_build(job.folder.engine(name))
+    return GraphEngine(file=file, size=size, sha256=digest, device_memory=memory)
 
 
 def _write(job: Job, name: GraphName, log: Log, monitor: Monitor) -> tuple[int, str]:
-    """Apart, so that builder and network are gone before the plan is loaded."""
+    """Apart, so that builder and network are gone before the engine is loaded."""
     builder = trt.Builder(log)
     if job.options.plugins:
         load_plugins(builder.get_plugin_registry(), log, job.options.plugins.resolve())
@@ -126,9 +123,9 @@ def _write(job: Job, name: GraphName, log: Log, monitor: Monitor) -> tuple[int, 
     attach_timing_cache(config, job.timing_cache, ours=job.options.timing_cache is None)
     network = read_network(builder, log, job.build.graph(name), job.build.manifest.graphs[name])
     try:
-        written = write_plan(builder, network, config, job.folder.partial(name))
+        written = write_engine(builder, network, config, job.folder.partial(name))
     finally:
         save_timing_cache(config, job.timing_cache)
     if written is None:
-        raise log.failure(f"TensorRT built no engine of {name}", "see docs/tensorrt.md")
+        raise log.failure(f"TensorRT built no engine of {name}", "see docs/how-to/tensorrt.md")
     return written

@@ -1,4 +1,4 @@
-"""A graph of the build as TensorRT's network: parsed, and held against the manifest."""
+"""Parses a graph into TensorRT's network, and compares its tensors with the manifest's."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import tensorrt as trt
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry
 from snapexport.contract.tensors import OF_TENSORRT
-from snapexport.engines.tensorrt_log import Log
+from snapexport.engines.tensorrt_callbacks import Log
 
 STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 """The graph's own types are kept. TensorRT 11 knows nothing else, and ignores the flag."""
@@ -19,7 +19,7 @@ def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None
         raise log.failure(
             f"TensorRT does not load {library}",
             "it has to be libsnapexport_loadable.so, built for this version of TensorRT, and no "
-            "plugin of a same name may be registered already (docs/plugins.md)",
+            "plugin of a same name may be registered already (docs/how-to/plugins.md)",
         )
 
 

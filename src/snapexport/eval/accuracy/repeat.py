@@ -82,7 +82,7 @@ def _of_engine(build: Build, entry: EngineEntry, cases: list[Case]) -> Iterable[
     plugins = [_NEEDED_PLUGINS] if entry.needs_plugins else []
     flags = " ".join(["--model-type engine --trt", *plugins])
     for case in cases:
-        if plan := entry.plans.get(case.call.graph):
+        if plan := entry.graphs.get(case.call.graph):
             yield _command(build, case, build.directory / plan.file, flags)
 
 

@@ -1,4 +1,4 @@
-"""Loads a build's plan files as TensorRT engines: plugins, deserializing, refitting, checks.
+"""Loads a build's engine files as TensorRT engines: plugins, deserializing, refitting, checks.
 
 Works with TensorRT 10.15 and newer. Knows no buffer and runs nothing.
 """
@@ -42,21 +42,21 @@ def tensorrt_version() -> str:
     return str(trt.__version__)
 
 
-def open_plans(
+def open_engines(
     build: Build, wanted: Iterable[GraphName] | None = None
-) -> "tuple[CudaMemory, Plans]":
-    """Open the present GPU, and the plans that were built for it. Raises UserError.
+) -> "tuple[CudaMemory, Engines]":
+    """Open the present GPU, and the engines that were built for it. Raises UserError.
 
     wanted: the graphs that are going to be loaded; None means all.
     """
     version = tensorrt_version()
     memory = CudaMemory()
     machine = entry.Machine(version, memory.device.compute_capability, memory.device.name)
-    return memory, Plans(build, entry.choose(build, machine, wanted))
+    return memory, Engines(build, entry.choose(build, machine, wanted))
 
 
-class Plans:
-    """The plans of one engine entry. Keep the object as long as what it loaded.
+class Engines:
+    """The engines of one engine entry. Keep the object as long as what it loaded.
 
     errors: TensorRT's latest error messages.
     """
@@ -70,27 +70,30 @@ class Plans:
         self._entry = chosen
         self._logger, self.errors = _logger()
         self._runtime = trt.Runtime(self._logger)
-        # A version-compatible plan brings the code of the TensorRT that built it.
+        # A version-compatible engine brings the code of the TensorRT that built it.
         self._runtime.engine_host_code_allowed = chosen.version_compatible
         if chosen.plugins and chosen.needs_plugins:
             self._load_plugins(build.directory / chosen.plugins.file)
 
     def load(self, name: GraphName) -> "trt.ICudaEngine":
         """Load one graph's engine with its weights, and check it. Raises UserError."""
-        if name not in self._entry.plans:
+        if name not in self._entry.graphs:
             more = entry.command(self._build, self._entry, overwrite=False)
             raise UserError(
-                f"the engine for {self._entry.gpu} has no plan of {name}.onnx",
+                f"no engine of {name}.onnx was built for {self._entry.gpu}",
                 f"make it: `{more}`",
             )
         self.errors.clear()
-        path = self._build.directory / self._entry.plans[name].file
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
-            engine = self._runtime.deserialize_cuda_engine(plan)
+        path = self._build.directory / self._entry.graphs[name].file
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
             raise self._refused(
                 f"TensorRT cannot load {path}",
-                way_out=", or end what else runs on the GPU: each plan takes a copy of the weights",
+                way_out=", or end what else runs on the GPU: each engine copies the weights",
             )
         if self._entry.stripped:
             self._refit(engine, self._build.graph(name))
@@ -105,7 +108,7 @@ class Plans:
             )
 
     def _refit(self, engine: "trt.ICudaEngine", graph: Path) -> None:
-        """Take the weights, which a stripped plan lacks, from the graph's own files."""
+        """Take the weights, which a stripped engine lacks, from the graph's own files."""
         import tensorrt as trt
 
         refitter = trt.Refitter(engine, self._logger)

@@ -1,4 +1,4 @@
-"""From a network to a plan on the disk; and what the plan says of itself when it is loaded."""
+"""Builds an engine file from a network, and checks the engine by loading it."""
 
 import hashlib
 import mmap
@@ -9,12 +9,12 @@ import tensorrt as trt
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.tensors import in_place
-from snapexport.engines.tensorrt_log import Log
+from snapexport.engines.tensorrt_callbacks import Log
 from snapexport.engines.tensorrt_network import load_plugins
 
 
-class PlanWriter(trt.IStreamWriter):
-    """Takes a plan as TensorRT hands it out, and writes it at once: we keep no copy of it.
+class EngineWriter(trt.IStreamWriter):
+    """Takes an engine as TensorRT hands it out, and writes it at once: we keep no copy of it.
 
     Whether TensorRT does was not seen.
     """
@@ -43,14 +43,14 @@ class PlanWriter(trt.IStreamWriter):
         return self._digest.hexdigest()
 
 
-def write_plan(
+def write_engine(
     builder: trt.Builder,
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
     path: Path,
 ) -> tuple[int, str] | None:
-    """Build, which can take an hour. The plan's size and SHA-256; None if TensorRT gave up."""
-    writer = PlanWriter(path)
+    """Build, which can take an hour. The engine's size and SHA-256; None if TensorRT gave up."""
+    writer = EngineWriter(path)
     try:
         built = builder.build_serialized_network_to_stream(network, config, writer)
     finally:
@@ -60,7 +60,7 @@ def write_plan(
     return (writer.size, digest) if built and writer.size else None
 
 
-def check_plan(
+def check_engine(
     log: Log,
     path: Path,
     name: GraphName,
@@ -69,9 +69,9 @@ def check_plan(
     version_compatible: bool,
     plugins: Path | None,
 ) -> int:
-    """Load a plan and see that its caches are written in place; the bytes of its activations.
+    """Load an engine and see that its caches are written in place; the bytes of its activations.
 
-    A version compatible plan brings a runtime of its own, and the plugins. Raises UserError.
+    A version compatible engine brings a runtime of its own, and the plugins. Raises UserError.
     """
     runtime = trt.Runtime(log)
     runtime.engine_host_code_allowed = version_compatible
@@ -81,8 +81,8 @@ def check_plan(
         engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise log.failure(
-            f"TensorRT built a plan of {name} and does not load it",
-            "the GPU needs room for the plan's weights: see what else runs on it",
+            f"TensorRT built an engine of {name} and does not load it",
+            "the GPU needs room for the engine's weights: see what else runs on it",
         )
     for output, past in in_place(name, entry).items():
         if engine.get_aliased_input_tensor(output) != past:

@@ -16,8 +16,8 @@ from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from snapexport.runtime.trt import entry as tensorrt_entry
 from snapexport.runtime.trt.backend import TensorRtBackend
+from snapexport.runtime.trt.engines import LOG, tensorrt_version
 from snapexport.runtime.trt.entry import Machine, choose
-from snapexport.runtime.trt.plans import LOG, tensorrt_version
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
 
@@ -82,8 +82,8 @@ def test_a_whole_engine_comes_before_one_that_lacks_a_plan(
     tiny_build: Build, tmp_path: Path
 ) -> None:
     whole = entry_of(tiny_build, tmp_path, changed(hardware_compatibility="ampere_plus"))
-    plans = {name: plan for name, plan in whole.plans.items() if name != "baseline-decode"}
-    partial = changed(plans=plans)
+    engines = {name: engine for name, engine in whole.graphs.items() if name != "baseline-decode"}
+    partial = changed(graphs=engines)
     build = with_engines(tiny_build, partial=partial, whole=whole)
     assert choose(build, HERE) is whole
     assert choose(build, HERE, ["prefill", "compress", "decode"]) is partial
@@ -121,7 +121,8 @@ def test_the_hint_is_a_complete_engine_command(tiny_build: Build, tmp_path: Path
     text = tensorrt_entry.command(tiny_build, entry)
     assert text == (
         f"snapexport engine {tiny_build.directory} --hardware-compat ampere-plus "
-        "--version-compatible --strip-plan --refit --optimization-level 5 --workspace 1073741824 "
+        "--version-compatible --strip-weights --refit --optimization-level 5 "
+        "--workspace 1073741824 "
         f"--plugins '{tmp_path}/my lib.so' --overwrite"
     )
     parsed = parser().parse_args(shlex.split(text)[1:])
@@ -150,19 +151,19 @@ def refusal(build: Build, **options: Any) -> UserError:
 def test_changed_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     tensorrt_entry.verify(build)
-    plan = tmp_path / "decode.plan"
-    same_size = plan.read_bytes().replace(b"11.4", b"11.5")
-    plan.write_bytes(same_size)
-    with pytest.raises(UserError, match=r"decode\.plan was changed"):
+    engine = tmp_path / "decode.engine"
+    same_size = engine.read_bytes().replace(b"11.4", b"11.5")
+    engine.write_bytes(same_size)
+    with pytest.raises(UserError, match=r"decode\.engine was changed"):
         tensorrt_entry.verify(build)
-    plan.write_bytes(same_size + b" ")
+    engine.write_bytes(same_size + b" ")
     assert f"has {len(same_size) + 1} bytes" in refusal(build).message
-    plan.unlink()
-    assert "decode.plan is missing" in refusal(build).message
+    engine.unlink()
+    assert "decode.engine is missing" in refusal(build).message
 
 
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("engine", "message"),
     [
         ({"tensorrt": "11.3.0.99"}, "TensorRT cannot load .*the version does not match"),
         ({"version_compatible": True}, "holds code, which is not allowed"),
@@ -172,9 +173,9 @@ def test_changed_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: P
     ],
 )
 def test_plans_that_are_not_what_the_manifest_says_are_refused(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, plan: dict[str, Any], message: str
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, engine: dict[str, Any], message: str
 ) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, **plan))
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, **engine))
     with pytest.raises(UserError, match=message):
         open_executor(build, backend="tensorrt")
 
@@ -183,8 +184,8 @@ def test_a_plan_of_another_graph_is_refused(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     entry = entry_of(tiny_build, tmp_path)
-    swapped = entry.plans | {"decode": entry.plans["prefill"]}
-    build = with_engines(tiny_build, it=entry.model_copy(update={"plans": swapped}))
+    swapped = entry.graphs | {"decode": entry.graphs["prefill"]}
+    build = with_engines(tiny_build, it=entry.model_copy(update={"graphs": swapped}))
     assert "the manifest says None" in refusal(build).message
 
 
@@ -192,11 +193,11 @@ def test_a_plan_that_was_not_built_is_named(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     entry = entry_of(tiny_build, tmp_path)
-    some = {name: plan for name, plan in entry.plans.items() if name != "baseline-decode"}
-    build = with_engines(tiny_build, it=entry.model_copy(update={"plans": some}))
+    some = {name: engine for name, engine in entry.graphs.items() if name != "baseline-decode"}
+    build = with_engines(tiny_build, it=entry.model_copy(update={"graphs": some}))
     open_executor(build, backend="tensorrt")
     missing = refusal(build, baseline=True)
-    assert "has no plan of baseline-decode.onnx" in missing.message
+    assert "no engine of baseline-decode.onnx was built" in missing.message
     assert "--overwrite" not in missing.hint, "the others would be built again"
 
 
@@ -239,7 +240,7 @@ def test_the_hint_of_a_plan_that_does_not_load_mentions_memory(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
-    assert refusal(build).hint.endswith("runs on the GPU: each plan takes a copy of the weights")
+    assert refusal(build).hint.endswith("runs on the GPU: each engine copies the weights")
 
 
 def test_a_gpu_that_fails_is_an_error_with_a_hint(
