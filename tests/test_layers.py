@@ -23,7 +23,7 @@ ALLOWED = {
     "vault": set(),
     "builder": {"contract", "exporter", "graphs"},
     "engines": {"contract"},
-    "bench": {"contract", "runtime", "plots"},
+    "bench": {"contract", "runtime", "builder", "graphs", "vault", "plots"},
     "serving": {"contract", "runtime", "builder"},
     "eval": {"contract", "exporter", "runtime", "builder", "serving", "vault", "plots"},
     "cli": {

@@ -37,8 +37,8 @@ def build_summary(build: Build) -> dict[str, Any]:
         "quantization": manifest.quantization,
         "linked_weights": manifest.linked_weights,
         "cache_dtype": manifest.cache_dtype,
-        "decode_attention": manifest.decode_attention,
-        "top_tokens": manifest.top_tokens,
+        "decode_attention": manifest.graph_options.decode_attention,
+        "top_tokens": manifest.graph_options.top_tokens,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
@@ -98,16 +98,16 @@ def _decode_line(manifest: Manifest) -> str:
     """How cache slots are stored and read."""
     if not manifest.geometry.compresses:
         return f"caches in {manifest.cache_dtype}"
-    return (
-        f"caches in {manifest.cache_dtype}, attention over {manifest.decode_attention} cache slots"
-    )
+    attention = manifest.graph_options.decode_attention
+    return f"caches in {manifest.cache_dtype}, attention over {attention} cache slots"
 
 
 def _sampling_line(manifest: Manifest) -> str:
     """The outputs from which the next token is chosen."""
-    if not manifest.top_tokens:
+    top_tokens = manifest.graph_options.top_tokens
+    if not top_tokens:
         return "from logits"
-    return f"from {manifest.top_tokens} top tokens, or from logits where these are too few"
+    return f"from {top_tokens} top tokens, or from logits where these are too few"
 
 
 def _cache_line(geometry: CacheGeometry) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 
 SUFFIX = ".safetensors"
 

@@ -18,6 +18,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.copying import copy_file
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.targets import capabilities
 from snapexport.runtime.scheduler import Scheduler
 from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
 from snapexport.serving.triton.options import RepositoryOptions
@@ -58,7 +59,7 @@ def write_repository(options: RepositoryOptions) -> Path:
 def _device(options: RepositoryOptions, manifest: Manifest) -> Device:
     if options.device:
         return options.device
-    return "gpu" if manifest.target == "tensorrt" and manifest.engines else "cpu"
+    return "gpu" if capabilities(manifest.target).compiled and manifest.engines else "cpu"
 
 
 def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: Device) -> None:
