@@ -64,12 +64,12 @@ def _contexts(
 ) -> "dict[GraphName, trt.IExecutionContext]":
     import tensorrt as trt
 
-    engines = {name: engines.load(name) for name in graphs}
+    loaded = {name: engines.load(name) for name in graphs}
     engines.errors.clear()
-    size = max(engine.device_memory_size_v2 for engine in engines.values())
+    size = max(engine.device_memory_size_v2 for engine in loaded.values())
     workspace = memory.device.allocate(max(size, 1))
     contexts = {}
-    for name, engine in engines.items():
+    for name, engine in loaded.items():
         context = engine.create_execution_context(
             trt.ExecutionContextAllocationStrategy.USER_MANAGED
         )
