@@ -98,23 +98,24 @@ gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: right, free of races,
 
 performance: export OMP_WAIT_POLICY = passive
 performance: $(STAMP)    ## the tables of docs/performance.md, 35 minutes; peers by PEERS="--peers-python ..."
-	$(BIN)/python -m tools.performance all $(PEERS)
-	$(BIN)/python -m tools.performance tables --write docs/performance.md
+	$(BIN)/python -m snapexport.bench all $(PEERS)
+	$(BIN)/python -m snapexport.bench tables --write docs/performance.md
 
 gpu-bench: $(GPU_STAMP)  ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
-	$(GPU_BIN)/python -m tools.gpu_bench --out build/gpu_bench
+	$(GPU_BIN)/python -m snapexport.bench context equal_memory overhead --device cuda --resume \
+		--work build/gpu_bench --out build/gpu_bench
 
 goldens:                 ## what published implementations keep: tests/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
 
 scale: $(STAMP)          ## time and memory of exporting checkpoints of Llama-3.1's shapes
-	$(BIN)/python tools/measure_scale.py
+	$(BIN)/python -m snapexport.bench export --out build/bench
 
 memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking
-	$(BIN)/python tools/measure_memory.py
+	$(BIN)/python -m snapexport.bench prepack --out build/bench
 
 plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a running build takes
-	OMP_WAIT_POLICY=passive $(BIN)/python tools/measure_plan.py
+	OMP_WAIT_POLICY=passive $(BIN)/python -m snapexport.bench plan --out build/bench
 
 clean:
 	rm -rf $(VENV) $(TRITON_VENV) $(GPU_VENV)

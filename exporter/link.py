@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import TensorSpan
+from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.weights import WEIGHTS
@@ -22,7 +23,6 @@ _DTYPES = {
     "BF16": ir.DataType.BFLOAT16,
     "U8": ir.DataType.UINT8,
 }
-_TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def checkpoint_tensors(
@@ -32,7 +32,7 @@ def checkpoint_tensors(
 
     Raises UserError where the checkpoint lacks a tensor or has it in another shape.
     """
-    tied = _TIED if config.tie_word_embeddings else {}
+    tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     values = {name: value for name, value in model.graph.initializers.items() if _is_fake(value)}
     wanted = {name: tied.get(name, name) for name in values}
     missing = [name for name in wanted.values() if name not in checkpoint.tensors]

@@ -1,12 +1,12 @@
-"""The checkpoint's own transformers model without its weights, and with markers in it.
+"""Makes the checkpoint's own transformers model without weights, and with markers in it.
 
-All the tensors are fake (shape and dtype, no memory). Three pieces of every model are replaced
-while it is traced: attention by a marker that `graphs/` fills in, and RoPE and RMSNorm by the
-standard ONNX operators, which no exporter emits by itself.
+All tensors are fake (shape and dtype, no memory). Three modules of every model are replaced while
+it is traced: attention by a marker that `graphs/` fills in, RoPE and RMSNorm by the standard ONNX
+operators, which no exporter emits by itself. How an architecture differs is in its record.
 """
 
+import functools
 import sys
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx import ops as onnx_ops
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
-from snapexport.exporter.architectures import window_of
+from snapexport.exporter.architectures import RMSNorm, architecture_of, window_of
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
@@ -66,38 +66,32 @@ def _layer_index(module: nn.Module) -> int:
 AttentionInterface.register(ATTENTION_IMPLEMENTATION, _attention_marker)
 
 
-def _rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    return onnx_ops.symbolic(
-        "::RMSNormalization",
-        (hidden_states, self.weight),
-        {"axis": -1, "epsilon": self.variance_epsilon, "stash_type": 1},
-        dtype=hidden_states.dtype,
-        shape=hidden_states.shape,
-    )
-
-
-def _gemma_rms_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    """Gemma's weights lie around zero, and it rounds to the model's dtype only at the end."""
-    states = hidden_states.float()
+def _rms_norm(norm: RMSNorm, module: Any, hidden_states: Tensor) -> Tensor:
+    states, weight = hidden_states, module.weight
+    if norm.in_fp32:
+        states, weight = states.float(), weight.float()
+    if norm.weight_offset:
+        weight = weight + norm.weight_offset
     normed = onnx_ops.symbolic(
         "::RMSNormalization",
-        (states, self.weight.float() + 1.0),
-        {"axis": -1, "epsilon": self.eps, "stash_type": 1},
+        (states, weight),
+        {"axis": -1, "epsilon": getattr(module, norm.epsilon), "stash_type": 1},
         dtype=states.dtype,
         shape=states.shape,
     )
-    return normed.type_as(hidden_states)
+    return normed.type_as(hidden_states) if norm.in_fp32 else normed
 
 
 def _apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
     # transformers repeats the frequencies for both halves of a head; the operator wants them once.
-    half = cos.shape[-1] // 2
-    cos, sin = cos[..., :half], sin[..., :half]
+    width = cos.shape[-1]
+    cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+    partial = width if width < query.shape[-1] else 0  # 0: all of a head is rotated
     return (
-        onnx_ops.rotary_embedding(query, cos, sin),
-        onnx_ops.rotary_embedding(key, cos, sin),
+        onnx_ops.rotary_embedding(query, cos, sin, rotary_embedding_dim=partial),
+        onnx_ops.rotary_embedding(key, cos, sin, rotary_embedding_dim=partial),
     )
 
 
@@ -109,8 +103,9 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
     with fake:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     model.eval()
-    _compute_buffers(model, config)
-    _mark_norms(model)
+    architecture = architecture_of(config)
+    _compute_buffers(model, config, architecture.scaled_embedding)
+    _mark_norms(model, architecture.norm)
     modeling = sys.modules[type(model).__module__]
     original = modeling.apply_rotary_pos_emb
     modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb  # type: ignore[attr-defined]
@@ -120,17 +115,15 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
         modeling.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
 
 
-def _compute_buffers(model: Any, config: PretrainedConfig) -> None:
+def _compute_buffers(model: Any, config: PretrainedConfig, scaled_embedding: bool) -> None:
     """What is computed and not loaded has to be real, to become a constant."""
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    embedding = model.model.embed_tokens
-    if hasattr(embedding, "embed_scale"):  # Gemma
+    if scaled_embedding:
+        embedding = model.model.embed_tokens
         embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
 
 
-def _mark_norms(model: nn.Module) -> None:
+def _mark_norms(model: nn.Module, norm: RMSNorm) -> None:
     for module in model.modules():
-        name = type(module).__name__
-        if name.endswith("RMSNorm"):
-            forward = _gemma_rms_norm if name.startswith("Gemma") else _rms_norm
-            module.forward = types.MethodType(forward, module)
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = functools.partial(_rms_norm, norm, module)

@@ -1,7 +1,7 @@
-"""Trace a skeleton into ONNX: one graph for a chunk of a prompt, one for a decode step.
+"""Traces a skeleton into ONNX: one graph for a chunk of a prompt, one for a decode step.
 
-What comes out is opset 24 with an attention marker per layer, no cache, and initializers that are
-named like the checkpoint's tensors but have no data yet.
+A trace has opset 24, an attention marker in each layer, no cache, and initializers that are named
+like the checkpoint's tensors but have no data yet. Knows no cache policy and no target.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from snapexport.contract import names
+from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.skeleton import skeleton
 
@@ -58,13 +59,9 @@ def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tenso
 def _logits(model: Any, hidden_states: Tensor) -> Tensor:
     """Hidden states [B,1,E] -> logits [B,V]."""
     logits: Tensor = model.lm_head(hidden_states)[:, 0].float()
-    softcap = model.config.final_logit_softcapping if _is_gemma(model.config) else None
+    attribute = architecture_of(model.config).logit_softcap
+    softcap = getattr(model.config, attribute) if attribute else None
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
-def _is_gemma(config: PretrainedConfig) -> bool:
-    """Of the verified architectures these alone look at `final_logit_softcapping`."""
-    return config.model_type in ("gemma2", "gemma3_text")
 
 
 def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:
@@ -74,7 +71,7 @@ def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> i
 
 
 def trace_decode(config: PretrainedConfig, dtype: torch.dtype, batch: int) -> ir.Model:
-    """One token for each of `batch` slots."""
+    """One token for each of `batch` batch slots."""
     shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
     return _trace(config, dtype, _Decode, shapes)
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from snapexport.contract.copying import clone_file, copy_file
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
-from snapexport.contract.manifest import DType, WeightFile
+from snapexport.contract.manifest import WeightFile
 from snapexport.contract.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
+from snapexport.contract.targets import DType
 from snapexport.exporter import hub, int4
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.tensor_file import (

@@ -1,14 +1,14 @@
-"""compress.onnx: the hand-over from a full-length prefill cache to the compressed one.
+"""Makes compress.onnx: from a prompt's full-length cache to its compressed one.
 
-Not traced: it has no weights, only the shapes of the prefill graph that it follows.
+Not traced: it has no weights, and takes its shapes from the prefill graph.
 """
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.cache_form import CacheForm
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import markers
@@ -16,9 +16,9 @@ from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import storage_of
 
 
-def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, form: CacheForm) -> gs.Graph:
-    """The hand-over of every layer of a traced (not yet rewritten) prefill graph."""
-    storage = storage_of(form.dtype)
+def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOptions) -> gs.Graph:
+    """Compression of every layer of a traced (not yet rewritten) prefill graph."""
+    storage = storage_of(options.cache_dtype)
     prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
     graph = gs.Graph(name="compress", opset=prefill.opset, inputs=[prompt_length])
     for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):

@@ -1,6 +1,6 @@
-"""The hand-over of one layer: vote, select, gather. Shared by both prefill layouts.
+"""Compresses the cache of one layer: vote, select, gather. Both prefill layouts share it.
 
-Chunked prefill has it in a graph of its own, compress.onnx; single-shot prefill inside the layer.
+Chunked prefill compresses in a graph of its own, compress.onnx; single-shot prefill in the layer.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptStates:
-    """What the hand-over of a layer reads: query_window [1,H,W,D], key and value [1,Hkv,T,D]."""
+    """Inputs of a layer's compression: query_window [1,H,W,D], key and value [1,Hkv,T,D]."""
 
     query_window: gs.Tensor
     key: gs.Tensor
@@ -46,7 +46,7 @@ def compress_layer(
     states: PromptStates,
     storage: Storage,
 ) -> None:
-    """Append the layer's hand-over and its outputs: present.{l}.* and topk_positions.{l}."""
+    """Append the layer's compression and its outputs: present.{l}.* and topk_positions.{l}."""
     layout = geometry.layers[layer]
     kept = [
         cache_like(one, fresh(graph, "kept"), layout.cache_slots)
@@ -56,7 +56,7 @@ def compress_layer(
     inputs = [states.key, states.value, states.prompt_length, positions]
     call(graph, "SnapStreamGather", inputs, kept, **_window(layout))
     prompt = Prompt(states.key, states.value, states.prompt_length)
-    graph.outputs.extend(storage.handed_over(graph, layer, prompt, kept))
+    graph.outputs.extend(storage.compressed(graph, layer, prompt, kept))
     if layout.K:
         graph.outputs.append(positions)
 

@@ -1,4 +1,7 @@
-"""The pipeline: a traced graph, a cache geometry and a target in; a finished graph out."""
+"""Rewrites a traced graph into a finished one, for a cache geometry, a target and graph options.
+
+Policy passes come first, then the target's. Knows neither files nor manifests.
+"""
 
 from collections.abc import Sequence
 
@@ -6,10 +9,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import Target
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.names import DOMAIN
+from snapexport.contract.targets import Target
 from snapexport.graphs.compress import compress_graph
 from snapexport.graphs.functions import NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
@@ -20,10 +23,12 @@ from snapexport.graphs.passes.prefill_cache import PrefillCache
 from snapexport.graphs.passes.query_windows import QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
 from snapexport.graphs.passes.top_tokens import TopTokens
-from snapexport.graphs.targets import BODY_PASSES, TARGET_PASSES
+from snapexport.graphs.targets import MODEL_PASSES, TARGET_PASSES
 
 IR_VERSION = 12
 """What opset 24 asks for; newer ones are not read by the ONNX Runtime that users have."""
+
+DEFAULTS = GraphOptions()
 
 G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every bf16 tensor that it passes through
 
@@ -32,56 +37,58 @@ def prefill(
     traced: onnx.ModelProto,
     geometry: CacheGeometry,
     target: Target,
-    form: CacheForm = PLAIN,
-    *,
-    top_tokens: int = 0,
+    options: GraphOptions = DEFAULTS,
 ) -> onnx.ModelProto:
-    """One chunk of a prompt, or (traced at L_max) the whole of it.
-
-    top_tokens: how many of the likeliest tokens are told beside the logits.
-    """
+    """One chunk of a prompt, or (traced at L_max) the whole of it."""
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
     passes: list[Pass]
     if geometry.is_single_shot(chunk):
-        passes = [SingleShot(geometry, form)]
+        passes = [SingleShot(geometry, options)]
     elif geometry.compresses:
         passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]
     else:
         passes = [PrefillCache(geometry.L_max)]
-    if top_tokens:
-        passes.append(TopTokens(top_tokens))
-    return _finish(graph, geometry, passes, target)
+    return _finish(graph, geometry, passes + _sampling(options), target, options)
 
 
 def compress(
-    traced: onnx.ModelProto, geometry: CacheGeometry, target: Target, form: CacheForm = PLAIN
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    options: GraphOptions = DEFAULTS,
 ) -> onnx.ModelProto:
-    """The hand-over after the last chunk. `traced` is the prefill's trace, for its shapes."""
-    graph = compress_graph(gs.import_onnx(traced), geometry, form)
-    return _finish(graph, geometry, [], target)
+    """The compress step after the last chunk. `traced` is prefill's trace, for its shapes."""
+    graph = compress_graph(gs.import_onnx(traced), geometry, options)
+    return _finish(graph, geometry, [], target, options)
 
 
 def decode(
     traced: onnx.ModelProto,
     geometry: CacheGeometry,
     target: Target,
-    form: CacheForm = PLAIN,
+    options: GraphOptions = DEFAULTS,
     *,
-    top_tokens: int = 0,
     with_queries: bool = False,
 ) -> onnx.ModelProto:
-    """One token for every slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
-    passes: list[Pass] = [DecodeCache(geometry, form)]
+    """One token for each batch slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
+    passes: list[Pass] = [DecodeCache(geometry, options)]
     if with_queries:
         passes.append(DecodeQueries())
-    if top_tokens:
-        passes.append(TopTokens(top_tokens))
-    return _finish(gs.import_onnx(traced), geometry, passes, target)
+    graph = gs.import_onnx(traced)
+    return _finish(graph, geometry, passes + _sampling(options), target, options)
+
+
+def _sampling(options: GraphOptions) -> list[Pass]:
+    return [TopTokens(options.top_tokens)] if options.top_tokens else []
 
 
 def _finish(
-    graph: gs.Graph, geometry: CacheGeometry, passes: Sequence[Pass], target: Target
+    graph: gs.Graph,
+    geometry: CacheGeometry,
+    passes: Sequence[Pass],
+    target: Target,
+    options: GraphOptions,
 ) -> onnx.ModelProto:
     for one in (*passes, *TARGET_PASSES[target]):
         one.apply(graph)
@@ -94,8 +101,8 @@ def _finish(
     model.functions.extend(
         function(name, geometry.vote_options, softcapped) for name in NAMES if name in called
     )
-    for change in BODY_PASSES[target]:
-        change(model)
+    for change in MODEL_PASSES[target]:
+        change(model, options)
     _require_finished(model)
     return model
 

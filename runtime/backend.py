@@ -96,10 +96,10 @@ class Memory(Protocol):
 
 
 class GraphBackend(Protocol):
-    """Runs a build's graphs over buffers of its memory. A graph may be bound several times."""
+    """Runs a build's graphs over buffers of its memory."""
 
     binds_rows: bool
-    """Whether graphs can be bound to rows of a buffer, wherever they begin."""
+    """Whether a graph can be bound several times, and to rows that begin anywhere in a buffer."""
 
     @property
     def memory(self) -> Memory:

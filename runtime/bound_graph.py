@@ -28,14 +28,14 @@ class BoundGraph:
         """buffers: of every input and output of the graph, and possibly more."""
         specs = (*entry.inputs, *entry.outputs)
         self.buffers = {spec.name: buffers[spec.name] for spec in specs}
-        for spec in specs:
-            buffer = self.buffers[spec.name]
-            assert (buffer.dtype, buffer.shape) == (spec.dtype, tuple(spec.shape)), spec.name
         self.arrays: HostArrays = {
             name: one.array for name, one in self.buffers.items() if one.array is not None
         }
         self._name, self._backend, self._memory = name, backend, backend.memory
-        self._launch = backend.bind(name, self.buffers)
+        self._launch = backend.bind(name, self.buffers)  # refuses a graph that isn't the manifest's
+        for spec in specs:
+            buffer = self.buffers[spec.name]
+            assert (buffer.dtype, buffer.shape) == (spec.dtype, tuple(spec.shape)), spec.name
         self._written = [
             buffers[spec.name] for spec in entry.inputs if buffers[spec.name].is_of_host
         ]

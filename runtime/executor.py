@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
+from snapexport.contract.manifest import BASELINE, GraphEntry, GraphName, Manifest
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
 from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.decode_inputs import Integers, Temperatures, write_decode_inputs
@@ -82,7 +82,7 @@ class GraphSet:
             raise UserError(
                 f"{build.directory} has no baseline graphs", "build it again with --baseline"
             )
-        prefix = "baseline-" if baseline and build.has_baseline else ""
+        prefix = BASELINE if baseline and build.has_baseline else ""
         full_cache = baseline or not compresses
         return cls(
             prefill=f"{prefix}prefill",

@@ -7,7 +7,7 @@ prompt is (prompts.py). Not thread-safe.
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Never, NoReturn
 
 from tokenizers import Tokenizer
 
@@ -36,7 +36,7 @@ class LLM:
         prepack: bool = False,
         max_num_batched_tokens: int | None = None,
         backend: BackendName | None = None,
-        **unknown: object,
+        **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
 
@@ -60,7 +60,7 @@ class LLM:
         executor: Executor,
         tokenizer: Tokenizer | None = None,
         max_num_batched_tokens: int | None = None,
-        **unknown: object,
+        **unknown: Never,
     ) -> "LLM":
         """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text."""
         for name in unknown:

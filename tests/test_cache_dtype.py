@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.derive import derive
-from snapexport.builder.plan import PlanOptions, make_plan
-from snapexport.builder.plan.caches import slot_bytes
+from snapexport.builder.plan import PlanRequest, make_plan
+from snapexport.builder.plan.sizes import request_bytes
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import PLAIN
 from snapexport.contract.errors import UserError
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.tensors import full_cache_bytes
 from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.llm import LLM
@@ -66,7 +66,7 @@ def test_answers_nearly_as_transformers_does(case: Case, length: int) -> None:
 
 def test_holds_the_rounded_keys_and_values_of_the_same_positions(tmp_path: Path) -> None:
     build = build_of(FP16)
-    plain = derive(build, build.manifest.geometry, tmp_path / "plain", PLAIN)
+    plain = derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions())
     (_, half), (_, single) = (
         handed_over(cases.RawBuild(one.directory), cases.prompt(70)) for one in (build, plain)
     )
@@ -135,11 +135,11 @@ def test_the_full_cache_that_it_is_compared_with_has_the_builds_dtype() -> None:
 def test_a_plan_counts_it() -> None:
     build = build_of(FP16)
     manifest = build.manifest
-    counted = slot_bytes(manifest.model, manifest.geometry, "fp16") * manifest.batch
+    counted = request_bytes(manifest.model, manifest.geometry, "fp16") * manifest.batch
     assert counted == cache_bytes(manifest).decode
     asked = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
     half, single = (
-        make_plan(PlanOptions(2**30, asked | choice)).recommendation.eligible
+        make_plan(PlanRequest(2**30, asked | choice)).recommendation.eligible
         for choice in ({"cache_dtype": "fp16", "kv_budget": 32}, {"kv_budget": 32})
     )
     assert 2 * half.at(3).decode_cache == single.at(3).decode_cache
@@ -152,18 +152,18 @@ def test_inspect_says_so(capsys: Any) -> None:
     told = json.loads(capsys.readouterr().out)
     assert (told["cache_dtype"], told["decode_attention"]) == ("fp16", "all")
     assert main(["inspect", directory]) == 0
-    assert "caches in fp16, attention over all slots" in capsys.readouterr().out
+    assert "caches in fp16, attention over all cache slots" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"target": "tensorrt"}, "fp16 is not to be had for --target tensorrt"),
+        ({"target": "tensorrt"}, "fp16 is not supported with --target tensorrt"),
         ({"dtype": "bf16", "target": "portable"}, "--target portable --dtype bf16"),
-        ({"dtype": "fp16", "cache_dtype": "fp32"}, "fp32 is not to be had for"),
-        ({"cache_dtype": "bf16"}, "bf16 is not to be had for"),
+        ({"dtype": "fp16", "cache_dtype": "fp32"}, "fp32 is not supported with"),
+        ({"cache_dtype": "bf16"}, "bf16 is not supported with"),
         ({"policy": "full"}, "--policy is full"),
-        ({"decode_attention": "valid"}, "goes with attention to all slots alone"),
+        ({"decode_attention": "valid"}, "fp16 is not supported with --decode-attention valid"),
         ({"cache_dtype": "fp4"}, "--cache-dtype 'fp4' is not known"),
     ],
 )
@@ -174,4 +174,4 @@ def test_refused(choice: dict[str, str], message: str, tmp_path: Path) -> None:
 
 def test_the_builds_own_dtype_may_be_named(tmp_path: Path) -> None:
     options = BuildOptions(model="m", out=tmp_path, L_max=64, dtype="fp16", cache_dtype="fp16")
-    assert options.cache_form == PLAIN
+    assert options.graph_options.cache_dtype is None

@@ -14,6 +14,7 @@ from snapexport.cli.app import COMMANDS, main
 from snapexport.cli.renamed import RENAMED
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -146,17 +147,6 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Run a command that has to be refused; the message."""
-    assert main([str(word) for word in argv]) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty) == ("", "")
-    assert error.startswith("error: ")
-    assert hint.startswith("hint: ")
-    return error
-
-
 @pytest.mark.parametrize("name", BAD_CHECKPOINTS)
 def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, name: str
@@ -164,7 +154,7 @@ def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
     damage, message = BAD_CHECKPOINTS[name]
     damage(model)
     out = tmp_path / "out"
-    assert message in told(capsys, "build", "--model", model, "--L-max", 64, "--out", out)
+    assert message in refused(capsys, "build", "--model", model, "--L-max", 64, "--out", out)
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -208,7 +198,7 @@ def test_build_refuses_wrong_flags(
     message: str,
 ) -> None:
     required = ["--model", checkpoint, "--L-max", 64, "--out", tmp_path / "out"]
-    assert message in told(capsys, "build", *required, *flags)
+    assert message in refused(capsys, "build", *required, *flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -246,14 +236,14 @@ def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 def test_generate_refuses_impossible_requests(
     capsys: pytest.CaptureFixture[str], spelling_build: Build, flags: list[str], message: str
 ) -> None:
-    assert message in told(capsys, "generate", spelling_build.directory, *flags)
+    assert message in refused(capsys, "generate", spelling_build.directory, *flags)
 
 
 def test_generate_refuses_a_prompt_that_is_not_utf8(
     capsys: pytest.CaptureFixture[str], spelling_build: Build, tmp_path: Path
 ) -> None:
     (tmp_path / "p").write_bytes(b"abc\xff")
-    message = told(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
+    message = refused(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
     assert "not UTF-8" in message
 
 

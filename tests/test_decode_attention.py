@@ -12,9 +12,9 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import CacheForm
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
@@ -63,7 +63,7 @@ def require_same(got: BoundGraph, expected: BoundGraph, slots: int = 3) -> None:
 @both_models
 def test_gives_what_attention_to_all_slots_gives(case: Case, tmp_path: Path, capfd: Any) -> None:
     build = build_of(case)
-    over_all = derive(build, build.manifest.geometry, tmp_path / "all", CacheForm())
+    over_all = derive(build, build.manifest.geometry, tmp_path / "all", GraphOptions())
     require_same(filled(build), filled(over_all))
     assert "onnxruntime" not in capfd.readouterr().err, "a cache was copied"
 
@@ -84,7 +84,7 @@ def test_geometries(sinks: int, ring: Any, kept: Any, tmp_path: Path) -> None:
     build = build_of(LLAMA)
     geometry = CacheGeometry("snapstream", 96, 2, sinks, ring, kept, L_obs=1)
     valid, over_all = (
-        derive(build, geometry, tmp_path / one, CacheForm(attention=one))
+        derive(build, geometry, tmp_path / one, GraphOptions(decode_attention=one))
         for one in ("valid", "all")
     )
     require_same(filled(valid), filled(over_all))
@@ -115,7 +115,7 @@ def test_a_request_is_answered_as_if_alone(case: Case) -> None:
 
 def test_the_caches_are_outputs_once_more() -> None:
     manifest = build_of(LLAMA).manifest
-    assert (manifest.decode_attention, manifest.cache_dtype) == ("valid", "fp32")
+    assert (manifest.graph_options.decode_attention, manifest.cache_dtype) == ("valid", "fp32")
     outputs = {spec.name: spec for spec in manifest.graphs["decode"].outputs}
     for layer in range(2):
         for part in ("key", "value"):
@@ -138,8 +138,8 @@ def test_the_full_caches_graphs_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"target": "portable"}, "valid is not to be had for --target portable"),
-        ({"target": "tensorrt"}, "valid is not to be had for --target tensorrt"),
+        ({"target": "portable"}, "valid is not supported with --target portable"),
+        ({"target": "tensorrt"}, "valid is not supported with --target tensorrt"),
         ({"policy": "full"}, "--policy is full"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -17,15 +18,6 @@ def own_build(tiny_build: Build, tmp_path: Path) -> Build:
     """A copy to spoil."""
     shutil.copytree(tiny_build.directory, tmp_path / "copy.build")
     return Build.open(tmp_path / "copy.build")
-
-
-def refusal(capsys: pytest.CaptureFixture[str], build: Build, *flags: object) -> str:
-    assert main(["diff", str(build.directory), *map(str, flags)]) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty) == ("", "")
-    assert (error[:7], hint[:6]) == ("error: ", "hint: ")
-    return error
 
 
 def test_diff_runs_inside_the_build_directory(
@@ -51,7 +43,7 @@ def test_diff_runs_inside_the_build_directory(
 def test_diff_refuses_flags_that_make_no_sequence(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, flags: list[str], message: str
 ) -> None:
-    assert message in refusal(capsys, tiny_build, *flags)
+    assert message in refused(capsys, "diff", tiny_build.directory, *flags)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +63,7 @@ def test_diff_refuses_a_reference_with_another_config(
     message: str,
 ) -> None:
     other = checkpoints.make(architecture, tmp_path / "other", **changes)
-    assert message in refusal(capsys, tiny_build, "--model", other)
+    assert message in refused(capsys, "diff", tiny_build.directory, "--model", other)
 
 
 def test_diff_refuses_a_reference_whose_weights_do_not_fit(
@@ -80,14 +72,16 @@ def test_diff_refuses_a_reference_whose_weights_do_not_fit(
     other = checkpoints.make("llama", tmp_path / "other", vocab_size=300)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": 257}))
-    assert "don't fit its config.json" in refusal(capsys, tiny_build, "--model", other)
+    assert "don't fit its config.json" in refused(
+        capsys, "diff", tiny_build.directory, "--model", other
+    )
 
 
 def test_diff_of_a_build_without_config_needs_the_checkpoint(
     capsys: pytest.CaptureFixture[str], own_build: Build, checkpoint: Path, tmp_path: Path
 ) -> None:
     (own_build.directory / "config.json").unlink()
-    assert "has no config.json" in refusal(capsys, own_build)
+    assert "has no config.json" in refused(capsys, "diff", own_build.directory)
     flags = ["--model", str(checkpoint), "--out", str(tmp_path / "d"), "--lengths", "5"]
     assert main(["diff", str(own_build.directory), *flags]) == 0
 
@@ -96,7 +90,7 @@ def test_diff_refuses_a_bf16_build_on_the_cpu(
     capsys: pytest.CaptureFixture[str], own_build: Build
 ) -> None:
     own_build.manifest.model_copy(update={"dtype": "bf16"}).write(own_build.directory)
-    assert "is a bf16 build" in refusal(capsys, own_build)
+    assert "is a bf16 build" in refused(capsys, "diff", own_build.directory)
 
 
 def test_diff_writes_into_no_directory_with_other_files(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import parser
+from snapexport.serving.metrics import METRICS
 from tools import cli_reference
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +19,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+(?:/|\.\w+))`")
 FLAG = re.compile(r"`(--[a-zA-Z][\w-]*)")
 
 OTHERS = {
@@ -33,6 +35,13 @@ OTHERS = {
     *("--recover", "--dry-run", "--quick", "--import-mode", "--out", "--help"),  # tools of ours
 }
 """Flags that the pages name and other programs have."""
+
+ELSEWHERE = {
+    "exporter/architectures/families/phi3.py",
+    "docs/operators.md",
+    "engines/NAME.log",
+}
+"""Files that the pages name and the repository does not have."""
 
 FORMER = {"CHANGELOG.md"}
 """Pages that name flags of the past."""
@@ -129,3 +138,26 @@ def test_glossary_has_each_term_once_and_in_order() -> None:
     ]
     assert len(terms) == len(set(terms))
     assert terms[1:] == sorted(terms[1:])
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    homes = ("src/snapexport", "exporter", "graphs", "runtime", "plugins", "tools", "tests")
+    files = [file for home in homes for file in (ROOT / home).rglob("*.py")] + [ROOT / "Makefile"]
+    theirs = {"docs/operators.md", "docs/TRT_custom_ops.md", "docs/OperatorKernels.md"}
+    named = {page for file in files for page in re.findall(r"docs/[\w/-]+\.md", file.read_text())}
+    assert [page for page in sorted(named - theirs) if not (ROOT / page).is_file()] == []
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    assert [one.name for one in METRICS if one.name.partition("requests_")[2] not in text] == []
+
+
+@by_page()
+def test_files_and_folders_exist(page: str) -> None:
+    if page in FORMER:
+        return
+    named = set(PATH.findall((ROOT / page).read_text()))
+    homes = (ROOT, ROOT / "src" / "snapexport", (ROOT / page).parent)
+    missing = {name for name in named if not any((home / name).exists() for home in homes)}
+    assert missing - ELSEWHERE == set()

@@ -24,6 +24,7 @@ from snapexport.eval.options import EvalOptions
 from snapexport.eval.outcomes import JOURNAL
 from snapexport.eval.run import run
 from tests.eval import builds
+from tests.refused import refused
 
 ASKED: dict[str, Any] = {
     "tasks": ("vault",),
@@ -131,7 +132,9 @@ def test_eval_does_not_resume_another_evaluation(
     capsys.readouterr()
     written = {path.name: path.read_bytes() for path in out.iterdir()}
     for change in ({"seed": 1}, {"lengths": 200}, {"policies": "full"}, {"budgets": 40}):
-        assert "holds another evaluation" in told(capsys, build, "--out", out, **FEW | change)
+        assert "holds another evaluation" in refused(
+            capsys, "eval", build, "--out", out, *flags(**FEW | change)
+        )
     assert {path.name: path.read_bytes() for path in out.iterdir()} == written
     # What changes no answer is no other evaluation.
     assert evaluate(build, "--out", out, **FEW | {"threads": 2, "hit_samples": 1}) == 0
@@ -156,17 +159,6 @@ def test_eval_prints_tables_or_one_json_object(
     by_name = {one["system"]: one for one in report["systems"]}
     assert by_name["snapstream"]["L_sink_L_recent_K"] == [4, 30, 30]
     assert by_name["streaming"]["L_sink_L_recent_K"] == [4, 60, 0]
-
-
-def told(capsys: pytest.CaptureFixture[str], build: Path, *more: object, **asked: Any) -> str:
-    """Evaluate what has to be refused; the message."""
-    assert evaluate(build, *more, **asked) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty) == ("", "")
-    assert error.startswith("error: ")
-    assert hint.startswith("hint: ")
-    return error
 
 
 @pytest.mark.parametrize(
@@ -205,7 +197,9 @@ def test_eval_refuses_impossible_options(
     asked: dict[str, Any],
     message: str,
 ) -> None:
-    assert message in told(capsys, build, "--out", tmp_path / "out", **FEW | asked)
+    assert message in refused(
+        capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW | asked)
+    )
     assert list(tmp_path.iterdir()) == []
     assert beside(build) == []
 
@@ -234,7 +228,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "the tokenizer can't spell the task 'vault'",
     ),
     "a broken trace": (
-        lambda b: (b / "baseline" / "decode.trace.onnx").write_bytes(b""),
+        lambda b: (b / "decode.trace.onnx").write_bytes(b""),
         "was changed after the build",
     ),
 }
@@ -248,9 +242,9 @@ def test_eval_refuses_a_build_that_it_cannot_run(
     copy = Path(shutil.copytree(build, tmp_path / "copy", copy_function=os.link))
     for file in ("manifest.json", "manifest.json.sha256", "tokenizer.json"):
         unlinked(copy / file)
-    unlinked(copy / "baseline" / "decode.trace.onnx")
+    unlinked(copy / "decode.trace.onnx")
     damage(copy)
-    assert message in told(capsys, copy, "--out", tmp_path / "out", **FEW)
+    assert message in refused(capsys, "eval", copy, "--out", tmp_path / "out", *flags(**FEW))
     assert {path.name for path in tmp_path.iterdir()} <= {"copy"}
 
 
@@ -266,8 +260,12 @@ def test_eval_leaves_directories_of_other_files_alone(
 ) -> None:
     (tmp_path / "note").write_text("mine")
     for place in (tmp_path, tmp_path / "note", build):
-        assert "exists, and is no evaluation" in told(capsys, build, "--out", place, **FEW)
-    assert "Not a directory" in told(capsys, build, "--out", tmp_path / "note" / "out", **FEW)
+        assert "exists, and is no evaluation" in refused(
+            capsys, "eval", build, "--out", place, *flags(**FEW)
+        )
+    assert "Not a directory" in refused(
+        capsys, "eval", build, "--out", tmp_path / "note" / "out", *flags(**FEW)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
     assert beside(build) == []
 
@@ -283,11 +281,11 @@ def test_eval_refuses_to_copy_weights(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refuse)
-        error = told(capsys, build, "--out", tmp_path / "out", **FEW)
+        error = refused(capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW))
     assert "the weights cannot be linked" in error
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda *_: False)
-        error = told(capsys, build, "--out", tmp_path / "out", **FEW)
+        error = refused(capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW))
     assert f"{build.parent} cannot be written" in error
     assert beside(build) == list(tmp_path.iterdir()) == []
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import BuildOptions
-from snapexport.builder import run as build
+from snapexport.builder import build
 from snapexport.vault import CHECKPOINT, make_prompt
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -30,7 +29,7 @@ def vault(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build(out: Path, model: Path = CHECKPOINT, **options: object) -> Path:
-    build(BuildOptions(model=str(model), out=out, L_max=264, kv_budget=128, batch=2, **options))  # type: ignore[arg-type]
+    build(model, out, L_max=264, kv_budget=128, batch=2, **options)
     return out
 
 

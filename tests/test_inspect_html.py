@@ -22,6 +22,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.vault import CHECKPOINT
+from tests.refused import refused
 from tests.runtime.tokenizers_for_tests import byte_level
 
 NASTY = (
@@ -240,15 +241,6 @@ def test_inspect_html_writes_the_page_and_prints_its_size(
     assert main(argv) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"{page}: ")
     assert list(tmp_path.iterdir()) == [page]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """The message of a command that has to be refused."""
-    assert main([str(word) for word in argv]) == 2
-    out, err = capsys.readouterr()
-    error, empty, hint = err.strip("\n").split("\n")
-    assert (out, empty, hint[:6]) == ("", "", "hint: ")
-    return error
 
 
 def test_inspect_html_needs_a_prompt(

@@ -139,7 +139,7 @@ def test_no_copy_of_a_weight_in_another_form_is_kept(int4_build: Build) -> None:
     "choice", [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}]
 )
 def test_only_onnxruntime_has_them(choice: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--weights int4 is not to be had"):
+    with pytest.raises(UserError, match="--weights int4 is not supported"):
         BuildOptions(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
 
 

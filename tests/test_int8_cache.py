@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from snapexport.bench.costs import Costs
 from snapexport.builder import BuildOptions
 from snapexport.builder.derive import derive
-from snapexport.builder.plan.caches import slot_bytes
+from snapexport.builder.plan.sizes import request_bytes
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import PLAIN
 from snapexport.contract.errors import UserError
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.runtime.llm import LLM
@@ -137,7 +137,9 @@ def test_a_step_is_exact_attention_to_what_the_caches_hold(tmp_path: Path, capfd
     ort.set_default_logger_severity(2)
     build = build_of(INT8)
     eight = filled(BoundGraph(build, "decode"))
-    plain = BoundGraph(derive(build, build.manifest.geometry, tmp_path / "plain", PLAIN), "decode")
+    plain = BoundGraph(
+        derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions()), "decode"
+    )
     for spec in build.manifest.graphs["baseline-decode"].inputs:
         held = eight.arrays[spec.name]
         is_past = names.is_past(spec.name)
@@ -192,7 +194,7 @@ def test_a_request_is_answered_as_if_alone(case: Case) -> None:
 
 def test_the_manifest_has_the_scales() -> None:
     manifest = build_of(INT8).manifest
-    assert (manifest.cache_dtype, manifest.decode_attention) == ("int8", "valid")
+    assert manifest.graph_options == GraphOptions(cache_dtype="int8", decode_attention="valid")
     specs = {
         (graph, spec.name): (spec.dtype, spec.shape)
         for graph in ("compress", "decode")
@@ -209,7 +211,7 @@ def test_the_manifest_has_the_scales() -> None:
 def test_a_plan_and_a_benchs_floor_count_them() -> None:
     build = build_of(INT8)
     manifest, caches = build.manifest, cache_bytes(build.manifest)
-    counted = slot_bytes(manifest.model, manifest.geometry, "int8")
+    counted = request_bytes(manifest.model, manifest.geometry, "int8")
     assert manifest.batch * counted == caches.decode
     for full_cache, expected in ((False, caches.decode), (True, caches.full)):
         layers = Costs.of(build, full_cache=full_cache).layers
@@ -227,11 +229,11 @@ def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"target": "portable"}, "int8 is not to be had for --target portable"),
-        ({"target": "tensorrt"}, "int8 is not to be had for --target tensorrt"),
-        ({"dtype": "fp16"}, "int8 is not to be had for --target onnxruntime --dtype fp16"),
+        ({"target": "portable"}, "int8 is not supported with --target portable"),
+        ({"target": "tensorrt"}, "int8 is not supported with --target tensorrt"),
+        ({"dtype": "fp16"}, "int8 is not supported with --target onnxruntime --dtype fp16"),
         ({"policy": "full"}, "--policy is full"),
-        ({"decode_attention": "all"}, "goes with attention to valid slots alone"),
+        ({"decode_attention": "all"}, "int8 is not supported with --decode-attention all"),
     ],
 )
 def test_refused(choice: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -241,4 +243,4 @@ def test_refused(choice: dict[str, str], message: str, tmp_path: Path) -> None:
 
 def test_8_bits_go_with_4_bit_weights(tmp_path: Path) -> None:
     options = BuildOptions(model="m", out=tmp_path, L_max=64, cache_dtype="int8", weights="int4")
-    assert (options.held_dtype, options.cache_form.attention) == ("int8", "valid")
+    assert options.graph_options == GraphOptions(cache_dtype="int8", decode_attention="valid")

@@ -89,6 +89,23 @@ def test_missing_and_broken_files_are_refused(
     assert message in error.value.message
 
 
+@pytest.mark.parametrize("file", ["/etc/hostname", "../copy/decode.onnx", "weights/../../x"])
+def test_a_file_outside_of_the_build_is_refused(copy: Path, file: str) -> None:
+    manifest = Manifest.read(copy)
+    decode = manifest.graphs["decode"].model_copy(update={"file": file})
+    manifest.model_copy(update={"graphs": manifest.graphs | {"decode": decode}}).write(copy)
+    with pytest.raises(UserError, match="outside of the build"):
+        Build.open(copy)
+
+
+def test_a_symbolic_link_in_place_of_a_file_is_refused(copy: Path) -> None:
+    weights = copy / "weights/lm_head.weight.safetensors"
+    weights.rename(copy / "elsewhere")
+    weights.symlink_to(copy / "elsewhere")
+    with pytest.raises(UserError, match="is a symbolic link"):
+        Build.open(copy)
+
+
 def test_a_kill_between_its_two_files_loses_nothing(
     copy: Path, tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

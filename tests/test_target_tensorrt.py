@@ -23,6 +23,7 @@ from snapexport.builder.derive import derive
 from snapexport.builder.lint import lint_build, table_for
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.functions import function
 from snapexport.graphs.targets.tensorrt import split_topk, topk_rounds
 from snapexport.runtime.open_executor import open_executor
@@ -118,7 +119,7 @@ def test_layers_share_the_mask(tiny: Build) -> None:
 def test_tensorrts_own_mark_is_for_tensorrt(tiny: Build, tmp_path: Path) -> None:
     for name in tiny.manifest.graphs:
         assert not marked(load(tiny, name))
-    with pytest.raises(UserError, match="the target is portable"):
+    with pytest.raises(UserError, match="not supported with --target portable"):
         BuildOptions(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
 
 
@@ -168,7 +169,7 @@ def test_rounds_are_one_large_topk_ties_included(
     x = np.random.default_rng(k).integers(-1, 5, (2, 3, 32)).astype(kind)
     whole = calling(onnx.parser.parse_function(TOPK % largest), {"x": x}, K=[k])
     split = onnx.ModelProto.FromString(whole.SerializeToString())
-    split_topk(split)
+    split_topk(split, GraphOptions())
     count = sum(node.op_type == "TopK" for node in split.functions[0].node)
     assert count == -(-k // 4)
     for got, want in zip(run(split, {"x": x}), run(whole, {"x": x}), strict=True):
@@ -184,7 +185,7 @@ def test_layers_of_different_k_share_the_rounds(monkeypatch: pytest.MonkeyPatch)
     model.graph.node.append(make_node("SnapKVSelect", ["x"], small, domain="snapexport", K=[1]))
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in small)
     want = run(model, {"x": x})
-    split_topk(model)
+    split_topk(model, GraphOptions())
     for got, expected in zip(run(model, {"x": x}), want, strict=True):
         assert np.array_equal(got, expected)
 
@@ -202,7 +203,7 @@ def test_select_keeps_the_same_without_a_large_topk(length: int, sharpness: floa
     attributes = {"L_sink": 2, "L_recent": 7, "K": [4094], "pool_kernel": [1, 5], "scale": 0.35}
     whole = calling(function("SnapKVSelect"), feeds, softcap=0.0, **attributes)
     split = onnx.ModelProto.FromString(whole.SerializeToString())
-    split_topk(split)
+    split_topk(split, GraphOptions())
     sizes = {a.name: a.ints[0] for a in split.graph.node[0].attribute if a.ints}
     assert sizes["K_per_round"] == 2047
     assert np.array_equal(run(split, feeds)[0], run(whole, feeds)[0])

@@ -17,6 +17,7 @@ from snapexport.builder.lint import lint_build, table_for
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.top_tokens import TopTokens
@@ -118,7 +119,7 @@ def test_a_graph_without_logits_is_not_ours() -> None:
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT, TENSORRT], ids=str)
 def test_every_graph_with_logits_tells_them(case: Case) -> None:
     build = build_of(case)
-    assert build.manifest.top_tokens == COUNT
+    assert build.manifest.graph_options.top_tokens == COUNT
     for graph in build.manifest.graphs.values():
         inputs, outputs = ({s.name: s for s in specs} for specs in (graph.inputs, graph.outputs))
         if names.LOGITS not in outputs:
@@ -209,7 +210,7 @@ def test_a_broken_slot_ends_and_its_neighbours_go_on(tmp_path: Path) -> None:
 def test_another_cache_of_the_same_weights_has_as_many(tmp_path: Path) -> None:
     build = build_of(CHUNKED)
     full = derive(build, build.manifest.geometry.as_full(), tmp_path / "full")
-    assert full.manifest.top_tokens == COUNT
+    assert full.manifest.graph_options.top_tokens == COUNT
     assert names.LOG_NORMALIZER in [one.name for one in full.manifest.graphs["decode"].outputs]
 
 
@@ -228,7 +229,7 @@ def test_the_lint_finds_nothing() -> None:
 
 
 def test_inspect_tells_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for case, line in ((CHUNKED, "from 8 top_tokens"), (PLAIN, "from logits")):
+    for case, line in ((CHUNKED, "from 8 top tokens"), (PLAIN, "from logits")):
         assert main(["inspect", str(build_of(case).directory)]) == 0
         assert line in capsys.readouterr().out
 
@@ -252,11 +253,12 @@ def test_wrong_numbers_are_refused(
 
 
 def test_all_of_the_vocabulary_may_be_top_tokens(tmp_path: Path) -> None:
-    asked = build_of(PLAIN).manifest.model_copy(update={"top_tokens": checkpoints.VOCABULARY})
-    whole = derive(replace(build_of(PLAIN), manifest=asked), asked.geometry, tmp_path / "whole")
+    build = build_of(PLAIN)
+    every = GraphOptions(top_tokens=checkpoints.VOCABULARY)
+    whole = derive(build, build.manifest.geometry, tmp_path / "whole", every)
     params = SamplingParams(8, temperature=1.5, top_p=0.99, seed=1, ignore_eos=True)
     ours, plain = (
         LLM.from_executor(open_executor(build, threads=1)).generate(cases.prompt(30), params)
-        for build in (whole, build_of(PLAIN))
+        for build in (whole, build)
     )
     assert ours == plain

@@ -19,8 +19,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from snapexport.builder import BuildOptions
-from snapexport.builder import run as build
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.plots import COLOURS, STYLE
 from snapexport.runtime.llm import LLM
@@ -57,7 +56,8 @@ def draw_steps(axes: Axes, result: dict[str, Any]) -> None:
         (None, "full cache", FULL, "s"),
         (1024, "SnapStream, 1,024 cache slots", COMPRESSED, "o"),
     ):
-        rows = [row for row in result["decode"] if row["kv_budget"] == slots]
+        decode = result.get("sections", result)["decode"]
+        rows = [row for row in decode if row["kv_budget"] == slots]
         contexts = [row["context"] for row in rows]
         medians = [1000 * row["seconds"]["median"] for row in rows]
         axes.plot(contexts, medians, marker=marker, color=colour, label=label)
@@ -100,10 +100,7 @@ def draw_cache(axes: Axes) -> None:
 
 def _run(out: Path, prompt: VaultPrompt) -> tuple[LLM, Any]:
     """Build the bundled checkpoint and prefill the prompt."""
-    options = BuildOptions(
-        model=str(CHECKPOINT), out=out, L_max=PROMPT_TOKENS, kv_budget=KV_BUDGET, batch=1
-    )
-    build(options)
+    build(CHECKPOINT, out, L_max=PROMPT_TOKENS, kv_budget=KV_BUDGET, batch=1)
     llm = LLM(out)
     llm.generate(prompt.text, SamplingParams(max_tokens=1))
     return llm, Build.open(out).manifest.geometry

@@ -1,4 +1,4 @@
-"""What the vault's two checkpoints retrieve from 2,048 tokens, by cache: docs/retrieval.md.
+"""Measures what the two vault checkpoints retrieve from 2,048 tokens: for docs/retrieval.md.
 
 `snapexport eval` on prompts that were never trained on, 500 for each cell of the table and 200 for
 each of the ablation. Interrupted, it goes on where it was.

@@ -1,1 +1,1 @@
-"""Surgery passes that put a cache policy into a traced graph. One pass, one file, one class."""
+"""Policy passes: put a cache policy into a traced graph. One pass, one file, one class."""

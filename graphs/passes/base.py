@@ -1,4 +1,4 @@
-"""What all passes have in common: they rewrite every marker of a graph, or fail loudly."""
+"""Helpers of all passes: find every marker of a graph or fail, append nodes, cut them out."""
 
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class Pass(Protocol):
 
 
 class SurgeryError(RuntimeError):
-    """A graph is not what a pass has to find: a defect of ours, not of the user's."""
+    """A pass did not find the graph that it expects: our defect, not the user's."""
 
 
 def markers(graph: gs.Graph, domain: str, op: str) -> list[tuple[int, gs.Node]]:

@@ -1,18 +1,18 @@
-"""Cache inputs and outputs of a graph, and the attention that reads and writes them."""
+"""Gives a graph its cache inputs and outputs, and the attention that reads and writes them."""
 
 from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.cache_form import PLAIN, CacheForm
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, node
 from snapexport.graphs.passes.storage import States, storage_of
 
 
 class Place(NamedTuple):
-    """Where new rows are written, and how many slots are then valid: int64 [B] each."""
+    """Cache slot of new rows, and how many cache slots are then valid: int64 [B] each."""
 
     slot: gs.Tensor
     valid_length: gs.Tensor
@@ -26,13 +26,16 @@ def attend_with_cache(
     place: Place,
     *,
     appends: bool,
-    form: CacheForm = PLAIN,
+    options: GraphOptions | None = None,
 ) -> None:
-    """Replace a traced attention by one over a cache of `slots` that is written at `place`."""
+    """Replace a traced attention by one over a cache of `slots` that is written at `place`.
+
+    options: of a compressed cache; None for a full one.
+    """
     # A cache that isn't appended to is a ring: it holds nothing that lies outside of the window.
     attributes = attention_attributes(marker, slots if appends else 0)
     qkv, (out,) = cut(graph, marker)
-    states, storage = States(*qkv), storage_of(form.dtype)
+    states, storage = States(*qkv), storage_of(options.cache_dtype if options else None)
     held = storage.held(graph, layer, states)
     past = [
         cache_like(held.key, names.past_key(layer), slots),
@@ -49,7 +52,7 @@ def attend_with_cache(
         [storage.attended(graph, layer, states, out), *present],
         domain=CACHE_DOMAIN,
         appends=int(appends),
-        valid_only=int(form.attention == "valid"),
+        valid_only=int(options is not None and options.attends_valid),
         **attributes,
     )
     graph.inputs.extend(past)

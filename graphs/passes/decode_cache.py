@@ -1,4 +1,4 @@
-"""Decode: each token is written to its slot of a cache that does not grow."""
+"""Decode: writes each token to its cache slot of a cache that does not grow."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     SurgeryError,
@@ -26,7 +26,7 @@ class DecodeCache:
     """Caches [B,Hkv,S,D] in and out: the sinks and ring of SnapStream, or the full length."""
 
     geometry: CacheGeometry
-    form: CacheForm = PLAIN
+    options: GraphOptions
 
     def apply(self, graph: gs.Graph) -> None:
         compresses = self.geometry.compresses
@@ -42,7 +42,7 @@ class DecodeCache:
                 shape.cache_slots,
                 places[shape],
                 appends=not compresses,
-                form=self.form,
+                options=self.options if compresses else None,
             )
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:

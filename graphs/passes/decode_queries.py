@@ -1,4 +1,4 @@
-"""The queries of decoded tokens as outputs: to measure what attention looks at, never to serve."""
+"""Outputs the queries of decoded tokens: to measure attention, never to serve."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Chunked prefill: a full-length cache that each chunk appends to."""
+"""Chunked prefill: appends each chunk to a full-length cache."""
 
 from dataclasses import dataclass
 

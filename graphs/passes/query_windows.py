@@ -1,4 +1,4 @@
-"""The observation window: the queries of the prompt's last tokens, which vote at the hand-over."""
+"""Outputs the observation window: the queries of the prompt's last tokens, which vote."""
 
 from dataclasses import dataclass
 

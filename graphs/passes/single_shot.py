@@ -1,6 +1,7 @@
-"""Single-shot prefill: the whole padded prompt at once, compressed layer by layer as it goes.
+"""Single-shot prefill: takes the whole padded prompt at once and compresses layer by layer.
 
-The paper's own layout: no full-length cache is an input or output, one layer's is alive at a time.
+This is SnapStream's own layout. No full-length cache is an input or output; one layer's is alive at
+a time.
 """
 
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.cache_form import CacheForm
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
@@ -23,10 +24,10 @@ class SingleShot:
     """Turns a chunk's trace into that of a whole prompt: there is no past, and it starts at 0."""
 
     geometry: CacheGeometry
-    form: CacheForm
+    options: GraphOptions
 
     def apply(self, graph: gs.Graph) -> None:
-        prompt_length, storage = self._rename_lengths(graph), storage_of(self.form.dtype)
+        prompt_length, storage = self._rename_lengths(graph), storage_of(self.options.cache_dtype)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             scores = Scores.of(marker)
             attributes = attention_attributes(marker, self.geometry.L_max)

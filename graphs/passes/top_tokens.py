@@ -1,4 +1,4 @@
-"""The part of sampling that needs the whole vocabulary, done where the logits are."""
+"""Does the part of sampling that needs the whole vocabulary where the logits are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

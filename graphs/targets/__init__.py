@@ -1,10 +1,15 @@
-"""The last passes: with which operators attention and matrix products are done on each target."""
+"""Target passes: choose the operators of attention and of matrix products, target by target.
+
+What a target can do is in `contract/targets.py`; these tables are the only code that goes by a
+target's name.
+"""
 
 from collections.abc import Callable
 
 import onnx
 
-from snapexport.contract.manifest import Target
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.targets import Target
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
@@ -12,7 +17,7 @@ from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
-from snapexport.graphs.targets.tensorrt import MaskedAttention, split_topk
+from snapexport.graphs.targets.tensorrt import MaskedAttention, allow_decomposition, split_topk
 from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
@@ -30,11 +35,11 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     ),
     "tensorrt": (MaskedAttention(),),
 }
-"""Each takes what the one before it left."""
+"""Changes to the graph, in this order."""
 
-BODY_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
+MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto, GraphOptions], None], ...]] = {
     "portable": (),
     "onnxruntime": (),
-    "tensorrt": (split_topk,),
+    "tensorrt": (split_topk, allow_decomposition),
 }
-"""What a target changes in the bodies of our functions, once they stand in the model."""
+"""Changes to the finished model, which holds the bodies of our functions too."""

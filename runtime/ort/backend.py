@@ -8,6 +8,7 @@ import warnings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.contract.targets import capabilities
 from snapexport.runtime.backend import Buffers, Work
 from snapexport.runtime.executor import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
@@ -111,7 +112,7 @@ def require_runnable(build: Build, *, baseline: bool = False, cuda: bool = False
             _engines_first(build) + "build it again with --dtype fp32, or `snapexport generate` it "
             "on a GPU: --backend onnxruntime-cuda",
         )
-    if cuda and manifest.target == "onnxruntime" and manifest.dtype == "fp32":
+    if cuda and manifest.dtype not in capabilities(manifest.target).cuda_dtypes:
         # It would go to the CPU, and all the caches with it, in every step.
         raise UserError(
             f"{build.directory} is an fp32 build for ONNX Runtime, whose attention operator has "
@@ -122,6 +123,6 @@ def require_runnable(build: Build, *, baseline: bool = False, cuda: bool = False
 
 def _engines_first(build: Build) -> str:
     """The way out for a build that was made for a GPU."""
-    if build.manifest.target != "tensorrt":
+    if not capabilities(build.manifest.target).compiled:
         return ""
     return f"make its engines on a machine with a GPU: `snapexport engine {build.directory}`; or "

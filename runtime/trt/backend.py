@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
+from snapexport.contract.targets import capabilities
 from snapexport.runtime.backend import Buffers, DeviceError, Work
 from snapexport.runtime.cuda import CudaMemory
 from snapexport.runtime.executor import GraphSet
@@ -88,7 +89,7 @@ def _execute(context: "trt.IExecutionContext", stream: int, file: str) -> None:
 
 def require_runnable(build: Build) -> None:
     """Raise UserError for a build that was not made for TensorRT."""
-    if build.manifest.target != "tensorrt":
+    if not capabilities(build.manifest.target).compiled:
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
             "build it again with --target tensorrt, or run it by --backend onnxruntime",

@@ -1,9 +1,6 @@
-"""Starts the program: from here on an interrupt ends it quietly, even while modules load."""
+"""Starts the program: an interrupt ends it quietly, even while its modules are loaded."""
 
-import signal
-import sys
-from types import FrameType
-from typing import NoReturn
+from snapexport.cli.signals import end_on_signals
 
 
 def main() -> int:
@@ -12,13 +9,3 @@ def main() -> int:
     from snapexport.cli import app
 
     return app.main()
-
-
-def end_on_signals() -> None:
-    """Leave through the `finally` blocks, so that nothing half-written stays."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
-
-
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)

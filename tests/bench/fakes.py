@@ -1,11 +1,10 @@
-"""A contender and a clock without a model: every action takes a known time, and none passes."""
+"""A system and a clock without a model: every action takes a known time, and none passes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from snapexport.bench.contender import Contender, Entrant
 from snapexport.bench.costs import Costs
-from snapexport.bench.samples import Measure
+from snapexport.bench.systems import System, SystemSpec
 
 
 @dataclass
@@ -19,7 +18,7 @@ class Clock:
 
 
 @dataclass
-class FakeContender:
+class FakeSystem:
     """`per_token` seconds for each token of a prompt, `per_step` and `per_slot` for a step."""
 
     clock: Clock
@@ -40,49 +39,15 @@ class FakeContender:
         self.clock.now += self.per_step + self.per_slot * active
 
 
-@dataclass
-class FakeProbe:
-    """`amount` in `seconds`."""
-
-    clock: Clock
-    measure: Measure
-    amount: int
-    seconds: float
-
-    def run(self) -> None:
-        self.clock.now += self.seconds
-
-
-@dataclass
-class FakePart:
-    """One graph of the hand-over; takes `seconds`."""
-
-    clock: Clock
-    seconds: float
-
-    def run(self) -> None:
-        self.clock.now += self.seconds
-
-
-@dataclass
-class FakeHandOver:
-    whole: FakePart
-    vote: FakePart | None
-    lengths: list[int] = field(default_factory=list)
-
-    def set_length(self, prompt_length: int) -> None:
-        self.lengths.append(prompt_length)
-
-
-def entrant(
+def spec(
     name: str = "one",
     batch: int = 4,
     longest_prompt: int = 1000,
     positions: int = 2000,
     costs: Costs | None = None,
-    load: Callable[[], Contender] | None = None,
-) -> Entrant:
-    def unloadable() -> Contender:
+    load: Callable[[], System] | None = None,
+) -> SystemSpec:
+    def unloadable() -> System:
         raise AssertionError("nobody loads this one")
 
-    return Entrant(name, load or unloadable, batch, longest_prompt, positions, costs, 100)
+    return SystemSpec(name, load or unloadable, batch, longest_prompt, positions, costs, 100)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.bench import memory, plots
-from snapexport.bench import run as running
+from snapexport.bench import devices, memory, plots
 from snapexport.bench.memory import Memory
 from snapexport.bench.probes import Bandwidth, MatMul
 from snapexport.cli import app, bench
@@ -28,8 +27,8 @@ USED = Memory(empty=10, loaded=20, peak=30, anonymous_loaded=5, anonymous=6)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small probes, and the command where it is not known yet."""
-    monkeypatch.setattr(running, "Bandwidth", partial(Bandwidth, nbytes=1 << 12))
-    monkeypatch.setattr(running, "MatMul", partial(MatMul, rows=16))
+    monkeypatch.setattr(devices, "Bandwidth", partial(Bandwidth, nbytes=1 << 12))
+    monkeypatch.setattr(devices, "MatMul", partial(MatMul, rows=16))
     monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
     monkeypatch.setitem(app.COMMANDS, "bench", bench)
 
@@ -63,7 +62,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("no_children")
-def test_it_measures_shows_and_keeps(
+def test_bench_measures_prints_and_writes_results(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -73,20 +72,22 @@ def test_it_measures_shows_and_keeps(
     pictures = [f"{n}_by_context.{k}" for n in ("decode", "prefill") for k in ("png", "svg")]
     assert sorted(path.name for path in out.iterdir()) == sorted([*pictures, "results.json"])
     assert report["complete"] and report["machine"]["cores"] >= 1
-    cells = [(row["context"], row["contender"]) for row in report["prefill"]]
+    cells = [(row["context"], row["system"]) for row in report["sections"]["prefill"]]
     assert sorted(cells) == [(n, name) for n in (16, 40) for name in ("full", "snapstream")]
-    assert len(report["decode"]) == 8
-    assert {row["seconds"]["samples"] for row in report["decode"]} == {4}
-    assert [row["context"] for row in report["hand_over"]] == [16, 40]
-    assert all(row["vote_seconds"] > 0 for row in report["hand_over"])
-    assert all(row["ratio"] > 0 for row in report["prefill"] + report["decode"])
-    assert [row["contender"] for row in report["memory"]] == ["snapstream", "full"]
-    for heading in ("prefill", "decode", "compression", "memory", "x floor"):
+    assert len(report["sections"]["decode"]) == 8
+    assert {row["seconds"]["samples"] for row in report["sections"]["decode"]} == {4}
+    assert [row["context"] for row in report["summary"]] == [16, 40]
+    assert all(row["vote_seconds"] > 0 for row in report["summary"])
+    assert all(
+        row["ratio"] > 0 for row in report["sections"]["prefill"] + report["sections"]["decode"]
+    )
+    assert [row["system"] for row in report["sections"]["memory"]] == ["snapstream", "full"]
+    for heading in ("prefill", "decode", "compression", "memory", "x of roofline"):
         assert heading in printed
 
 
 @pytest.mark.usefixtures("no_children", "no_plots")
-def test_json_is_one_line_and_results_stand_beside_the_build(
+def test_bench_json_is_one_line_and_results_stand_beside_the_build(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     build = Build.open(shutil.copytree(tiny_build.directory, tmp_path / "tiny.build"))
@@ -98,45 +99,39 @@ def test_json_is_one_line_and_results_stand_beside_the_build(
 
 
 @pytest.mark.usefixtures("no_children", "no_plots")
-def test_ctrl_c_keeps_what_was_measured(
+def test_ctrl_c_keeps_the_samples_until_then(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[BenchProgress] = []
-
-    def advance(progress: BenchProgress) -> None:
-        seen.append(progress)
-        if len(seen) == 1 + 2 + 1:  # memory, both slots' prompts, a step
+    def tell(progress: BenchProgress, what: str, done: int, total: int) -> None:
+        if (what, done) == ("speed", 4 + 4 + 2 + 1):  # both probes, both slots' prompts, a step
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(BenchProgress, "advance", advance)
+    monkeypatch.setattr(BenchProgress, "tell", tell)
     with pytest.raises(SystemExit) as left:
         run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST)
     assert left.value.code == 130
     printed, report = last_line(capsys)
     assert not report["complete"]
     assert "interrupted: this is what was measured until then" in printed
-    assert [row["seconds"]["samples"] for row in report["prefill"]] == [2]
-    assert [row["seconds"]["samples"] for row in report["decode"]] == [1]
-    assert report["hand_over"] == []
+    assert [row["seconds"]["samples"] for row in report["sections"]["prefill"]] == [2]
+    assert [row["seconds"]["samples"] for row in report["sections"]["decode"]] == [1]
+    assert "compress" not in report["sections"]
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == report
 
 
 @pytest.mark.usefixtures("no_children", "no_plots")
-def test_progress_counts_to_its_end(
+def test_bench_progress_counts_to_its_end(
     tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted: list[int] = []
-    monkeypatch.setattr(BenchProgress, "advance", lambda _: counted.append(1))
-    totals: list[int] = []
-    made = BenchProgress.__init__
-    monkeypatch.setattr(
-        BenchProgress, "__init__", lambda self, total: (totals.append(total), made(self, total))[1]
-    )
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(BenchProgress, "tell", lambda _, *given: told.append(given))
     run(tiny_build, "--baseline", "--contexts", 16, 24, "--out", tmp_path / "out", *FAST)
-    assert totals == [len(counted)]
+    speed = [(done, total) for what, done, total in told if what == "speed"]
+    assert [done for done, _ in speed] == list(range(speed[0][1] + 1))
+    assert {total for _, total in speed} == {speed[0][1]}
 
 
 def test_a_server_is_put_under_load(
@@ -146,14 +141,14 @@ def test_a_server_is_put_under_load(
     asked = ["--max-tokens", 4, "--requests", 1, "--repeat", 2, "--out", tmp_path / "out"]
     assert run(tiny_build, *flags, *asked) == 0
     printed, report = last_line(capsys)
-    assert [(row["clients"], row["side"], row["failed"]) for row in report["load"]] == [
+    assert [(row["clients"], row["side"], row["failed"]) for row in report["sections"]["load"]] == [
         (1, "in_process", 0),
         (1, "server", 0),
         (3, "in_process", 0),
         (3, "server", 0),
     ]
-    assert [row["tokens"] for row in report["load"]] == [8, 8, 24, 24]
-    assert all(row["ratio"] > 0 for row in report["load"] if row["side"] == "server")
+    assert [row["tokens"] for row in report["sections"]["load"]] == [8, 8, 24, 24]
+    assert all(row["ratio"] > 0 for row in report["sections"]["load"] if row["side"] == "server")
     assert "of in process" in printed and "interrupted" not in printed
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["load_by_clients.png", "load_by_clients.svg", "results.json"]
@@ -172,7 +167,7 @@ REFUSED: dict[str, tuple[list[object], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_told_and_leaves_nothing(
+def test_bad_bench_input_is_an_error_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path, name: str
 ) -> None:
     flags, message = REFUSED[name]
@@ -193,7 +188,7 @@ def test_a_directory_of_something_else_is_not_written_to(
 
 
 @pytest.mark.usefixtures("no_children")
-def test_without_matplotlib_there_are_results_and_a_word_about_plots(
+def test_without_matplotlib_bench_writes_results_and_names_the_extra(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,
     tmp_path: Path,

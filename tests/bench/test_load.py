@@ -1,4 +1,4 @@
-"""Many clients: what they send, what is counted, and how the two sides are compared."""
+"""Many clients: their requests, the tokens that are counted, and the ratio of the two sides."""
 
 import signal
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ import pytest
 from snapexport.bench.load import in_process
 from snapexport.bench.load.exchange import Exchange
 from snapexport.bench.load.options import LoadOptions
-from snapexport.bench.load.run import LoadRun
+from snapexport.bench.load.run import LoadPlan, measure
 from snapexport.bench.load.server import TritonModel
 from snapexport.bench.load.summary import Outcome, Side, summed_up
 from snapexport.bench.load.workload import Workload
+from snapexport.bench.results import Results
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
@@ -47,7 +48,7 @@ def test_an_exchange_shares_the_gap_of_tokens_that_came_together() -> None:
     exchange = Exchange(sent=10.0)
     for at, tokens in ((12.0, 1), (13.0, 0), (16.0, 2), (17.0, 1)):
         exchange.arrived(at, tokens)
-    assert exchange.first == 2.0
+    assert exchange.ttft == 2.0
     assert exchange.tokens == 4
     assert list(exchange.gaps()) == [2.0, 2.0, 1.0]
 
@@ -60,7 +61,7 @@ def test_a_workload_is_the_same_for_a_seed_and_no_prompt_is_like_another() -> No
     assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
 
 
-def test_in_process_every_client_asks_again_when_it_was_answered() -> None:
+def test_in_process_every_client_sends_its_next_request_when_one_ends() -> None:
     workload = Workload.drawn([0], clients=5, requests=3, prompt_tokens=6, max_tokens=4,
                               vocab_size=257)  # fmt: skip
     llm = LLM.from_executor(FakeExecutor(make_limits(batch=2)))
@@ -166,14 +167,14 @@ def exchange(sent: float, *arrivals: tuple[float, int], error: str | None = None
     return Exchange(sent, list(arrivals), error)
 
 
-def test_throughput_is_of_all_clients_from_the_first_request_to_the_last_token() -> None:
+def test_throughput_counts_all_clients_from_the_first_request_to_the_last_token() -> None:
     pair = [exchange(0, (1, 1), (4, 3)), exchange(2, (3, 1), (5, 5)), exchange(3, error="full")]
     outcome = Outcome("server", 2, 0, pair)
     assert outcome.tokens_per_second == 10 / 5
     assert Outcome("server", 2, 0, [exchange(3, error="full")]).tokens_per_second == 0
 
 
-def test_rows_pool_rounds_and_the_ratio_is_taken_round_by_round() -> None:
+def test_load_rows_pool_rounds_and_take_the_ratio_round_by_round() -> None:
     def outcome(side: Side, round: int, seconds: float) -> Outcome:
         return Outcome(side, 1, round, [exchange(0, (seconds / 2, 1), (seconds, 9))])
 
@@ -183,26 +184,26 @@ def test_rows_pool_rounds_and_the_ratio_is_taken_round_by_round() -> None:
     alone, served = summed_up(outcomes)
     assert (alone["side"], served["side"]) == ("in_process", "server")
     assert alone["tokens_per_second"]["median"] == 1.0
-    assert alone["first_token_seconds"]["median"] == 5.0
+    assert alone["ttft_seconds"]["median"] == 5.0
     assert (served["ratio"], alone["ratio"]) == (0.5, None)
     assert (served["requests"], served["tokens"], served["failed"]) == (3, 30, 0)
-    assert served["between_tokens_seconds"]["samples"] == 27
+    assert served["itl_seconds"]["samples"] == 27
 
 
-def test_failures_are_counted_and_one_of_them_is_shown() -> None:
+def test_failed_requests_are_counted_and_one_of_them_is_shown() -> None:
     outcome = Outcome("server", 1, 0, [exchange(0, error="full")] * 2)
     (row,) = summed_up([outcome])
     assert (row["failed"], row["first_error"], row["requests"]) == (2, "full", 0)
-    assert row["first_token_seconds"] is None and row["ratio"] is None
+    assert row["ttft_seconds"] is None and row["ratio"] is None
 
 
-def load_run(build: Build, **options: Any) -> LoadRun:
+def load_plan(build: Build, **options: Any) -> LoadPlan:
     given = {"clients": (2, 1), "requests": 1, "repeat": 2, "max_tokens": 3} | options
-    return LoadRun.of(build, LoadOptions(server="http://127.0.0.1:1", **given))
+    return LoadPlan.of(build, LoadOptions(server="http://127.0.0.1:1", **given))
 
 
-def test_sides_take_turns_with_the_same_requests(tiny_build: Build) -> None:
-    run, seen = load_run(tiny_build), list[tuple[str, Workload]]()
+def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build) -> None:
+    plan, seen = load_plan(tiny_build), list[tuple[str, Workload]]()
 
     def side(name: str) -> Any:
         def drive(workload: Workload) -> list[Exchange]:
@@ -211,26 +212,29 @@ def test_sides_take_turns_with_the_same_requests(tiny_build: Build) -> None:
 
         return drive
 
-    told: list[int] = []
-    run.measure({"in_process": side("a"), "server": side("b")}, lambda: told.append(1))
-    assert len(told) == run.steps == 8
+    told: list[tuple[int, int]] = []
+    tell = lambda _, done, total: told.append((done, total))  # noqa: E731
+    results = Results("load", "", plan.options, tell=tell)
+    measure(plan, {"in_process": side("a"), "server": side("b")}, results)
+    assert told == [(done, 8) for done in range(9)]
     assert [name for name, _ in seen] == ["a", "b"] * 5
     pairs = [(one, other) for (_, one), (_, other) in zip(seen[::2], seen[1::2], strict=True)]
     assert all(one == other for one, other in pairs)
     assert [len(one.prompts) for one, _ in pairs] == [1, 1, 2, 2, 1]
     assert len({tuple(one.prompts[0][0]) for one, _ in pairs}) == 5
-    assert run.complete and [row["clients"] for row in run.report()["load"]] == [1, 1, 2, 2]
+    assert [row["clients"] for row in results.sections["load"]] == [1, 1, 2, 2]
 
 
 def test_a_first_request_that_fails_ends_the_run(tiny_build: Build) -> None:
     def refuse(workload: Workload) -> list[Exchange]:
         return [exchange(0, error="full")]
 
+    plan = load_plan(tiny_build)
     with pytest.raises(UserError, match=r"a first request failed \(server\): full"):
-        load_run(tiny_build).measure({"server": refuse}, lambda: None)
+        measure(plan, {"server": refuse}, Results("load", "", plan.options))
 
 
 def test_prompts_that_do_not_fit_are_refused(tiny_build: Build) -> None:
-    assert load_run(tiny_build).prompt_tokens == 32
+    assert load_plan(tiny_build).options.prompt_tokens == 32
     with pytest.raises(UserError, match="prompts of 65 tokens and 3 more do not fit"):
-        load_run(tiny_build, prompt_tokens=65)
+        load_plan(tiny_build, prompt_tokens=65)

@@ -1,32 +1,48 @@
-"""A contender that is no build of ours takes its turns in the same run."""
+"""A peer's process: what it answers, and the error of one that can't."""
 
-from functools import partial
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from snapexport.bench import memory
-from snapexport.bench import run as running
-from snapexport.bench.memory import Memory
-from snapexport.bench.options import BenchOptions
-from snapexport.bench.probes import Bandwidth, MatMul
-from snapexport.bench.run import Run
+from snapexport.bench.peers import PEERS, snapexport_build
+from snapexport.bench.peers.process import PeerError, Variant, Worker
 from snapexport.contract.build_directory import Build
-from tests.bench.fakes import Clock, FakeContender, entrant
 
 
-def test_a_peer_is_measured_beside_the_build(
-    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "measure", lambda *_: Memory(1, 2, 3, 4, 5))
-    monkeypatch.setattr(running, "Bandwidth", partial(Bandwidth, nbytes=1 << 12))
-    monkeypatch.setattr(running, "MatMul", partial(MatMul, rows=16))
-    peer = FakeContender(Clock(), "peer", [])
-    options = BenchOptions(contexts=(16,), decode_steps=2, repeat=1, threads=1)
-    run = Run.of(tiny_build, options, [entrant("peer", batch=3, load=lambda: peer)])
-    assert run.plan.batches == (3, 1)  # the build has 4 slots, the peer 3
-    run.go(lambda: None)
-    report = run.report()
-    for rows in (report["prefill"], report["decode"], report["memory"]):
-        assert {row["contender"] for row in rows} == {"snapstream", "peer"}
-        assert all((row["floor"] is None) == (row["contender"] == "peer") for row in rows)
-    assert [len(prompt) for prompt in peer.prompts] == [16] * 4
+def variant(options: dict[str, Any], python: Path | None = Path(sys.executable)) -> Variant:
+    return Variant("ours", 32, python, snapexport_build.__file__, options, contexts=(16,))
+
+
+def test_a_build_of_ours_answers_from_a_process_of_its_own(tiny_build: Build) -> None:
+    worker = Worker(variant({"build": str(tiny_build.directory), "threads": 1}))
+    try:
+        assert worker.versions.keys() == {"snapexport", "onnxruntime"}
+        assert worker.ask("first_token", tokens=list(range(3, 40))) > 0
+        worker.ask("fill", context=16)
+        assert worker.ask("step") > 0
+        with pytest.raises(PeerError, match="AttributeError"):
+            worker.ask("dance")
+        assert worker.ask("step") > 0
+    finally:
+        worker.close()
+    with pytest.raises(PeerError, match="ended with status -9"):
+        worker.ask("step")
+
+
+def test_a_peer_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=r"UserError: .*is not a build directory"):
+        Worker(variant({"build": str(tmp_path), "threads": 1}))
+    with pytest.raises(PeerError, match="no interpreter"):
+        Worker(variant({}, python=None))
+    with pytest.raises(PeerError, match="does not start: No such file"):
+        Worker(variant({}, python=tmp_path / "python"))
+
+
+def test_plugins_import_nothing_of_snapexport_when_they_are_loaded() -> None:
+    for plugin in PEERS:
+        source = Path(str(plugin.__file__)).read_text()
+        plain = [line for line in source.splitlines() if line.startswith(("from ", "import "))]
+        assert not [line for line in plain if "snapexport" in line], plugin.__file__
+        assert callable(plugin.make) and callable(plugin.variants) and plugin.PACKAGES

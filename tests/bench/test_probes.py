@@ -1,10 +1,16 @@
-"""The probes do what their amounts say."""
+"""Probes do what their amounts say, and a machine is described."""
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from snapexport.bench import machine
-from snapexport.bench.probes import MATMUL, Bandwidth, MatMul
+from snapexport.bench.probes import MATMUL, Bandwidth, DeviceCopy, MatMul
+from snapexport.runtime.ort.devices import HostMemory
+from tests.runtime.fake_cuda import FakeCuda
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 21]>
@@ -12,14 +18,14 @@ g (float[M,K] a, float[K,N] b) => (float[M,N] c) { c = MatMul(a, b) }
 """
 
 
-def test_the_product_is_what_its_text_says() -> None:
+def test_the_probed_graph_is_a_single_matmul() -> None:
     written = onnx.load_model_from_string(MATMUL)
     parsed = onnx.parser.parse_model(TEXT)
     assert written.graph == parsed.graph
     assert list(written.opset_import) == list(parsed.opset_import)
 
 
-def test_a_product_of_rows_is_calculated() -> None:
+def test_the_matmul_probe_multiplies_square_matrices() -> None:
     probe = MatMul(threads=1, rows=8)
     assert probe.amount == 2 * 8**3
     (product,) = probe._session.run(None, probe._feeds)
@@ -27,14 +33,41 @@ def test_a_product_of_rows_is_calculated() -> None:
     probe.run()
 
 
-def test_the_slices_of_a_read_are_all_of_it() -> None:
+def test_the_bandwidth_probe_reads_every_byte() -> None:
     probe = Bandwidth(threads=3, nbytes=8 * 100)
     assert probe.amount == 800 == sum(part.nbytes for part in probe._slices)
     assert len(probe._slices) == 3
     probe.run()
 
 
-def test_a_machine_has_a_name_and_versions() -> None:
+def test_a_machine_is_described_by_processor_memory_and_versions() -> None:
     told = machine.described()
     assert told["cores"] >= 1 and told["memory_bytes"] > 1 << 20
     assert told["processor"] and told["versions"]["onnxruntime"]
+
+
+def test_the_device_probe_counts_bytes_read_and_written() -> None:
+    probe = DeviceCopy(HostMemory(), nbytes=64)
+    assert probe.amount == 128
+    probe._source.host[...] = 3
+    probe.run()
+    assert (probe._target.host == 3).all()
+
+
+def test_a_gpu_is_described_by_name_driver_and_cuda_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cuda = FakeCuda()
+    cuda.cudaDriverGetVersion = lambda: (0, 13000)
+    cuda.cudaRuntimeGetVersion = lambda: (0, 13040)
+    monkeypatch.setattr("snapexport.runtime.ort.cuda.require_cuda_provider", lambda: None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text("NVRM version: 580.65.06\nGCC version: 12\n")
+    assert machine.gpu() == {
+        "name": "NVIDIA Fake",
+        "compute_capability": "9.0",
+        "driver": "NVRM version: 580.65.06",
+        "driver_cuda": "13.0",
+        "runtime_cuda": "13.4",
+    }

@@ -23,7 +23,7 @@ def test_the_command_estimates_without_tensorrt_or_gpu(
     assert report["host_bytes"] == max(one["host_bytes"] for one in report["graphs"].values())
     assert main(["engine", str(made.directory), "--estimate", "--graphs", "decode"]) == 0
     out = capsys.readouterr().out
-    assert "decode" in out and "prefill" not in out and "running takes at least" in out
+    assert "decode" in out and "prefill" not in out and "running needs at least" in out
 
 
 def test_the_command_builds_and_says_what_it_built(

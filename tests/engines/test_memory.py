@@ -9,6 +9,7 @@ import pytest
 from snapexport.contract.bytes import parsed
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
     GraphEntry,
@@ -75,10 +76,8 @@ def manifest() -> Manifest:
         prefill_chunk=CHUNK,
         dtype="bf16",
         quantization=None,
-        cache_dtype="bf16",
-        decode_attention="all",
-        top_tokens=0,
         target="tensorrt",
+        graph_options=GraphOptions(decode_attention="all"),
         graphs={
             "prefill": prefill,
             "compress": compress,

@@ -31,6 +31,7 @@ from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.runtime import fake_onnxruntime_cuda
+from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.fake_onnxruntime_cuda import REAL, CudaSession, install
 from tests.runtime.traffic import assert_neighbours_change_nothing
@@ -146,43 +147,14 @@ def test_a_decode_step_downloads_logits_alone(gpu: FakeCuda, builds: dict[str, B
 
 
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
-    executor = on_gpu(builds["top_tokens"])
-    downloads, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * executor.limits.vocab_size
-    gpu.to_host.clear()
-    predictions = executor.decode(ZEROS + 5, ZEROS, ZEROS + 1)
-    second = predictions[1]
-    assert second.top_tokens and sorted(gpu.to_host) == downloads
-    logits = second.logits
-    assert second.logits is logits and gpu.to_host[3:] == [row]
-    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
-    np.testing.assert_array_equal(predictions.logits[1], logits)
-    assert gpu.to_host[4:] == [3 * row]
+    assert_top_tokens_replace_logits(gpu, on_gpu(builds["top_tokens"]))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "rows"),
-    [
-        ({}, 0),
-        ({"temperature": 0.8, "top_k": 5}, 0),
-        ({"temperature": 0.3, "top_p": 0.5}, 0),
-        ({"temperature": 0.8}, 4),
-        ({"logprobs": 2}, 4),
-    ],
-)
+@samplings
 def test_only_requests_that_need_logits_download_them(
     gpu: FakeCuda, builds: dict[str, Build], sampling: dict[str, Any], rows: int
 ) -> None:
-    """Four tokens of one, beside a greedy neighbour that never needs any."""
-    ours, theirs = llms(builds["top_tokens"])
-    neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
-    params = [SamplingParams(4, seed=0, ignore_eos=True, **sampling), neighbour]
-    both = [cases.prompt(length) for length in (40, 20)]
-    gpu.to_host.clear()
-    got = ours.generate(both, params)
-    assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
-    assert got == theirs.generate(both, params)
+    assert_downloads(gpu, *llms(builds["top_tokens"]), sampling, rows)
 
 
 def test_logits_cannot_be_read_after_close(gpu: FakeCuda, builds: dict[str, Build]) -> None:

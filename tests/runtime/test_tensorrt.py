@@ -24,6 +24,7 @@ from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.runtime import fake_tensorrt
+from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
 from tests.runtime.fake_cuda import FakeCuda
 from tests.runtime.tensorrt_builds import entry_of, install, with_engines
 from tests.runtime.traffic import assert_neighbours_change_nothing
@@ -60,7 +61,7 @@ def llms(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
     trt = open_executor(build, backend="tensorrt", baseline=baseline)
     ort = open_executor(build, backend="onnxruntime", baseline=baseline, threads=1)
     return LLM.from_executor(trt, max_num_batched_tokens=40), LLM.from_executor(
-        ort, token_budget=40
+        ort, max_num_batched_tokens=40
     )
 
 
@@ -117,38 +118,23 @@ def test_a_step_is_one_launch_and_allocates_nothing(
 
 
 def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) -> None:
-    """Tokens, logits and sums of 16 top_tokens; of the logits the rows that somebody asks for."""
-    executor = open_executor(build_of(TOP_TOKENS, tmp_path), backend="tensorrt")
-    downloads, row = [4 * 3, 4 * 3 * 16, 8 * 3 * 16], 4 * executor.limits.vocab_size
-    gpu.to_host.clear()
-    predictions = executor.decode(ZEROS + 5, ZEROS, ZEROS + 1)
-    second = predictions[1]
-    assert second.top_tokens and sorted(gpu.to_host) == downloads
-    logits = second.logits
-    assert second.logits is logits and gpu.to_host[3:] == [row]
-    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
-    np.testing.assert_array_equal(predictions.logits[1], logits)
+    assert_top_tokens_replace_logits(gpu, open_executor(build_of(TOP_TOKENS, tmp_path)))
+
+
+def test_logits_cannot_be_read_after_close(gpu: FakeCuda, tmp_path: Path) -> None:
+    executor = open_executor(build_of(TOP_TOKENS, tmp_path))
+    predictions = executor.decode(ZEROS, ZEROS, ZEROS)
     executor.close()
+    assert predictions[0].top_tokens
     with pytest.raises(DeviceError, match="the executor was closed"):
         _ = predictions[0].logits
 
 
-@pytest.mark.parametrize(
-    ("sampling", "rows"), [({"top_k": 5}, 0), ({"top_p": 0.5}, 0), ({"logprobs": 2}, 4), ({}, 4)]
-)
+@samplings
 def test_only_requests_that_need_logits_download_them(
     gpu: FakeCuda, tmp_path: Path, sampling: dict[str, Any], rows: int
 ) -> None:
-    """Four tokens of one, beside a greedy neighbour that never needs any."""
-    ours, theirs = llms(TOP_TOKENS, tmp_path)
-    neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
-    params = SamplingParams(4, temperature=0.3, seed=0, ignore_eos=True, **sampling)
-    prompts = [cases.prompt(length) for length in (40, 20)]
-    gpu.to_host.clear()
-    got = [one.token_ids for one in ours.generate(prompts, [params, neighbour])]
-    assert gpu.to_host.count(4 * ours.executor.limits.vocab_size) == rows
-    assert max(gpu.to_host) <= 4 * ours.executor.limits.vocab_size
-    assert got == [one.token_ids for one in theirs.generate(prompts, [params, neighbour])]
+    assert_downloads(gpu, *llms(TOP_TOKENS, tmp_path), sampling, rows)
 
 
 def test_a_decode_step_that_cannot_be_captured_runs_with_a_warning(

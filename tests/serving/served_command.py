@@ -3,6 +3,7 @@
 Collected with an in-process server by tests/serving, and with a Triton server by tests/triton.
 """
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -76,10 +77,7 @@ def test_port_in_use_is_refused(build: Path, flags: Flags, tmp_path: Path) -> No
 
 
 def test_build_without_a_tokenizer_is_refused(build: Path, flags: Flags, tmp_path: Path) -> None:
-    (tmp_path / "bare").mkdir()
-    for file in build.iterdir():
-        if file.name != "tokenizer.json":
-            (tmp_path / "bare" / file.name).symlink_to(file.absolute())
+    shutil.copytree(build, tmp_path / "bare", ignore=lambda *_: {"tokenizer.json"})
     error = refused(tmp_path / "bare", tmp_path, *flags)
     assert "bare has no tokenizer.json\n\nhint: copy" in error
 

@@ -10,14 +10,13 @@ import pytest
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import OutputDelta, SamplingParams
 from snapexport.serving.generator import Failure
+from snapexport.serving.warm_up import run_every_decode, warm_up
 from snapexport.serving.worker import (
     CANCELLED,
     STOPPING,
     ActiveRequest,
     Event,
     Worker,
-    run_every_decode,
-    warm_up,
 )
 from tests.runtime.fake_executor import FakeExecutor, make_limits
 

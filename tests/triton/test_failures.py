@@ -62,7 +62,7 @@ def test_a_failing_prefill_ends_its_own_request_alone(faulty: Client, llm: LLM) 
     with faulty.stream(input_ids=ids(30), max_tokens=2200, ignore_eos=True) as neighbour:
         got = [neighbour.next()]
         for message, length in (("RuntimeError: planted in prefill", PREFILL_FAILS),
-                                ("logits are no numbers", NOT_FINITE)):  # fmt: skip
+                                ("logits are not finite", NOT_FINITE)):  # fmt: skip
             with pytest.raises(HttpError, match=message) as failed:
                 faulty.infer(input_ids=ids(length))
             assert failed.value.status == 500

@@ -1,10 +1,10 @@
-"""How a compressed cache holds keys and values: as they are calculated, or in fewer bits.
+"""Storage of keys and values in a compressed cache: as they are calculated, or in fewer bits.
 
-Attention works on what is held: its queries and new rows are made so before, its output is made the
-model's own after. The target's operators, which come in between, know nothing of it.
+Queries and new rows are converted before attention, its output is converted back after it. The
+target's operators in between know nothing of the storage.
 """
 
-from snapexport.contract.cache_form import CacheDType
+from snapexport.contract.targets import CacheDType
 from snapexport.graphs.passes.storage.as_calculated import AsCalculated
 from snapexport.graphs.passes.storage.base import Prompt, States, Storage, cast
 from snapexport.graphs.passes.storage.float16 import Float16
@@ -20,5 +20,5 @@ _STORAGES: dict[CacheDType | None, Storage] = {
 
 
 def storage_of(dtype: CacheDType | None) -> Storage:
-    """That of a cache form's dtype."""
+    """The storage for `GraphOptions.cache_dtype`; None: the model's own type."""
     return _STORAGES[dtype]

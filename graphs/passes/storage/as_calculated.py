@@ -14,7 +14,7 @@ class AsCalculated:
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         return out
 
-    def handed_over(
+    def compressed(
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
         return as_present(layer, kept)

@@ -1,4 +1,4 @@
-"""What a way of holding keys and values has to say."""
+"""Protocol of a storage of keys and values."""
 
 from typing import NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from snapexport.graphs.passes.base import fresh, node
 
 
 class States(NamedTuple):
-    """What an attention takes: query [B,H,C,D], key and value [B,Hkv,C,D]."""
+    """Inputs of an attention: query [B,H,C,D], key and value [B,Hkv,C,D]."""
 
     query: gs.Tensor
     key: gs.Tensor
@@ -20,7 +20,7 @@ class States(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What a hand-over takes: key and value [1,Hkv,T,D], length int64 [1]."""
+    """Input of a compression: key and value [1,Hkv,T,D], length int64 [1]."""
 
     key: gs.Tensor
     value: gs.Tensor
@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
 
 
 class Storage(Protocol):
-    """One way of holding."""
+    """One way to hold keys and values."""
 
     def held(self, graph: gs.Graph, layer: int, states: States) -> States:
         """A decoded token's states as attention to such a cache takes them."""
@@ -38,7 +38,7 @@ class Storage(Protocol):
         """What attention to such a cache puts out, of which `out` [B,1,H,D] is made."""
         ...
 
-    def handed_over(
+    def compressed(
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
         """The outputs for what is kept of a prompt: key and value, [1,Hkv,S,D] each."""

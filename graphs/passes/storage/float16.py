@@ -18,7 +18,7 @@ class Float16:
         node(graph, "CastLike", [half, states.query], [out])
         return half
 
-    def handed_over(
+    def compressed(
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
         return as_present(layer, [cast(graph, one, np.float16) for one in kept])

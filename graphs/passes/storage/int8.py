@@ -1,7 +1,7 @@
 """Keys and values in 8 bits, with scales of each request, KV head and channel.
 
 The scales stay out of attention, which takes whole numbers as they are: scores are
-(query * key_scale) . key, and a sum of values weighted alike is scaled afterwards. The hand-over
+(query * key_scale) . key, and a sum of values weighted alike is scaled afterwards. Compression
 makes them of the prompt, and decode passes them through.
 """
 
@@ -37,7 +37,7 @@ class Int8:
         _scaled(graph, unscaled, value_scale, out)
         return unscaled
 
-    def handed_over(
+    def compressed(
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
         key, value = kept

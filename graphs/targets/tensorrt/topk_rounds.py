@@ -11,16 +11,17 @@ from math import ceil
 import onnx
 from onnx.helper import make_attribute, make_node
 
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.names import DOMAIN
+from snapexport.contract.targets import capabilities
 
-MOST = 3840
-"""Largest K of TensorRT's TopK: ITopKLayer::setK in NvInfer.h (10.15 and 11.1 alike)."""
+MOST = capabilities("tensorrt").largest_topk or 0
 
 _SELECT = "SnapKVSelect"
 _PER_ROUND = "K_per_round"
 
 
-def split_topk(model: onnx.ModelProto) -> None:
+def split_topk(model: onnx.ModelProto, options: GraphOptions) -> None:
     """Change the body of SnapKVSelect where a call of the model asks for more than MOST.
 
     The calls get an attribute K_per_round (ints, [n]), which a plugin may ignore.

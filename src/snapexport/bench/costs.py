@@ -1,12 +1,12 @@
-"""The work that a build's prefill, hand-over and decode step can't avoid.
+"""Counts the work that a build's prefill, compress step and decode step can't avoid.
 
 Counted from the manifest and the weights' headers. Padding, recomputed overlaps, masks and anything
-written and read again on the way are not counted: they are what the ratio to the floor shows.
+written and read again on the way are not counted: the ratio to the roofline shows them.
 """
 
 from dataclasses import dataclass
 
-from snapexport.bench.floors import Work
+from snapexport.bench.roofline import Work
 from snapexport.bench.weights import Weights
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
@@ -85,7 +85,7 @@ class Costs:
             active * (2 * self.weights.elements + attention),
         )
 
-    def hand_over(self, length: int) -> Work:
+    def compress(self, length: int) -> Work:
         """The eligible positions' keys read for the vote; what stays read once and written once."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(

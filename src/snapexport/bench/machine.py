@@ -1,5 +1,6 @@
-"""Which machine and which versions: a measurement without them can't be compared."""
+"""Describes the machine and the versions: a measurement without them can't be compared."""
 
+import importlib
 import os
 import platform
 from collections.abc import Iterator
@@ -9,7 +10,16 @@ from typing import Any
 
 import snapexport
 
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "numpy")
+_PACKAGES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "numpy",
+    "torch",
+    "transformers",
+    "onnx",
+    "safetensors",
+)
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def cores() -> int:
@@ -18,7 +28,7 @@ def cores() -> int:
 
 
 def described() -> dict[str, Any]:
-    """The processor, its cores, memory, system and load; and what runs on it."""
+    """The processor, its cores, memory, system and load, and the versions of what runs on it."""
     return {
         "processor": next(_values("/proc/cpuinfo", "model name"), platform.machine()),
         "cores": cores(),
@@ -31,6 +41,31 @@ def described() -> dict[str, Any]:
             **{name: found for name in _PACKAGES if (found := _version(name))},
         },
     }
+
+
+def gpu() -> dict[str, Any]:
+    """The GPU's name, its driver, and the CUDA versions of driver and runtime. Raises UserError."""
+    from snapexport.runtime.cuda import Device
+    from snapexport.runtime.ort.cuda import require_cuda_provider
+
+    require_cuda_provider()
+    device = Device()
+    cuda = importlib.import_module("cuda.bindings.runtime")
+    found = {
+        "name": device.name,
+        "compute_capability": device.compute_capability,
+        # Not there under WSL.
+        "driver": _DRIVER.read_text().splitlines()[0] if _DRIVER.is_file() else None,
+        "driver_cuda": _cuda_version(*cuda.cudaDriverGetVersion()),
+        "runtime_cuda": _cuda_version(*cuda.cudaRuntimeGetVersion()),
+    }
+    device.close()
+    return found
+
+
+def _cuda_version(status: Any, number: int) -> str | None:
+    """13040 is 13.4; None where CUDA does not say."""
+    return None if int(status) else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _values(path: str, name: str) -> Iterator[str]:

@@ -1,17 +1,21 @@
-"""What a contender needs of memory, in a process of its own: others would be counted too."""
+"""Measures the memory of a system in a process of its own: others would be counted too."""
 
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
-from snapexport.bench.contender import Contender, Entrant
-from snapexport.bench.plan import Plan, Visit
-from snapexport.bench.rounds import prompts
+import numpy as np
+
+from snapexport.bench.systems import System, SystemSpec
 from snapexport.contract.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +37,52 @@ class Memory:
         return asdict(self)
 
 
-def measure(entrant: Entrant, plan: Plan, vocab_size: int) -> Memory:
-    """Load it in a fresh interpreter, fill the slots with the longest prompts, decode."""
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Fill so many batch slots with random prompts of that length, then decode some steps."""
+
+    slots: int
+    prompt: int
+    decode_steps: int
+    vocab_size: int
+
+
+def measure(spec: SystemSpec, filling: Filling) -> Memory:
+    """Load it in a fresh interpreter, fill the slots, decode."""
+    return apart(f"measuring the memory of {spec.name}", partial(_used, spec.load, filling))
+
+
+def apart(what: str, action: Callable[[], T]) -> T:
+    """Do something picklable in a fresh interpreter, and return what it gave. Raises UserError."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(
-        target=_tell, args=(theirs, entrant.load, plan, vocab_size), daemon=True
-    )
+    child = context.Process(target=_tell, args=(theirs, action), daemon=True)
     with _ctrl_c_ignored():  # by the child from its first moment: Ctrl-C is for us, and we end it
         child.start()
     theirs.close()
     try:
-        told: Memory | tuple[str, str] = ours.recv()
+        error, found = ours.recv()
     except EOFError:
         child.join()
         raise UserError(
-            f"measuring the memory of {entrant.name} ended with status {child.exitcode}",
+            f"{what} ended with status {child.exitcode}",
             "-9 is the system's: it needs more memory than there is, so use smaller --contexts",
         ) from None
     finally:
         child.kill()
         child.join()
-    if not isinstance(told, Memory):
-        raise UserError(*told)
-    return told
+    if error is not None:
+        raise UserError(*error)
+    value: T = found
+    return value
 
 
-def _tell(pipe: Connection, load: Callable[[], Contender], plan: Plan, vocab_size: int) -> None:
-    """Memory, or a UserError's message and hint."""
+def _tell(pipe: Connection, action: Callable[[], object]) -> None:
+    """A UserError's message and hint or None, and what the action gave."""
     try:
-        pipe.send(_used(load, plan, vocab_size))
+        pipe.send((None, action()))
     except UserError as error:
-        pipe.send((error.message, error.hint))
+        pipe.send(((error.message, error.hint), None))
 
 
 @contextmanager
@@ -77,15 +95,16 @@ def _ctrl_c_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
 
 
-def _used(load: Callable[[], Contender], plan: Plan, vocab_size: int) -> Memory:
+def _used(load: Callable[[], System], filling: Filling) -> Memory:
     empty = status()
-    contender = load()
+    system = load()
     loaded = status()
-    visit = Visit(0, 0, plan.contexts[-1])
-    for slot, prompt in enumerate(prompts(plan, visit, vocab_size)):
-        contender.prefill(slot, prompt)
-    for _ in range(plan.decode_steps):
-        contender.decode(plan.slots)
+    shape = filling.slots, filling.prompt
+    prompts = np.random.default_rng(0).integers(0, filling.vocab_size, shape)
+    for slot, prompt in enumerate(prompts.tolist()):
+        system.prefill(slot, prompt)
+    for _ in range(filling.decode_steps):
+        system.decode(filling.slots)
     end = status()
     return Memory(empty["VmRSS"], loaded["VmRSS"], end["VmHWM"], loaded["RssAnon"], end["RssAnon"])
 
@@ -95,3 +114,13 @@ def status() -> dict[str, int]:
     lines = Path("/proc/self/status").read_text().splitlines()
     rows = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): int(kilobytes) * 1024 for name, kilobytes, _ in rows}
+
+
+def share() -> tuple[int, int]:
+    """Bytes of this process' own pages, and its share (PSS) of the pages of files that it maps.
+
+    What two sessions map of one weight file is counted once, where RSS would count it twice.
+    """
+    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    kilobytes = {row[0].rstrip(":"): int(row[1]) for row in rows}
+    return kilobytes["Pss_Anon"] * 1024, kilobytes["Pss_File"] * 1024

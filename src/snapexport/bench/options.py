@@ -1,4 +1,4 @@
-"""What a bench is asked for. The command line's flags and defaults are made from it."""
+"""The options of `snapexport bench BUILD`. The command line's flags are made from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

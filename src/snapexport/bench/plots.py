@@ -1,88 +1,219 @@
-"""A bench's report as pictures, PNG and SVG each: only what the report says."""
+"""Draws results files: a picture of each experiment, from its report alone."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from snapexport.bench.experiments import equal_memory, overhead
+from snapexport.bench.turns import Row
 from snapexport.plots import COLOURS, MARKERS, STYLE
-
-Report = dict[str, Any]
-Row = dict[str, Any]
-Scale = Callable[[Row, float], float]
-"""From a row and a time in it, in seconds, to what is drawn."""
 
 KINDS = ("png", "svg")
 
+Scale = Callable[[Row, float], float]
+"""From a row and a time in it, in seconds, to what is drawn."""
 
-def draw(report: Report, directory: Path) -> list[str]:
+
+def draw(report: Row, directory: Path, kinds: Sequence[str] = KINDS) -> list[str]:
     """Write every picture that the report has data for; the names of the files."""
-    for name, kind in product(_DRAWN, KINDS):  # a former report's would not fit this one
+    pictures = _PICTURES.get(report["experiment"], {})
+    for name, kind in product(pictures, kinds):  # a former report's would not fit this one
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
+    written = []
     with mpl.rc_context(STYLE):
-        return [
-            _save(picture, directory / f"{name}.{kind}")
-            for name, picture in _pictures(report)
-            for kind in KINDS
-        ]
+        for name, (section, drawn) in pictures.items():
+            if report["sections"].get(section):
+                figure = drawn(report)
+                written += [_save(figure, directory / f"{name}.{kind}") for kind in kinds]
+    return written
 
 
-def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
-    for name, (rows, drawn) in _DRAWN.items():
-        if report.get(rows):
-            yield name, drawn(report)
-
-
-def decode_by_context(report: Report) -> Figure:
-    """Milliseconds of a step against the context, with quartiles and floors; a panel a batch."""
-    batches = sorted({row["batch"] for row in report["decode"]})
+def decode_by_context(report: Row) -> Figure:
+    """Milliseconds of a step against the context; a panel a batch."""
+    rows = report["sections"]["decode"]
+    batches = sorted({row["batch"] for row in rows})
     figure, panels = _panels(len(batches))
     for axes, batch in zip(panels, batches, strict=True):
-        rows = [row for row in report["decode"] if row["batch"] == batch]
-        _draw_lines(axes, rows, lambda row, value: 1e3 * value)
-        axes.set(title=f"{batch} active slot{'s' * (batch > 1)}", xlabel="context, tokens")
-        axes.set_ylim(bottom=0)
+        own = [row for row in rows if row["batch"] == batch]
+        _lines(axes, own, _by(own, "system"), _ms)
+        slots = f"{batch} active batch slot{'s' * (batch > 1)}"
+        axes.set(title=slots, xlabel="context, tokens", ylim=(0, None))
     panels[0].set_ylabel("ms per decode step")
-    _legend(panels[-1])
+    _legend_beside(panels[-1])
     return figure
 
 
-def prefill_by_context(report: Report) -> Figure:
-    """Tokens a second against the prompt's length, with quartiles and floors."""
+def prefill_by_context(report: Row) -> Figure:
+    """Tokens a second against the prompt's length."""
     figure, (axes,) = _panels(1)
-    _draw_lines(axes, report["prefill"], lambda row, value: row["context"] / value)
-    axes.set(xlabel="prompt, tokens", ylabel="prefill, tokens/s")
-    axes.set_ylim(bottom=0)
-    _legend(axes)
+    rows = report["sections"]["prefill"]
+    _lines(axes, rows, _by(rows, "system"), lambda row, value: row["context"] / value)
+    axes.set(xlabel="prompt, tokens", ylabel="prefill, tokens/s", ylim=(0, None))
+    _legend_beside(axes)
     return figure
 
 
-def load_by_clients(report: Report) -> Figure:
-    """Tokens a second of all clients, and their times to the first token."""
+def load_by_clients(report: Row) -> Figure:
+    """Tokens a second of all clients, and their TTFT."""
     figure, (rates, firsts) = _panels(2)
-    for index, side in enumerate(dict.fromkeys(row["side"] for row in report["load"])):
-        rows = sorted((r for r in report["load"] if r["side"] == side), key=lambda r: r["clients"])
-        look: Any = {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 4}
-        name = side.replace("_", " ")
+    loads = report["sections"]["load"]
+    for index, (side, found) in enumerate(_by(loads, "side").items()):
+        rows = sorted(found, key=lambda row: int(row["clients"]))
+        name, look = side.replace("_", " "), _look(index)
         clients = [row["clients"] for row in rows]
         rates.plot(clients, [r["tokens_per_second"]["median"] for r in rows], label=name, **look)
-        told = [row for row in rows if row["first_token_seconds"]]
+        told = [row for row in rows if row["ttft_seconds"]]
         for line, key in (("-", "median"), (":", "p99")):
-            values = [row["first_token_seconds"][key] for row in told]
-            label = f"{name}, {key}"
+            values, label = [row["ttft_seconds"][key] for row in told], f"{name}, {key}"
             firsts.plot([r["clients"] for r in told], values, label=label, linestyle=line, **look)
     rates.set(ylabel="tokens/s, all clients", ylim=(0, None))
-    firsts.set(ylabel="s to the first token", ylim=(0, None))
+    firsts.set(ylabel="TTFT, s", ylim=(0, None))
     for axes in (rates, firsts):
         axes.set_xlabel("clients")
-        _log_ticks(axes, {row["clients"] for row in report["load"]})
+        _ticks(axes, (row["clients"] for row in loads))
         axes.legend(frameon=False, fontsize=7)
     return figure
+
+
+def _context(report: Row) -> Figure:
+    """Lines over contexts, both axes in powers."""
+    figure, axes = _one()
+    rows = report["sections"]["decode"]
+    named = {
+        f"SnapStream, {budget:,} slots" if budget else "full cache": found
+        for budget, found in _by(rows, "kv_budget").items()
+    }
+    _lines(axes, rows, named, _ms)
+    axes.set(xlabel="context, tokens", ylabel="ms per decode step", yscale="log")
+    _plain(axes.yaxis)
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _equal_memory(report: Row) -> Figure:
+    """Bars of tokens a second for each prompt, with the number of requests on them."""
+    figure, axes = _one()
+    decode = report["sections"]["decode"]
+    batches = {(row["context"], row["cache"]): row["batch"] for row in decode}
+    prompts = list(dict.fromkeys(row["context"] for row in report["summary"]))
+    kinds = _by(report["summary"], "cache")
+    for index, (kind, rows) in enumerate(kinds.items()):
+        name = f"{kind} cache" if kind == equal_memory.FULL.name else f"SnapStream, {kind}"
+        places = _places([prompts.index(row["context"]) for row in rows], index, len(kinds))
+        values = [row["tokens_per_second"] for row in rows]
+        bars = axes.bar(places, values, 0.8 / len(kinds), label=name, color=COLOURS[index])
+        axes.bar_label(bars, [str(batches[row["context"], kind]) for row in rows], fontsize=7)
+    axes.set_xticks(range(len(prompts)), [f"{prompt:,}" for prompt in prompts])
+    axes.set(xlabel="prompt, tokens (on the bars: requests)", ylabel="tokens/s")
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _overhead(report: Row) -> Figure:
+    """Shares of prefill: builds of the prompt's own length, the longest build, and others'."""
+    figure, axes = _one()
+    found = report["summary"]
+    longest = max((row["L_max"] for row in found), default=0)
+    own = [row for row in found if row["L_max"] == row["prompt"]]
+    long = [row for row in found if row["L_max"] == longest]
+    for index, (name, rows) in enumerate({"its length": own, f"{longest:,}": long}.items()):
+        shares = [100 * row["share"] for row in rows]
+        label = f"build for prompts up to {name}"
+        axes.plot([row["prompt"] for row in rows], shares, label=label, **_look(index))
+    others = {"SnapStream's paper, 128K": overhead.PAPER_SHARE, "mlx-lm, 95K": overhead.MLX_SHARE}
+    for index, (name, share) in enumerate(others.items(), 2):
+        axes.axhline(100 * share, linestyle=":", color=COLOURS[index], label=name)
+    axes.set(xlabel="prompt, tokens", ylabel="compress step, % of prefill", yscale="log")
+    _ticks(axes, (row["prompt"] for row in found))
+    _plain(axes.yaxis)
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _naive(report: Row) -> Figure:
+    """Bars of step times for each number of cache slots."""
+    figure, axes = _one()
+    decode = report["sections"]["decode"]
+    slots = list(dict.fromkeys(row["slots"] for row in decode))
+    kinds = list(dict.fromkeys((row["target"], row["update"]) for row in decode))
+    for index, kind in enumerate(kinds):
+        rows = [row for row in decode if (row["target"], row["update"]) == kind]
+        values = [_ms(row, row["seconds"]["median"]) for row in rows]
+        places = _places([slots.index(row["slots"]) for row in rows], index, len(kinds))
+        axes.bar(places, values, 0.8 / len(kinds), label=", ".join(kind), color=COLOURS[index])
+    axes.set_xticks(range(len(slots)), [f"{count:,}" for count in slots])
+    axes.set(xlabel="cache slots", ylabel="ms per decode step")
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _peers(report: Row) -> Figure:
+    """A row for each system, a point for each context."""
+    figure, axes = _one()
+    decode = report["sections"]["decode"]
+    names = list(_by(decode, "system"))[::-1]
+    for index, (context, rows) in enumerate(_by(decode, "context").items()):
+        values = [_ms(row, row["seconds"]["median"]) for row in rows]
+        places = [names.index(row["system"]) for row in rows]
+        axes.plot(values, places, label=f"{context:,} tokens", linestyle="", **_look(index))
+    axes.grid(axis="y", linewidth=0.3)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set(xlabel="ms per decode step", xscale="log")
+    _plain(axes.xaxis)
+    # Beside the points: within them a legend's own marker reads as one more.
+    axes.legend(frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    return figure
+
+
+def _host(report: Row) -> Figure:
+    """A row for each way of sampling."""
+    figure, axes = _one()
+    found = report["summary"][::-1]
+    axes.barh([row["sampling"] for row in found], [100 * row["share"] for row in found])
+    axes.set(xlabel="Python, % of a decode step")
+    return figure
+
+
+def _lines(axes: Axes, rows: Sequence[Row], named: dict[str, list[Row]], scale: Scale) -> None:
+    """A line over contexts with its quartiles for each name, and its roofline."""
+    for index, (name, found) in enumerate(named.items()):
+        own = sorted(found, key=lambda row: int(row["context"]))
+        look = _look(index)
+        contexts, colour = [row["context"] for row in own], look["color"]
+        low, middle, high = (
+            [scale(row, row["seconds"][key]) for row in own] for key in ("q1", "median", "q3")
+        )
+        axes.plot(contexts, middle, label=name, **look)
+        axes.fill_between(contexts, low, high, color=colour, alpha=0.2, linewidth=0)
+        if bounded := [row for row in own if row["roofline"]]:
+            least = [scale(row, row["roofline"]["seconds"]) for row in bounded]
+            xs, label = [row["context"] for row in bounded], f"{name}, roofline"
+            axes.plot(xs, least, "--", color=colour, linewidth=1, label=label)
+    _ticks(axes, (row["context"] for row in rows))
+
+
+def _by(rows: Iterable[Row], label: str) -> dict[str, list[Row]]:
+    """Rows by a label, in the order of the first of each."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row[label], []).append(row)
+    return found
+
+
+def _ms(row: Row, seconds: float) -> float:
+    return 1e3 * seconds
+
+
+def _one() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes: Axes = figure.subplots()
+    return figure, axes
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -90,35 +221,35 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _draw_lines(axes: Axes, rows: list[Row], scaled: Scale) -> None:
-    """A line with its quartiles for each contender, and its floor."""
-    for index, name in enumerate(dict.fromkeys(row["contender"] for row in rows)):
-        own = sorted((r for r in rows if r["contender"] == name), key=lambda row: row["context"])
-        contexts, colour = [row["context"] for row in own], COLOURS[index % len(COLOURS)]
-        low, middle, high = (
-            [scaled(row, row["seconds"][key]) for row in own] for key in ("q1", "median", "q3")
-        )
-        marker = MARKERS[index % len(MARKERS)]
-        axes.plot(contexts, middle, color=colour, marker=marker, markersize=4, label=name)
-        axes.fill_between(contexts, low, high, color=colour, alpha=0.2, linewidth=0)
-        bounded = [row for row in own if row["floor"]]
-        if bounded:
-            floor = [scaled(row, row["floor"]["seconds"]) for row in bounded]
-            xs = [row["context"] for row in bounded]
-            axes.plot(xs, floor, color=colour, linestyle="--", linewidth=1, label=f"{name}, floor")
-    _log_ticks(axes, {row["context"] for row in rows})
+def _look(index: int) -> Row:
+    marker = MARKERS[index % len(MARKERS)]
+    return {"color": COLOURS[index % len(COLOURS)], "marker": marker, "markersize": 4}
 
 
-def _log_ticks(axes: Axes, values: Iterable[int]) -> None:
-    """A tick for each value that was measured, and no other."""
+def _places(groups: Sequence[int], index: int, kinds: int) -> list[float]:
+    """Of one kind's bars, side by side with the others'."""
+    return [group + 0.8 * (index + 0.5) / kinds - 0.4 for group in groups]
+
+
+def _ticks(axes: Axes, values: Iterable[int]) -> None:
+    """A tick for each value that was measured, in K where it is one."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(values))
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xticks(sorted(set(values)))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda at, _: f"{at / 1024:g}K" if at and at % 1024 == 0 else f"{at:g}")
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(axes: Axes) -> None:
+def _plain(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5, written without powers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _legend_beside(axes: Axes) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
 
 
@@ -128,9 +259,19 @@ def _save(figure: Figure, path: Path) -> str:
     return path.name
 
 
-_DRAWN: dict[str, tuple[str, Callable[[Report], Figure]]] = {
-    "decode_by_context": ("decode", decode_by_context),
-    "prefill_by_context": ("prefill", prefill_by_context),
-    "load_by_clients": ("load", load_by_clients),
+_PICTURES: dict[str, dict[str, tuple[str, Callable[[Row], Figure]]]] = {
+    "speed": {
+        "decode_by_context": ("decode", decode_by_context),
+        "prefill_by_context": ("prefill", prefill_by_context),
+    },
+    "load": {"load_by_clients": ("load", load_by_clients)},
+    "context": {"context": ("decode", _context)},
+    "equal_memory": {"equal_memory": ("decode", _equal_memory)},
+    "overhead": {"overhead": ("compress", _overhead)},
+    "naive": {"naive": ("decode", _naive)},
+    "peers": {"peers": ("decode", _peers)},
+    "peers1b": {"peers1b": ("decode", _peers)},
+    "scale1b": {"scale1b": ("decode", _context)},
+    "host": {"host": ("host", _host)},
 }
-"""Each picture, and the part of the report that it needs."""
+"""The pictures of each experiment: their names, the section that they need, and who draws them."""

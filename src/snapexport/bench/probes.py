@@ -1,8 +1,8 @@
-"""What the machine can do at best, probed between the measurements and with as many threads.
+"""Probes what the machine can do at best, between the measurements and with as many threads.
 
 Bandwidth: reading a large array, a slice to a thread; bitwise or is the cheapest way that NumPy has
 of looking at every byte. Products: ONNX Runtime's own square MatMul in fp32, which is what the CPU
-calculates in, whatever the build's dtype.
+calculates in, whatever the build's dtype. On a GPU: copies within its memory.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +10,18 @@ from typing import Protocol
 
 import numpy as np
 
-from snapexport.bench.samples import Measure
-from snapexport.contract.errors import needs_extra
+from snapexport.bench.sessions import open_session
+from snapexport.contract.manifest import TensorSpec
+from snapexport.runtime.backend import Memory
 
 READ_BYTES = 1 << 28
 """Far more than the caches of a processor hold."""
 
 ROWS = 1024
 """Of the square matrices: large enough for the full rate, 2 * 1024^3 operations."""
+
+COPIED_BYTES = 1 << 30
+"""Twice that of a GPU's memory is held by the probe."""
 
 # c[M,N] = MatMul(a[M,K], b[K,N]), opset 21: tests/bench/test_probes.py has it as text. Written out,
 # because whoever runs a build has no onnx package to make it with.
@@ -29,11 +33,11 @@ MATMUL = bytes.fromhex(
 
 
 class Probe(Protocol):
-    """Something to be timed: `amount` divided by the seconds of `run` is a rate."""
+    """Something to be timed: `amount` divided by the seconds of `run` is the rate called `name`."""
 
     @property
-    def measure(self) -> Measure:
-        """Which rate it is."""
+    def name(self) -> str:
+        """bandwidth or matmul."""
         ...
 
     @property
@@ -49,7 +53,7 @@ class Probe(Protocol):
 class Bandwidth:
     """Bytes read from memory."""
 
-    measure: Measure = "bandwidth"
+    name = "bandwidth"
 
     def __init__(self, threads: int, nbytes: int = READ_BYTES) -> None:
         words = np.ones(nbytes // 8, np.int64)  # ones: zeros would be one page, mapped everywhere
@@ -64,17 +68,12 @@ class Bandwidth:
 
 
 class MatMul:
-    """Multiplications and additions of a product."""
+    """Multiplications and additions of a product, under the runtime's own session options."""
 
-    measure: Measure = "matmul"
+    name = "matmul"
 
     def __init__(self, threads: int, rows: int = ROWS) -> None:
-        with needs_extra("cpu"):
-            import onnxruntime as ort
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = ort.InferenceSession(MATMUL, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(MATMUL, threads)
         matrix = np.random.default_rng(0).random((rows, rows), np.float32)
         self._feeds = {"a": matrix, "b": matrix}
         self.amount = 2 * rows**3
@@ -82,3 +81,20 @@ class MatMul:
     def run(self) -> None:
         """One product."""
         self._session.run(None, self._feeds)
+
+
+class DeviceCopy:
+    """Bytes read and written by copies within a device's memory."""
+
+    name = "bandwidth"
+
+    def __init__(self, memory: Memory, nbytes: int = COPIED_BYTES) -> None:
+        spec = TensorSpec(name="probe", dtype="float16", shape=[nbytes // 2])
+        self._memory = memory
+        self._source, self._target = memory.allocate(spec), memory.allocate(spec)
+        self.amount = 2 * nbytes
+
+    def run(self) -> None:
+        """One copy, waited for."""
+        self._memory.copy(self._target, self._source)
+        self._memory.synchronize()

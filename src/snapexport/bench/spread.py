@@ -1,4 +1,4 @@
-"""Many measurements of one thing in a few numbers: medians, never means."""
+"""Sums many measurements of one thing up in a few numbers: medians, never means."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

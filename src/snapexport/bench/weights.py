@@ -1,4 +1,4 @@
-"""What one pass over a build's weights reads and multiplies, from the files' headers alone.
+"""Counts what one pass over a build's weights reads and multiplies, from file headers alone.
 
 Nothing is loaded. A tensor that lies in a file and that no graph uses would be counted too.
 """

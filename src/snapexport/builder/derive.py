@@ -5,9 +5,9 @@ from pathlib import Path
 
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.exporter.weights import WEIGHTS, place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
 
@@ -18,17 +18,17 @@ def derive(
     build: Build,
     geometry: CacheGeometry,
     out: Path,
-    form: CacheForm | None = None,
+    options: GraphOptions | None = None,
     *,
     with_queries: bool = False,
     link_weights: bool = False,
 ) -> Build:
     """A build in the new directory `out` that differs from `build` in its cache alone.
 
-    form: `build`'s own unless another is given; a full cache has one form alone. It has one decode
-    graph, for all the slots, and no engines. link_weights: where the file system has no reflinks,
-    hard-link the weights rather than copy them. Raises UserError where `build` has no traces
-    (`--baseline`), or its prefill chunk doesn't go with the geometry.
+    options: `build`'s own unless others are given. The derived build has one decode graph, for all
+    batch slots, and no engines. link_weights: where the file system has no reflinks, hard-link the
+    weights rather than copy them. Raises UserError where `build` has no traces (`--baseline`), or
+    its prefill chunk doesn't go with the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
@@ -37,20 +37,14 @@ def derive(
     linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
-    form = (form or manifest.cache_form) if geometry.compresses else PLAIN
-    graphs = finished_graphs(
-        traces,
-        geometry,
-        manifest.target,
-        form,
-        top_tokens=manifest.top_tokens,
-        with_queries=with_queries,
-    )
+    options = (options or manifest.graph_options).resolved(manifest.target, manifest.dtype)
+    if not geometry.compresses:
+        options = options.of_full_cache()
+    graphs = finished_graphs(traces, geometry, manifest.target, options, with_queries=with_queries)
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
     changed = {
         "geometry": geometry,
-        "cache_dtype": form.dtype or manifest.dtype,
-        "decode_attention": form.attention,
+        "graph_options": options,
         "graphs": entries,
         "traces": {},
         "linked_weights": linked,

@@ -7,18 +7,18 @@ from pathlib import Path
 import onnx
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.cache_form import PLAIN, CacheForm
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import (
     BASELINE,
     GraphEntry,
     GraphName,
-    Target,
     TensorSpec,
     TraceName,
 )
+from snapexport.contract.targets import Target
 from snapexport.graphs import surgery
 
 
@@ -58,37 +58,24 @@ def finished_graphs(
     traces: Traces,
     geometry: CacheGeometry,
     target: Target,
-    form: CacheForm = PLAIN,
+    options: GraphOptions,
     *,
-    top_tokens: int = 0,
     baseline: bool = False,
     with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
-    """Every graph of the build, ready to be written. with_queries: decode shows its queries.
-
-    top_tokens: how many of the likeliest tokens each graph with logits tells beside them.
-    The baseline's caches are what others are compared with: the form is not theirs.
-    """
+    """Every graph of the build, ready to be written. with_queries: decode outputs its queries."""
+    choice = (geometry, target, options)
     graphs: dict[GraphName, onnx.ModelProto] = {
-        "prefill": surgery.prefill(traces.prefill, geometry, target, form, top_tokens=top_tokens),
-        "decode": surgery.decode(
-            traces.decode,
-            geometry,
-            target,
-            form,
-            top_tokens=top_tokens,
-            with_queries=with_queries,
-        ),
+        "prefill": surgery.prefill(traces.prefill, *choice),
+        "decode": surgery.decode(traces.decode, *choice, with_queries=with_queries),
     }
     for slots, traced in traces.smaller_decodes.items():
-        graphs[f"decode.{slots}"] = surgery.decode(
-            traced, geometry, target, form, top_tokens=top_tokens
-        )
+        graphs[f"decode.{slots}"] = surgery.decode(traced, *choice)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
-        graphs["compress"] = surgery.compress(traces.prefill, geometry, target, form)
+        graphs["compress"] = surgery.compress(traces.prefill, *choice)
     if baseline:
-        without = finished_graphs(traces, geometry.as_full(), target, top_tokens=top_tokens)
-        graphs |= {f"{BASELINE}{name}": model for name, model in without.items()}
+        full = finished_graphs(traces, geometry.as_full(), target, options.of_full_cache())
+        graphs |= {f"{BASELINE}{name}": model for name, model in full.items()}
     return graphs
 
 

@@ -1,18 +1,15 @@
-"""What a build is asked for, and the cache geometry that follows from it.
+"""The options of a build, and the cache geometry that follows from them.
 
-Resolves budgets, presets and defaults; what makes a geometry valid is `CacheGeometry`'s. The flags
-of the command line and their defaults are made from this class.
+Resolves budgets, presets and defaults; `CacheGeometry` knows what makes a geometry valid. The
+flags of the command line and their defaults are made from this class.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from snapexport.builder.forms import form_of, require_one_of
 from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
-from snapexport.builder.top_tokens import require_top_tokens
 from snapexport.contract.budget import BUDGETS, topk_per_layer
-from snapexport.contract.cache_form import CacheDType, CacheForm, DecodeAttention
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
     DEFAULT_L_OBS,
@@ -21,19 +18,21 @@ from snapexport.contract.geometry import (
     CacheGeometry,
     Policy,
 )
-from snapexport.contract.manifest import (
+from snapexport.contract.graph_options import GraphOptions, require_one_of
+from snapexport.contract.manifest import QUANTIZATIONS, ModelFacts, Quantization
+from snapexport.contract.targets import (
     DTYPES,
-    QUANTIZATIONS,
     TARGETS,
+    CacheDType,
     DType,
-    ModelFacts,
-    Quantization,
     Target,
+    capabilities,
+    targets_with,
 )
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 
 DEFAULT_COMPRESSION = 4
-"""Without --kv-budget, --L-recent or --K the cache gets L_max / 4 slots: SnapStream's own ratio."""
+"""Without --kv-budget, --L-recent or --K a layer gets L_max / 4 cache slots, SnapStream's ratio."""
 
 DEFAULT_L_SINK = 4
 DEFAULT_CHUNK = 512
@@ -47,8 +46,11 @@ def _choice(name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """Every choice of `snapexport build`. None: chosen from the others. Tokens unless said."""
+class BuildOptions(GraphOptions):
+    """Every choice of `snapexport build`, those of the graphs inherited. None: derived from others.
+
+    Lengths and budgets are in tokens.
+    """
 
     model: str
     out: Path
@@ -70,38 +72,29 @@ class BuildOptions:
     prefill_chunk: int | None = None
     dtype: DType = "fp32"
     weights: Quantization | None = None
-    cache_dtype: CacheDType | None = None
-    decode_attention: DecodeAttention | None = None
-    top_tokens: int = 0
     target: Target = "onnxruntime"
     baseline: bool = False
-    trt_decomposable: bool = False
     link_weights: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_one_of("--policy", self.policy, POLICIES)
         require_one_of("--dtype", self.dtype, DTYPES)
-        require_one_of("--target", self.target, TARGETS)
+        require_one_of("--target", self.target, tuple(TARGETS))
         for name, choices in _CHOICES.items():
             require_one_of(flag_of(name), getattr(self, name), choices)
         if self.weights is not None:
             self._require_int4_target()
-        form_of(self)
-        require_top_tokens(self.top_tokens, self.target)
+        self._require_compressed_caches(self.graph_options)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
         for slots in self.decode_batches or ():
             if not 1 <= slots <= self.batch:
                 raise UserError(
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
-                    "a decode graph runs some of the slots, or all",
+                    "a decode graph runs some of the batch slots, or all",
                 )
-        if self.trt_decomposable and self.target != "tensorrt":
-            raise UserError(
-                f"--trt-decomposable is for TensorRT, the target is {self.target}",
-                "add --target tensorrt, or leave it out",
-            )
         if self.link_weights and self.weights:
             raise UserError(
                 f"--link-weights is not supported with --weights {self.weights}: quantized weights "
@@ -116,11 +109,21 @@ class BuildOptions:
 
     def _require_int4_target(self) -> None:
         require_one_of("--weights", str(self.weights), QUANTIZATIONS)
-        if self.target != "onnxruntime" or self.dtype == "bf16":
+        if self.dtype not in capabilities(self.target).int4_dtypes:
             raise UserError(
-                f"--weights {self.weights} is not to be had for --target {self.target} "
+                f"--weights {self.weights} is not supported with --target {self.target} "
                 f"--dtype {self.dtype}",
-                "4-bit weights run in ONNX Runtime, with --dtype fp32 or fp16",
+                f"use --target {targets_with('int4_dtypes')} with --dtype fp32 or fp16",
+            )
+
+    def _require_compressed_caches(self, resolved: GraphOptions) -> None:
+        if self.policy == "full" and resolved.of_full_cache() != resolved:
+            held = resolved.cache_dtype
+            flag = f"--cache-dtype {held}" if held else "--decode-attention valid"
+            raise UserError(
+                f"{flag} is for compressed caches, but --policy is full",
+                "leave it out: the full cache has the build's dtype, and ONNX Runtime reads it up "
+                "to the newest token",
             )
 
     def _require_nothing_to_compress(self) -> None:
@@ -230,24 +233,25 @@ class BuildOptions:
         return recent, topk
 
     @property
-    def cache_form(self) -> CacheForm:
-        """How compressed caches are held and read."""
-        return form_of(self)
+    def graph_options(self) -> GraphOptions:
+        """The choices of the graphs, with every default decided. Raises UserError."""
+        chosen = {one.name: getattr(self, one.name) for one in fields(GraphOptions)}
+        return GraphOptions(**chosen).resolved(self.target, self.dtype)
 
     @property
-    def held_dtype(self) -> CacheDType:
+    def stored_cache_dtype(self) -> CacheDType:
         """Of compressed caches."""
-        return self.cache_form.dtype or self.dtype
+        return self.graph_options.cache_dtype or self.dtype
 
     @property
     def smaller_batches(self) -> list[int]:
-        """Slots of the decode graphs beside the one for all of them."""
+        """Batch slots of the decode graphs beside the one for all of them."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
-        # TensorRT's plans hold a copy of the weights each, and so do ONNX Runtime's graphs of those
-        # of 16 bits, which it converts. Of fp32 all of them read one copy in place. Of 4-bit ones,
-        # which it rearranges, one copy more is worth its room.
-        if self.target == "tensorrt" or self.dtype != "fp32":
+        # Each further graph would hold a copy of 16-bit weights: ONNX Runtime converts them. All
+        # its graphs read one copy of fp32 weights in place. It rearranges 4-bit weights; there one
+        # more copy is worth its memory.
+        if capabilities(self.target).weights_per_graph or self.dtype != "fp32":
             return []
         return _powers_of_4(self.batch)[: 1 if self.weights else None]
 
@@ -271,7 +275,7 @@ def _or(given: int | None, default: int) -> int:
 
 
 def _powers_of_4(limit: int) -> list[int]:
-    """1, 4, 16 ... below the limit: nobody pays for more than 4 times the slots in use."""
+    """1, 4, 16 ... below the limit: a step runs at most 4 times the batch slots in use."""
     return [4**n for n in range(limit.bit_length()) if 4**n < limit]
 
 

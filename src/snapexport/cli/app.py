@@ -29,6 +29,7 @@ from snapexport.cli import (
     triton,
 )
 from snapexport.cli.renamed import require_current_flags
+from snapexport.cli.signals import end_on_signals
 from snapexport.contract.errors import UserError
 
 COMMANDS = {
@@ -79,6 +80,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
+    end_on_signals()
     words = sys.argv[1:] if argv is None else argv
     try:
         require_current_flags(words)

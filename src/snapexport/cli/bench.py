@@ -1,8 +1,9 @@
 """Measure a build: speed and memory, with the least that this machine could need beside them.
 
-Prefill by prompt length, decode steps by context and active slots, what compression takes of
-prefill, and peak memory; a floor comes from what must be read, written and multiplied, and from
-rates probed in the same run. --baseline adds the full cache's graphs, in turn in the same run.
+Prefill by prompt length, decode steps by context and active batch slots, the share of compression
+in prefill, and peak memory. The roofline follows from what must be read, written and multiplied,
+and from rates probed in the same run. --baseline adds the full cache's graphs, in turn
+in the same run.
 
 With --server: load on a running Triton server, and the same requests on the runtime in this
 process, in turn.
@@ -11,29 +12,28 @@ examples:
   snapexport bench qwen.build
   snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
   snapexport bench qwen.build --server http://127.0.0.1:8000 --clients 1 4 16
+
+Experiments that make checkpoints and builds of their own: python -m snapexport.bench --help
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from snapexport.bench.load.options import LoadOptions
 from snapexport.bench.options import BenchOptions
+from snapexport.bench.results import Results
 from snapexport.cli import bench_view, flags
 from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 
-if TYPE_CHECKING:
-    from snapexport.bench.load.run import LoadRun
-    from snapexport.bench.run import Run
-
-HELP = "speed and memory, with their floors; a server under load"
+HELP = "speed and memory, with their rooflines; a server under load"
 RESULTS = "results.json"
 
 SHARED = {
@@ -44,13 +44,13 @@ SHARED = {
 }
 SPEED = {
     "contexts": "tokens of the prompts (default: a quarter, a half and nearly all of L_max)",
-    "batches": "slots that decode at a time (default: one, and all of the build's)",
+    "batches": "batch slots that decode at a time (default: one, and all of the build's)",
     "decode_steps": "timed in a row, in each round",
     "baseline": "measure the full cache's graphs too: a build made with --baseline",
 }
 LOAD = {
     "server_model": "its name on the server (default: the build directory's, without its suffix)",
-    "clients": "how many ask at a time",
+    "clients": "how many send requests at a time",
     "requests": "of each client, in each round",
     "prompt_tokens": "of each request (default: half of L_max)",
     "max_tokens": "of each answer",
@@ -73,35 +73,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results alone, as JSON")
 
 
+@dataclass(frozen=True)
+class Job:
+    """A measurement that was checked; nothing is loaded."""
+
+    results: Results
+    run: Callable[[], None]
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure, show, keep. What was measured before Ctrl-C is shown and kept too."""
-    asked = _asked(arguments)
+    with needs_extra("cpu"):
+        job = _speed(arguments) if arguments.server is None else _load(arguments)
     out = arguments.out or _beside(arguments.build, "load" if arguments.server else "bench")
     with _directory(out):
         try:
-            with bench_view.BenchProgress(asked.steps) as progress:
-                asked.go(progress.advance)
+            with bench_view.BenchProgress() as progress:
+                job.results.tell = progress.tell
+                job.run()
+                job.results.complete = True
         except SystemExit:
-            if asked.has_results:
-                _tell(asked.report(), out, arguments.json)
+            if any(job.results.sections.values()):
+                _show(job.results, out, arguments.json)
             raise
-        _tell(asked.report(), out, arguments.json)
+        _show(job.results, out, arguments.json)
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> "Run | LoadRun":
-    """What is asked for, checked; nothing is loaded."""
-    if arguments.server is None:
-        _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
-        options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
-        with needs_extra("cpu"):
-            from snapexport.bench.run import Run
-        return Run.of(Build.open(arguments.build), options)
+def _speed(arguments: argparse.Namespace) -> Job:
+    from snapexport.bench import machine
+    from snapexport.bench.devices import Device
+    from snapexport.bench.experiments import speed
+
+    _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
+    options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
+    plan = speed.Plan.of(Build.open(arguments.build), options)
+    threads = options.threads or machine.cores()
+    results = Results("speed", "snapexport bench", plan.options, threads)
+    results.summary, results.about = speed.summary, plan.about()
+    return Job(results, lambda: speed.run(plan, results, Device(threads=threads)))
+
+
+def _load(arguments: argparse.Namespace) -> Job:
+    from snapexport.bench.load import run as load
+
     _require_untouched(arguments, BenchOptions, SPEED, "is not of a load test: leave out --server")
-    load = LoadOptions(server=arguments.server, **flags.values(arguments, LOAD | SHARED))
-    with needs_extra("cpu"):
-        from snapexport.bench.load.run import LoadRun
-    return LoadRun.of(Build.open(arguments.build), load)
+    options = LoadOptions(server=arguments.server, **flags.values(arguments, LOAD | SHARED))
+    plan = load.LoadPlan.of(Build.open(arguments.build), options)
+    results = Results("load", "snapexport bench --server", plan.options, options.threads)
+    results.about = plan.about()
+    return Job(results, lambda: load.run(plan, results))
 
 
 def _require_untouched(
@@ -133,23 +154,23 @@ def _directory(out: Path) -> Iterator[None]:
             out.rmdir()  # only if it is empty
 
 
-def _tell(report: dict[str, Any], out: Path, as_json: bool) -> None:
+def _show(results: Results, out: Path, as_json: bool) -> None:
     """Files first, then what is printed, which may break."""
-    written = [RESULTS, *_keep(report, out)]
+    results.path = out / RESULTS
+    results.write()
+    written = [RESULTS, *_plots(results, out)]
     ERR.print(escape(f"{out}: {', '.join(written)}"), style="dim", soft_wrap=True)
+    report = results.as_json()
     if not as_json:
         bench_view.print_report(report)
     print(json.dumps(report))
 
 
-def _keep(report: dict[str, Any], out: Path) -> list[str]:
-    """Write the results and, where matplotlib is there, the plots; the plots' names."""
-    from snapexport.bench.run import write
-
-    write(report, out / RESULTS)
+def _plots(results: Results, out: Path) -> list[str]:
+    """Draw them where matplotlib is there; their names."""
     try:
         from snapexport.bench import plots
     except ModuleNotFoundError:
         ERR.print("no plots: they need snapexport\\[eval]", style="dim")
         return []
-    return plots.draw(report, out)
+    return plots.draw(results.as_json(), out)

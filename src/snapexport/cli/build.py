@@ -1,4 +1,4 @@
-"""Build fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
+"""Builds fixed-shape prefill and decode graphs from a Hugging Face checkpoint.
 
 examples:
   snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --kv-budget 2048 --out qwen.build
@@ -7,6 +7,7 @@ examples:
 """
 
 import argparse
+import dataclasses
 import json
 
 from snapexport.builder import BuildOptions
@@ -14,6 +15,7 @@ from snapexport.builder import run as run_build
 from snapexport.cli import flags
 from snapexport.cli.console import BuildProgress
 from snapexport.cli.summary import build_summary, print_summary
+from snapexport.contract.graph_options import GraphOptions
 
 HELP = "checkpoint -> build directory"
 
@@ -21,44 +23,39 @@ CHOICES = {
     "model": "checkpoint directory, or a Hugging Face Hub id",
     "out": "the build directory to make",
     "L_max": "longest prompt, tokens",
-    "batch": "decode slots: requests that run side by side",
-    "decode_batches": "further decode graphs, for when no more than so many slots are in use "
+    "batch": "batch slots: requests that decode side by side",
+    "decode_batches": "further decode graphs, for steps with at most so many batch slots in use "
     "(default: 1, 4, 16 ... below --batch; 1 for int4; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
-    "dtype": "of weights, activations and cache; the CPU has no bf16",
-    "cache_dtype": "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
-    "(default: the dtype)",
-    "weights": "of the linear layers, in blocks of 32 (default: the dtype); a quarter of the "
-    "memory traffic of fp16, and less accurate: see what `diff` and `eval` say",
-    "decode_attention": "slots of a compressed cache that a step reads: all, or the valid ones "
-    "alone, in ONNX Runtime: faster where many are empty (default: all; valid for int8)",
-    "top_tokens": "likeliest tokens that the graphs tell beside the logits, so that a GPU need not "
-    "bring all logits to the host in each step; 0: none",
-    "target": "tensorrt: in the forms that its parser takes; portable: standard operators only",
+    "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
+    "weights": "of the linear layers, in blocks of 32 (default: the dtype): a quarter of fp16's "
+    "memory traffic, less accurate; `diff` and `eval` measure how much",
+    "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
+    "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
-    "trt_decomposable": "let TensorRT use several kernels for attention where it has no fused one; "
-    "the graphs then run in TensorRT alone",
     "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
     "and whatever else reads weights by onnx refuse such a build",
     "overwrite": "replace an existing build",
 }
+GRAPHS = {one.name: one.metadata["help"] for one in dataclasses.fields(GraphOptions)}
 CACHE = {
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: the last "
     "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",
-    "kv_budget": "slots per layer and KV head, all parts together (default: L_max / 4)",
-    "L_sink": "first positions kept for ever, the attention sinks (default: 4)",
+    "kv_budget": "cache slots per layer and KV head, all parts together (default: L_max / 4)",
+    "L_sink": "first positions, always kept: the attention sinks (default: 4)",
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
-    "L_obs": "last prompt tokens whose queries vote (default: 8)",
+    "L_obs": "last prompt tokens, whose queries vote (default: 8)",
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31; "
     "7 for snapkv)",
-    "vote": "how the queries' attention adds up; squares favour one that is sure (default: sum)",
+    "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
+    "(default: sum)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
     "softmax": "attention among the eligible positions alone, or all keys up to the query "
     "(default: candidates)",
-    "group": "how the query heads of a KV head agree (default: mean)",
-    "budget": "top-k slots alike in all layers, or fewer in each further one as PyramidKV has it "
+    "group": "how votes of the query heads of a KV head are combined (default: mean)",
+    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV "
     "(default: uniform)",
 }
 
@@ -66,13 +63,14 @@ CACHE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of BuildOptions, and --json."""
     flags.add_fields(parser, BuildOptions, CHOICES)
+    flags.add_fields(parser.add_argument_group("graphs"), BuildOptions, GRAPHS)
     flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
     parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build, and say what came of it."""
-    options = BuildOptions(**flags.values(arguments, CHOICES | CACHE))
+    """Build, and print the summary."""
+    options = BuildOptions(**flags.values(arguments, CHOICES | GRAPHS | CACHE))
     with BuildProgress() as progress:
         build = run_build(options, progress)
     if arguments.json:

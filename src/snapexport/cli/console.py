@@ -60,7 +60,7 @@ class BuildProgress(_OneLine):
         self._bars.update(self._line, description=text)
 
     def written(self, nbytes: int) -> None:
-        """Count bytes into the stage's line."""
+        """Add bytes to the stage's count."""
         self._bytes += nbytes
         self._bars.update(
             self._line, description=f"{self._stage}: {self._bytes / 1e9:.2f} GB written"

@@ -2,7 +2,7 @@
 
 An engine for each graph goes into BUILD/engines/, and the manifest records the GPUs that can run
 it. Finished engines stay when a later one fails or is interrupted, and are not built again.
-docs/tensorrt.md explains the flags.
+docs/how-to/tensorrt.md explains the flags.
 
 examples:
   snapexport engine llama.build --estimate
@@ -38,7 +38,7 @@ CHOICES = {
     "overwrite": "build engines again that exist",
 }
 FILES = {
-    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/plugins.md)",
+    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/plugins.md)",
     "timing_cache": "measured times of kernels, read and extended (default: a file in the build)",
 }
 WORKSPACE = {

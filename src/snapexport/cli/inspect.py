@@ -153,7 +153,7 @@ def _print_verified(unverified: list[str]) -> None:
 
 
 def _few(names: list[str]) -> str:
-    """The first of many."""
+    """Up to three names, and the number of the others."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

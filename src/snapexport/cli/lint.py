@@ -2,7 +2,7 @@
 
 Every node is checked, also in the bodies of functions: types and restrictions of its operator, and
 the conditions that TensorRT tests only while it builds an engine. The exit status is 1 if anything
-is found. docs/lint.md says what this can't find.
+is found. docs/how-to/lint.md says what this can't find.
 
 examples:
   snapexport lint llama.build --for tensorrt

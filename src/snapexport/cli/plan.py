@@ -1,7 +1,7 @@
-"""What fits into a memory, before anything is built.
+"""Finds the caches, chunks and batch that fit into a memory, before anything is built.
 
-Reads a checkpoint's config and headers alone. What is given is kept, what is not is chosen. Sizes
-are bounds (docs/plan.md says what they count); nothing is promised of speed.
+Reads a checkpoint's config and headers alone. Flags that are given are kept, the others are chosen.
+Sizes are bounds (docs/plan.md says what they count). The plan makes no promise of speed.
 
 examples:
   snapexport plan --model ./llama --L-max 131072 --memory 80GiB --target tensorrt
@@ -12,47 +12,50 @@ import argparse
 import json
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.plan import PlanOptions, make_plan
-from snapexport.builder.plan.memory_size import parse_size
+from snapexport.builder.plan import PlanRequest, make_plan
+from snapexport.builder.plan.request import parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.plan_view import print_plan
 
-HELP = "what fits into a memory, before anything is built"
+HELP = "find what fits into a memory, before anything is built"
 
 _CHOSEN = {
-    "batch": "decode slots (default: as many as fit)",
+    "batch": "batch slots: requests that decode side by side (default: as many as fit)",
     "prefill_chunk": "tokens of one prefill step; L_max: a single shot (default: the best that "
     "fits)",
-    "dtype": "of weights, activations and cache (default: fp32; for tensorrt the checkpoint's own "
-    "16 bits, or bf16)",
+    "dtype": "dtype of weights, activations and cache (default: fp32; for tensorrt the "
+    "checkpoint's own 16 bits, or bf16)",
 }
 CHOICES = (
     {name: build.CHOICES[name] for name in ("model", "L_max")}
     | _CHOSEN
-    | {name: build.CHOICES[name] for name in ("weights", "cache_dtype", "decode_attention")}
-    | {name: build.CHOICES[name] for name in ("target", "trt_decomposable")}
+    | {name: build.CHOICES[name] for name in ("weights", "target")}
 )
 CACHE = build.CACHE | {
     "policy": build.CACHE["policy"] + " (default: snapstream, or full where a given batch fits it)",
-    "kv_budget": "slots per layer and KV head, all parts together (default: chosen)",
+    "kv_budget": "cache slots per layer and KV head, all parts together (default: chosen)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `build` that decide about memory, and the memory."""
     parser.add_argument(
-        "--memory", required=True, metavar="SIZE", help="of all, such as 80GiB, 24GB or 512M"
+        "--memory",
+        required=True,
+        metavar="SIZE",
+        help="all the memory that there is, such as 80GiB, 24GB or 512M",
     )
     flags.add_fields(parser, BuildOptions, CHOICES)
+    flags.add_fields(parser.add_argument_group("graphs"), BuildOptions, build.GRAPHS)
     flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
     parser.set_defaults(policy=None, batch=None, dtype=None)
-    parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
+    parser.add_argument("--json", action="store_true", help="print every alternative as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the candidates and the recommendation."""
-    given = flags.values(arguments, CHOICES | CACHE)
-    plan = make_plan(PlanOptions(parse_size(arguments.memory), given))
+    """Print the alternatives and the recommendation."""
+    given = flags.values(arguments, CHOICES | build.GRAPHS | CACHE)
+    plan = make_plan(PlanRequest(parse_memory(arguments.memory), given))
     if arguments.json:
         from snapexport.builder.plan.report import plan_report
 

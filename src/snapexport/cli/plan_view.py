@@ -1,20 +1,20 @@
-"""A plan on the screen: two tables through the recommendation, its parts, its reasons."""
+"""Prints a plan: two tables through the recommendation, its parts and its reasons."""
 
 from collections.abc import Iterable
 
 from rich.table import Table
 
 from snapexport.builder.plan import Plan
-from snapexport.builder.plan.candidates import Candidate
-from snapexport.builder.plan.reasons import reasons
+from snapexport.builder.plan.alternatives import Alternative
+from snapexport.builder.plan.recommendation import reasons
 from snapexport.builder.plan.report import parts
-from snapexport.builder.plan.words import command
+from snapexport.builder.plan.request import command
 from snapexport.cli.console import OUT
 from snapexport.contract.bytes import spelled
 
 _COLUMNS = (
-    "most slots",
-    "slots",
+    "largest batch",
+    "batch",
     "decode cache",
     "prompt cache",
     "peak",
@@ -34,10 +34,10 @@ _NAMES = {
 
 def print_plan(plan: Plan) -> None:
     """Caches at the recommended chunk, chunks at the recommended cache, the recommendation."""
-    chosen = plan.recommendation.candidate
+    chosen = plan.recommendation.alternative
     OUT.print(_model_line(plan), markup=False)
-    same_chunk = [one for one in plan.candidates if one.chunk == chosen.chunk]
-    same_cache = [one for one in plan.candidates if one.geometry == chosen.geometry]
+    same_chunk = [one for one in plan.alternatives if one.chunk == chosen.chunk]
+    same_cache = [one for one in plan.alternatives if one.geometry == chosen.geometry]
     batch = plan.recommendation.batch
     OUT.print(_table(plan, "cache", [(_cache(o), o, _batch(plan, o)) for o in same_chunk]))
     if len(same_cache) > 1:
@@ -53,45 +53,45 @@ def _model_line(plan: Plan) -> str:
     )
 
 
-def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Candidate, int]]) -> Table:
-    """A row of sizes for each candidate and its number of slots; * marks the recommended one."""
+def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Alternative, int]]) -> Table:
+    """A row of sizes for each alternative with its batch; * marks the recommended one."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(title)
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for name, one, batch in rows:
-        mark = " *" if one is plan.recommendation.candidate else ""
+        mark = " *" if one is plan.recommendation.alternative else ""
         table.add_row(name + mark, *_cells(one, batch))
     return table
 
 
-def _batch(plan: Plan, one: Candidate) -> int:
-    """The recommended number of slots in its row; as given, or the most that fit, in others."""
-    if one is plan.recommendation.candidate:
+def _batch(plan: Plan, one: Alternative) -> int:
+    """The recommended batch in its row; as given, or the largest that fits, in others."""
+    if one is plan.recommendation.alternative:
         return plan.recommendation.batch
-    return int(plan.request["batch"] or max(1, one.slots))
+    return int(plan.request["batch"] or max(1, one.most_slots))
 
 
-def _cells(one: Candidate, batch: int) -> list[str]:
+def _cells(one: Alternative, batch: int) -> list[str]:
     taken = one.at(batch)
     sizes = (taken.decode_cache, taken.prefill_cache, taken.prefill_peak, taken.decode_resident)
-    return [str(one.slots or "no"), str(batch), *map(spelled, (*sizes, one.step_bytes(batch)))]
+    return [str(one.most_slots or "no"), str(batch), *map(spelled, (*sizes, one.step_bytes(batch)))]
 
 
-def _cache(one: Candidate) -> str:
+def _cache(one: Alternative) -> str:
     slots = sorted({layer.cache_slots for layer in one.geometry.layers})
     per_head = str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
     policy = "" if one.geometry.policy == "snapstream" else f" {one.geometry.policy}"
     return f"{one.compression:.3g} : 1, {per_head} slots a head{policy}"
 
 
-def _chunk(one: Candidate) -> str:
+def _chunk(one: Alternative) -> str:
     return "single shot" if one.single_shot else f"{one.chunk} tokens a step"
 
 
 def _print_recommendation(plan: Plan) -> None:
     chosen = plan.recommendation
-    taken = parts(chosen.candidate.at(chosen.batch))
+    taken = parts(chosen.alternative.at(chosen.batch))
     counted = ", ".join(f"{name} {spelled(taken[key])}" for key, name in _NAMES.items())
     OUT.print("\n[bold]recommended[/]")
     for line in reasons(plan.request, chosen):

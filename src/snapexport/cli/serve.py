@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = flags.values(arguments, API | MODEL | TIMES | TRITON)
     options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)
     with needs_extra("serve"):
-        from snapexport.serving.serve import Told, serve
-    serve(options, Told(_print_json if arguments.json else _print, _print_draining))
+        from snapexport.serving.serve import Report, serve
+    serve(options, Report(_print_json if arguments.json else _print, _print_draining))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a build is, for people and for programs: geometry and memory, full against compressed."""
+"""Summarizes a build for people and for programs: geometry and memory, full and compressed."""
 
 from collections import Counter
 from typing import Any
@@ -13,18 +13,16 @@ from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
 
 TOKENIZER = "tokenizer.json"
-NO_TOKENIZER = (
-    "none: prompts of text and `snapexport serve` need the checkpoint's tokenizer.json here"
-)
+NO_TOKENIZER = "none: text prompts and `snapexport serve` need the checkpoint's tokenizer.json here"
 
 LINKED = (
-    "hard links to the checkpoint's files: ONNX Runtime and TensorRT read them; onnx.load, "
-    "onnx.checker, onnx-graphsurgeon and Polygraphy refuse them"
+    "hard links to the checkpoint's files, which ONNX Runtime and TensorRT read, but onnx.load, "
+    "onnx.checker, onnx-graphsurgeon and Polygraphy refuse"
 )
 
 
 def build_summary(build: Build) -> dict[str, Any]:
-    """The build in a few numbers; bytes are of keys and values together."""
+    """For JSON: the build in a few numbers. Bytes of a cache are of keys and values together."""
     manifest = build.manifest
     cache = cache_bytes(manifest)
     return {
@@ -39,8 +37,8 @@ def build_summary(build: Build) -> dict[str, Any]:
         "quantization": manifest.quantization,
         "linked_weights": manifest.linked_weights,
         "cache_dtype": manifest.cache_dtype,
-        "decode_attention": manifest.decode_attention,
-        "top_tokens": manifest.top_tokens,
+        "decode_attention": manifest.graph_options.decode_attention,
+        "top_tokens": manifest.graph_options.top_tokens,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
@@ -56,7 +54,7 @@ def build_summary(build: Build) -> dict[str, Any]:
 
 
 def print_summary(build: Build) -> None:
-    """The same as a table."""
+    """Print the summary as a table."""
     summary, manifest = build_summary(build), build.manifest
     memory = summary["memory"]
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -72,8 +70,8 @@ def print_summary(build: Build) -> None:
         "weights": _weights_line(manifest, memory["weights_bytes"]),
         "one request": f"{spelled(memory['cache_bytes_per_request'])} of cache, the full cache "
         f"{spelled(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
-        "all slots": f"{summary['batch']} slots, {spelled(memory['decode_caches_bytes'])}, and "
-        f"{spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
+        "all requests": f"{summary['batch']} batch slots, {spelled(memory['decode_caches_bytes'])} "
+        f"of cache, and {spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
     for name, text in rows.items():
         table.add_row(f"[bold]{name}[/]", text)
@@ -97,17 +95,19 @@ def _weights_line(manifest: Manifest, nbytes: int) -> str:
 
 
 def _decode_line(manifest: Manifest) -> str:
-    """How the slots are held and read."""
+    """How cache slots are stored and read."""
     if not manifest.geometry.compresses:
         return f"caches in {manifest.cache_dtype}"
-    return f"caches in {manifest.cache_dtype}, attention over {manifest.decode_attention} slots"
+    attention = manifest.graph_options.decode_attention
+    return f"caches in {manifest.cache_dtype}, attention over {attention} cache slots"
 
 
 def _sampling_line(manifest: Manifest) -> str:
-    """What the graphs say of the next token."""
-    if not manifest.top_tokens:
+    """The outputs from which the next token is chosen."""
+    top_tokens = manifest.graph_options.top_tokens
+    if not top_tokens:
         return "from logits"
-    return f"from {manifest.top_tokens} top_tokens, or from logits where these are too few"
+    return f"from {top_tokens} top tokens, or from logits where these are too few"
 
 
 def _cache_line(geometry: CacheGeometry) -> str:
@@ -123,11 +123,11 @@ def _cache_line(geometry: CacheGeometry) -> str:
 
 
 def _parts(layer: LayerGeometry) -> str:
-    """One layer's slots. A layer that slides has a ring alone."""
+    """One layer's cache slots. A layer with a sliding window has a ring alone."""
     if layer.cache_slots == layer.L_recent:
         return f"a ring of {layer.cache_slots}"
     parts = f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept"
-    return f"{parts} = {layer.cache_slots} slots"
+    return f"{parts} = {layer.cache_slots} cache slots"
 
 
 def _times(layers: Counter[LayerGeometry], layer: LayerGeometry) -> str:

@@ -75,6 +75,10 @@ class Build:
 
     def _existing(self, file: str) -> Path:
         path = self.directory / file
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise UserError(f"the manifest names {file}, which is outside of the build", REBUILD)
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link", "put the file itself in its place")
         if not path.is_file():
             raise UserError(f"{path} is missing", REBUILD)
         return path

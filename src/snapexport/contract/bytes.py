@@ -3,8 +3,8 @@
 import math
 import re
 
-from snapexport.contract.cache_form import CacheDType
 from snapexport.contract.manifest import TensorSpec
+from snapexport.contract.targets import CacheDType
 
 ITEM_BYTES = {
     "bool": 1,

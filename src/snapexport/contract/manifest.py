@@ -12,22 +12,19 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import StringConstraints, ValidationError
 
-from snapexport.contract.cache_form import CacheDType, CacheForm, DecodeAttention
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.strict import Strict
+from snapexport.contract.targets import CacheDType, DType, Target
 
 FORMAT_VERSION = 6
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
-DType = Literal["fp32", "fp16", "bf16"]
-Target = Literal["onnxruntime", "tensorrt", "portable"]
 Quantization = Literal["int4"]
-DTYPES: tuple[DType, ...] = get_args(DType)
-TARGETS: tuple[Target, ...] = get_args(Target)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
@@ -92,10 +89,9 @@ class Manifest(Strict):
     """Everything a run has to know of a build.
 
     quantization: of the linear layers' weights; None: they have the build's dtype.
-    cache_dtype: of compressed caches; full ones, prefill's among them, have the build's dtype.
-    decode_attention: over compressed caches: `valid` reads none but valid slots, and decode has
-    the outputs attended.{l}.key|value, which are to be bound to the buffers of the cache inputs.
-    top_tokens: how many of the likeliest tokens the graphs with logits tell beside them; 0: none.
+    graph_options: cache_dtype null: the build's dtype, which full caches always have.
+    decode_attention valid: decode has the outputs attended.{l}.key|value, which have to be bound to
+    the buffers of the cache inputs.
     traces: what the graphs were made from, where the build has its baseline. They hold markers in
     place of attention and cannot run; surgery makes the graphs of another cache from them.
     linked_weights: whether weight files are hard links to the checkpoint's. ONNX Runtime and
@@ -110,10 +106,8 @@ class Manifest(Strict):
     prefill_chunk: int
     dtype: DType
     quantization: Quantization | None
-    cache_dtype: CacheDType
-    decode_attention: DecodeAttention
-    top_tokens: int
     target: Target
+    graph_options: GraphOptions
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
     weights: list[WeightFile]
@@ -128,10 +122,9 @@ class Manifest(Strict):
         return dict(sorted(found.items())) | {self.batch: f"{prefix}decode"}
 
     @property
-    def cache_form(self) -> CacheForm:
-        """What the graphs of a compressed cache were made with."""
-        dtype = None if self.cache_dtype == self.dtype else self.cache_dtype
-        return CacheForm(dtype, self.decode_attention)
+    def cache_dtype(self) -> CacheDType:
+        """Of compressed caches."""
+        return self.graph_options.cache_dtype or self.dtype
 
     @property
     def single_shot(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import DType
+from snapexport.contract.targets import DType
 
 SUFFIX = ".safetensors"
 
@@ -114,8 +114,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _span(file: Path, start: int, entry: dict[str, Any]) -> TensorSpan:
     begin, end = map(_natural, entry["data_offsets"])
-    shape = tuple(map(_natural, entry["shape"]))
-    return TensorSpan(file, start + begin, end - begin, str(entry["dtype"]), shape)
+    shape, dtype = tuple(map(_natural, entry["shape"])), entry["dtype"]
+    if not isinstance(dtype, str):
+        raise TypeError(f"{dtype!r} is no type")
+    return TensorSpan(file, start + begin, end - begin, dtype, shape)
 
 
 def _natural(value: object) -> int:

@@ -2,7 +2,8 @@
 
 from snapexport.contract import names
 from snapexport.contract.bytes import tensor_bytes
-from snapexport.contract.manifest import DType, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.targets import DType
 
 OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The manifest's names of types, by those of `--dtype`."""

@@ -7,6 +7,7 @@ Importing this package loads no TensorRT: modules that need it are named `tensor
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line, needs_extra
+from snapexport.contract.targets import capabilities
 from snapexport.engines.options import EngineOptions
 from snapexport.engines.progress import Progress, Silent
 
@@ -35,7 +36,7 @@ def build_engines(build: Build, options: EngineOptions, progress: Progress | Non
 
 def require_target(build: Build) -> None:
     """Refuse graphs that TensorRT's parser does not take."""
-    if build.manifest.target != "tensorrt":
+    if not capabilities(build.manifest.target).compiled:
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
             "build it again with --target tensorrt",

@@ -58,7 +58,7 @@ class EngineOptions:
         if self.plugins is not None and not self.plugins.is_file():
             raise UserError(
                 f"--plugins {self.plugins} is no file",
-                "it is the libsnapexport_loadable.so that plugins/ builds (docs/plugins.md)",
+                "it is the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
             )
 
     @property

@@ -127,5 +127,5 @@ def _write(job: Job, name: GraphName, log: Log, monitor: Monitor) -> tuple[int, 
     finally:
         save_timing_cache(config, job.timing_cache)
     if written is None:
-        raise log.failure(f"TensorRT built no engine of {name}", "see docs/tensorrt.md")
+        raise log.failure(f"TensorRT built no engine of {name}", "see docs/how-to/tensorrt.md")
     return written

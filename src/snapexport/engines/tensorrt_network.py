@@ -19,7 +19,7 @@ def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None
         raise log.failure(
             f"TensorRT does not load {library}",
             "it has to be libsnapexport_loadable.so, built for this version of TensorRT, and no "
-            "plugin of a same name may be registered already (docs/plugins.md)",
+            "plugin of a same name may be registered already (docs/how-to/plugins.md)",
         )
 
 

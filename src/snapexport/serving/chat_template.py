@@ -65,7 +65,7 @@ class ChatTemplate:
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Names that the template reads and nobody has to give, such as `enable_thinking`."""
+        """Names that the template reads and not every caller gives, such as `enable_thinking`."""
         names = meta.find_undeclared_variables(_environment().parse(self.source))
         return frozenset(names - GIVEN - self.special.keys() - _environment().globals.keys())
 

@@ -23,24 +23,25 @@ from snapexport.serving.openai.http_server import bound, drain, first_of, listen
 from snapexport.serving.openai.preprocess import Preprocessor
 from snapexport.serving.openai.signals import Signals
 from snapexport.serving.options import ServeOptions
-from snapexport.serving.worker import InProcessGenerator, warm_up
+from snapexport.serving.warm_up import warm_up
+from snapexport.serving.worker import InProcessGenerator
 
 FIRST_TOKEN_SECONDS = 900.0
-"""For the first answer, before the addresses are told."""
+"""For the first answer, before the addresses are printed."""
 
 
 Started = AbstractAsyncContextManager[Backing]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the command tells: the addresses once it serves, and the drain's seconds."""
+class Report:
+    """Called with the addresses once it serves, and with the drain's seconds."""
 
     serving: Callable[[Addresses], None]
     draining: Callable[[float], None]
 
 
-def serve(options: ServeOptions, tell: Told) -> None:
+def serve(options: ServeOptions, report: Report) -> None:
     """Serve until a signal comes. Raises UserError."""
     with ExitStack() as stack:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
@@ -52,7 +53,7 @@ def serve(options: ServeOptions, tell: Told) -> None:
             start = stack.enter_context(started(options))
         else:
             start = _load(options)
-        asyncio.run(_answer(options, preprocessor, listener, start, signals, tell))
+        asyncio.run(_answer(options, preprocessor, listener, start, signals, report))
 
 
 def _load(options: ServeOptions) -> Callable[[], Started]:
@@ -60,7 +61,7 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
     llm = LLM(
         options.build,
         threads=options.threads,
-        token_budget=options.token_budget,
+        max_num_batched_tokens=options.token_budget,
         backend=options.backend,
     )
     try:
@@ -96,7 +97,7 @@ async def _answer(
     listener: socket.socket,
     start: Callable[[], Started],
     signals: Signals,
-    tell: Told,
+    report: Report,
 ) -> None:
     async with start() as backing:
         generator = backing.generator
@@ -105,19 +106,19 @@ async def _answer(
         api = Api(options.model_name, preprocessor, health)
         signals.listen()
         async with listening(api, listener):
-            tell.serving(_addresses(options, listener, backing))
+            report.serving(_addresses(options, listener, backing))
             supervision = supervise(backing, health)
             try:
                 await first_of(signals.received.wait(), supervision)
             except BaseException:
                 await drain(api, generator.close, signals, 0)
                 raise
-            tell.draining(options.drain_seconds)
+            report.draining(options.drain_seconds)
             await drain(api, generator.close, signals, options.drain_seconds)
 
 
 async def _require_answer(backing: Backing) -> None:
-    """A server that says it is ready says nothing of its model."""
+    """Wait for a first token: a server that is ready may have a model that is not."""
     health = Health(backing.generator, FIRST_TOKEN_SECONDS)
     try:
         supervision = supervise(backing, health)

@@ -1,6 +1,6 @@
-"""Runs an LLM in a thread of its own: takes requests, steps, and delivers what they gain.
+"""Runs an LLM in a thread of its own: takes requests, steps, and delivers their outputs.
 
-`Worker` serves whoever passes it a `deliver` function; `InProcessGenerator` is the worker behind an
+`Worker` delivers through a function of the caller's; `InProcessGenerator` is a worker behind an
 event loop. Knows neither HTTP nor Triton. Nothing but the worker's thread touches the LLM, except
 for `LLM.read`: others leave requests and cancellations under a lock, and the worker takes them up
 between two steps.
@@ -15,10 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, Request, SamplingParams
+from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.serving.generator import Failure, GenerationError, joined
 from snapexport.serving.metrics import Counters, TextForm
 
@@ -36,7 +34,7 @@ STOP_SECONDS = 5.0
 
 MOST_UNREAD_TOKENS = 1 << 14
 """A client that leaves more tokens unread loses its request. Up to there, the outputs that wait for
-a slow client are joined into one, and the worker never waits for anybody."""
+a slow client are joined into one; the worker never waits for a client."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ Event = OutputDelta | Failure
 class Worker(Generic[Active]):
     """The thread that owns the LLM, from `start` to `stop`.
 
-    deliver: called in this thread after a step, with all that the step has to tell.
+    deliver: called in this thread after a step, with all events of the step.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class Worker(Generic[Active]):
                 self._step_or_end_all()
         finally:
             with self._changed:
-                self._stopping = True  # whatever ended the loop: nobody may wait for it
+                self._stopping = True  # however the loop ended: no request may wait for it
             self._take_up()
             self._tell(self._end_all(STOPPING))
 
@@ -216,7 +214,7 @@ class Worker(Generic[Active]):
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
         """What a delta means for its request: an output, or why there are no more."""
         active = self._live[delta.request_id]
-        self._count(active, delta, now)
+        self.counters.count(active, delta, now)
         if delta.finish_reason:
             self._forget(delta.request_id)
         if delta.finish_reason == "cancelled":
@@ -224,23 +222,6 @@ class Worker(Generic[Active]):
         if delta.finish_reason == "error":
             return active, _internal(delta.exception) if delta.exception else NOT_FINITE
         return active, delta
-
-    def _count(self, active: Active, delta: OutputDelta, now: float) -> None:
-        counters, new = self.counters, len(delta.token_ids)
-        active.tokens += new
-        counters.generated_tokens_total += new
-        if new and active.first_token is None:
-            active.first_token = now
-            counters.observe("time_to_first_token_seconds", now - active.arrived)
-        if delta.finish_reason == "cancelled":
-            counters.requests_cancelled_total += 1
-        elif delta.finish_reason == "error":
-            counters.requests_failed_total += 1
-        elif delta.finish_reason:
-            counters.requests_finished_total += 1
-            if active.first_token is not None and active.tokens > 1:
-                mean = (now - active.first_token) / (active.tokens - 1)
-                counters.observe("time_per_output_token_seconds", mean)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
@@ -377,7 +358,7 @@ class InProcessGenerator:
         return self.last_failure > self.last_output
 
     def _deliver(self, events: list[tuple[_Stream, Event]]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is there any more
+        with suppress(RuntimeError):  # the loop is closed, and with it every stream
             self._loop.call_soon_threadsafe(self._hand_out, events)
 
     def _hand_out(self, events: list[tuple[_Stream, Event]]) -> None:
@@ -391,18 +372,3 @@ class InProcessGenerator:
             if stream.unread_tokens > MOST_UNREAD_TOKENS:
                 self.worker.cancel(stream, _too_slow())
         self._text_form.take(self.worker.counters.observations)
-
-
-def warm_up(llm: LLM) -> None:
-    """Run every graph once, before the first request."""
-    run_every_decode(llm)
-    limits = llm.executor.limits
-    prompt = [0] * min(limits.prefill_chunk + 1, limits.longest_prompt)
-    llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
-
-
-def run_every_decode(llm: LLM) -> None:
-    """Run a decode step of idle batch slots on each decode graph. Slots lose what they hold."""
-    for count in llm.executor.limits.decode_batches:
-        idle = np.zeros(count, np.int64)
-        llm.executor.decode(idle, idle, idle)

@@ -1,4 +1,4 @@
-"""A server under many clients, beside the same requests given to the runtime in this process.
+"""Puts a server under many clients, beside the same requests given to the runtime in this process.
 
     options -> workload (who asks what) -> in_process, server (in turn) -> exchanges -> summary
 

@@ -1,4 +1,4 @@
-"""One request as its client saw it: when it was sent, and when which tokens came."""
+"""One request as its client saw it: the time it was sent, and the times its tokens came."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Exchange:
         return sum(tokens for _, tokens in self.arrivals)
 
     @property
-    def first(self) -> float:
+    def ttft(self) -> float:
         """Seconds to the first token."""
         return self.arrivals[0][0] - self.sent
 

@@ -1,4 +1,4 @@
-"""What a load test is asked for. The command line's flags and defaults are made from it."""
+"""The options of a load test. The command line's flags and defaults are made from them."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit

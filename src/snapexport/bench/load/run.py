@@ -1,102 +1,96 @@
-"""A load test from its options to its report. Knows no terminal."""
+"""A load test from its options to its results. Knows no terminal."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from snapexport.bench import machine
 from snapexport.bench.load import in_process
 from snapexport.bench.load.exchange import Exchange
 from snapexport.bench.load.options import LoadOptions
 from snapexport.bench.load.server import TritonModel
 from snapexport.bench.load.summary import Outcome, Side, summed_up
 from snapexport.bench.load.workload import Workload
+from snapexport.bench.results import Results
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Limits
-from snapexport.runtime.ort.backend import require_runnable
 
 Drive = Callable[[Workload], list[Exchange]]
 
 
-@dataclass
-class LoadRun:
-    """A load test and what it has measured so far: `report` at any time."""
+@dataclass(frozen=True)
+class LoadPlan:
+    """A load test, decided and refused before anything is loaded. options: with prompt_tokens."""
 
     build: Build
     options: LoadOptions
-    prompt_tokens: int
-    outcomes: list[Outcome] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=machine.described)
-    complete: bool = False
 
     @classmethod
-    def of(cls, build: Build, options: LoadOptions) -> "LoadRun":
-        """Decide and refuse; nothing is loaded. Raises UserError."""
-        require_runnable(build, baseline=False)
-        return cls(build, options, _prompt_tokens(build, options))
+    def of(cls, build: Build, options: LoadOptions) -> "LoadPlan":
+        """Raises UserError."""
+        from snapexport.runtime.ort.backend import require_runnable
 
-    @property
-    def steps(self) -> int:
-        """How often `go` tells that it went on."""
-        return 2 * len(self.options.clients) * self.options.repeat
+        require_runnable(build)
+        return cls(build, replace(options, prompt_tokens=_prompt_tokens(build, options)))
 
-    @property
-    def has_results(self) -> bool:
-        """Whether there is anything to report."""
-        return bool(self.outcomes)
-
-    def go(self, tell: Callable[[], None]) -> None:
-        """Ask the server that is there, and a runtime loaded here, in turn."""
-        from snapexport.runtime.llm import LLM
-
-        options = self.options
-        name = options.server_model or self.build.directory.absolute().stem
-        server = TritonModel(options.server, name)
-        server.require_ready()
-        llm = LLM(self.build.directory, threads=options.threads, prepack=options.prepack)
-        clock = time.perf_counter
-        sides: dict[Side, Drive] = {
-            "in_process": lambda workload: in_process.drive(llm, workload, clock),
-            "server": lambda workload: server.drive(workload, clock),
-        }
-        self.measure(sides, tell)
-
-    def measure(self, sides: dict[Side, Drive], tell: Callable[[], None]) -> None:
-        """The rounds, after a warm-up of one request that is not told."""
-        for side, drive in sides.items():
-            _require_answers(side, drive(self._workload(self.options.repeat, clients=1)))
-        for round, clients in self._order():
-            workload = self._workload(round, clients)
-            for side, drive in sides.items():
-                self.outcomes.append(Outcome(side, clients, round, drive(workload)))
-                tell()
-        self.complete = True
-
-    def report(self) -> dict[str, Any]:
-        """What is known so far."""
+    def about(self) -> dict[str, Any]:
+        """Facts of the build for the top of the results."""
+        manifest = self.build.manifest
         return {
             "build": str(self.build.directory),
-            "model": self.build.manifest.model.architecture,
-            "batch": self.build.manifest.batch,
-            "complete": self.complete,
-            "machine": self.machine,
-            "options": asdict(self.options) | {"prompt_tokens": self.prompt_tokens},
-            "load": summed_up(self.outcomes),
+            "model": manifest.model.architecture,
+            "batch": manifest.batch,
         }
 
-    def _order(self) -> Iterator[tuple[int, int]]:
-        for round in range(self.options.repeat):
-            for clients in sorted(self.options.clients, reverse=round % 2 == 1):
-                yield round, clients
+    def order(self) -> list[tuple[int, int]]:
+        """Rounds and numbers of clients: every second round goes backwards."""
+        return [
+            (number, clients)
+            for number in range(self.options.repeat)
+            for clients in sorted(self.options.clients, reverse=number % 2 == 1)
+        ]
 
-    def _workload(self, round: int, clients: int) -> Workload:
-        options = self.options
-        seed, words = [options.seed, round, clients], self.build.manifest.model.vocab_size
+    def workload(self, number: int, clients: int) -> Workload:
+        """The requests of a round."""
+        options, vocab_size = self.options, self.build.manifest.model.vocab_size
+        assert options.prompt_tokens is not None, "`of` chose it"
+        seed, tokens = [options.seed, number, clients], options.prompt_tokens
         return Workload.drawn(
-            seed, clients, options.requests, self.prompt_tokens, options.max_tokens, words
+            seed, clients, options.requests, tokens, options.max_tokens, vocab_size
         )
+
+
+def run(plan: LoadPlan, results: Results) -> None:
+    """Load a running server and a runtime in this process, in turn."""
+    from snapexport.runtime.llm import LLM
+
+    options = plan.options
+    name = options.server_model or plan.build.directory.absolute().stem
+    server = TritonModel(options.server, name)
+    server.require_ready()
+    llm = LLM(plan.build.directory, threads=options.threads, prepack=options.prepack)
+    clock = time.perf_counter
+    sides: dict[Side, Drive] = {
+        "in_process": lambda workload: in_process.drive(llm, workload, clock),
+        "server": lambda workload: server.drive(workload, clock),
+    }
+    measure(plan, sides, results)
+
+
+def measure(plan: LoadPlan, sides: dict[Side, Drive], results: Results) -> None:
+    """The rounds, after a warm-up of one request that is not told."""
+    for side, drive in sides.items():
+        _require_answers(side, drive(plan.workload(plan.options.repeat, clients=1)))
+    outcomes: list[Outcome] = []
+    total = len(sides) * len(plan.order())
+    for number, clients in plan.order():
+        workload = plan.workload(number, clients)
+        for side, drive in sides.items():
+            results.tell("load", len(outcomes), total)
+            outcomes.append(Outcome(side, clients, number, drive(workload)))
+            results.sections["load"] = summed_up(outcomes)
+    results.tell("load", total, total)
 
 
 def _prompt_tokens(build: Build, options: LoadOptions) -> int:

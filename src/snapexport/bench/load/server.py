@@ -42,7 +42,7 @@ class TritonModel:
         except (OSError, HTTPException) as error:
             raise UserError(
                 f"no server answers at {self.address}: {error}",
-                "start one with `snapexport serve BUILD`, and give Triton's own HTTP address",
+                "start one with `snapexport serve BUILD --triton`, and give Triton's own address",
             ) from None
         finally:
             connection.close()

@@ -1,12 +1,13 @@
-"""Exchanges, summed up: throughput, time to the first token, time between tokens, and ratios."""
+"""Sums exchanges up: throughput, TTFT, ITL, and the ratio of the server to the runtime."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from snapexport.bench.load.exchange import Exchange
 from snapexport.bench.spread import Spread, Tail, rounded
+from snapexport.bench.tables import Table, ms, number
 
 Side = Literal["in_process", "server"]
 SIDES: tuple[Side, Side] = ("in_process", "server")
@@ -37,6 +38,36 @@ class Outcome:
         return sum(one.tokens for one in good) / (ended - began)
 
 
+def tables(report: dict[str, Any]) -> Iterator[Table]:
+    """A row for each number of clients and side; the failures below."""
+    heads = ["clients", "by", "tokens/s", "TTFT, ms", "ITL, ms", "failed", "of in process"]
+    rows = report["sections"]["load"]
+    cells = [
+        [
+            str(row["clients"]),
+            row["side"].replace("_", " "),
+            number(row["tokens_per_second"]["median"]),
+            _tail(row["ttft_seconds"]),
+            _tail(row["itl_seconds"]),
+            str(row["failed"]),
+            f"{row['ratio']:.1%}" if row["ratio"] is not None else "",
+        ]
+        for row in rows
+    ]
+    errors = dict.fromkeys(row["first_error"] for row in rows if row["first_error"])
+    settings = report["settings"]
+    notes = [
+        f"prompts of {settings['prompt_tokens']} tokens, {settings['max_tokens']} in each answer, "
+        f"{report['batch']} batch slots; times: median / 90th / 99th percentile of all rounds",
+        *(f"a request failed: {error}" for error in errors),
+    ]
+    yield Table("load", heads, cells, notes)
+
+
+def _tail(tail: dict[str, float] | None) -> str:
+    return " / ".join(ms(tail[key]) for key in ("median", "p90", "p99")) if tail else "-"
+
+
 def summed_up(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """A row for each number of clients and side; the server's with its share of the other's."""
     rows = []
@@ -57,8 +88,8 @@ def _row(clients: int, side: Side, outcomes: Sequence[Outcome]) -> dict[str, Any
         "clients": clients,
         "side": side,
         "tokens_per_second": Spread.of([one.tokens_per_second for one in outcomes]).report(),
-        "first_token_seconds": Tail.of([one.first for one in good]).report() if good else None,
-        "between_tokens_seconds": Tail.of(gaps).report() if gaps else None,
+        "ttft_seconds": Tail.of([one.ttft for one in good]).report() if good else None,
+        "itl_seconds": Tail.of(gaps).report() if gaps else None,
         "requests": len(good),
         "tokens": sum(one.tokens for one in good),
         "failed": len(bad),

@@ -1,4 +1,4 @@
-"""Who asks what: the same for the server and for the runtime in this process."""
+"""The requests of each client: the same for the server and for the runtime in this process."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,10 @@
-"""What a build would take in memory, before anyone builds it.
+"""Plans the memory of a build before it is made.
 
-checkpoint's headers -> PlannedModel -> Footprint of one choice -> candidates -> one recommendation.
-Nothing is traced, loaded or written. Says nothing of speed but the bytes that a step has to read.
+checkpoint's headers -> PlannedModel -> Footprint of one choice -> alternatives -> recommendation.
+Nothing is traced, loaded or written. The one number about speed is the bytes that a step reads.
 """
 
-from snapexport.builder.plan.options import PlanOptions
 from snapexport.builder.plan.plan import Plan, make_plan
+from snapexport.builder.plan.request import PlanRequest
 
-__all__ = ["Plan", "PlanOptions", "make_plan"]
+__all__ = ["Plan", "PlanRequest", "make_plan"]

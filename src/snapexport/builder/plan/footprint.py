@@ -1,11 +1,12 @@
-"""One choice, counted: what a running build of it holds, part by part."""
+"""Counts the bytes that a running build holds, part by part."""
 
 from dataclasses import dataclass
 
 from snapexport.builder import BuildOptions
-from snapexport.builder.plan import activations, caches, weights
+from snapexport.builder.plan import activations, sizes
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.targets import capabilities
 
 PROCESS = 80 * 2**20
 """Python, ONNX Runtime and its sessions, with nothing in them (docs/plan.md)."""
@@ -17,7 +18,7 @@ issue 538 (TensorRT 9), rounded up."""
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes, each as if it were all resident. slot: of decode_cache, one request's.
+    """Bytes, each as if it were all resident. request_cache: decode's cache of one request.
 
     prefill_work, compress_work, decode_work: beside weights and caches. shares_work: whether the
     graphs work in the same memory, since no two of them run at once.
@@ -25,7 +26,7 @@ class Footprint:
 
     process: int
     weights: int
-    slot: int
+    request_cache: int
     batch: int
     prefill_cache: int
     prefill_work: int
@@ -35,17 +36,17 @@ class Footprint:
 
     @property
     def decode_cache(self) -> int:
-        return self.slot * self.batch
+        return self.request_cache * self.batch
 
     @property
     def decode_resident(self) -> int:
-        """What decoding needs, prompt or no prompt: all but prefill's and compress' work."""
+        """Bytes while decoding: all but the work of prefill and of the compress step."""
         caches = self.decode_cache + self.prefill_cache
         return self.process + self.weights + caches + self.decode_work
 
     @property
     def prefill_peak(self) -> int:
-        """The most there ever is: a prompt is prefilled while every slot holds a request."""
+        """The peak: a prompt is prefilled while every batch slot holds a request."""
         resting = self.decode_resident - self.decode_work
         work = (self.prefill_work, self.compress_work, self.decode_work)
         return resting + (max(work) if self.shares_work else sum(work))
@@ -55,14 +56,14 @@ def footprint(
     model: PlannedModel, options: BuildOptions, geometry: CacheGeometry, chunk: int
 ) -> Footprint:
     """Of a build with these options, whose geometry and chunk are theirs for this model."""
-    on_gpu = options.target == "tensorrt"
+    on_gpu = capabilities(options.target).runs_on_gpu
     compresses_apart = geometry.compresses and not geometry.is_single_shot(chunk)
     return Footprint(
         process=GPU_CONTEXT if on_gpu else PROCESS,
-        weights=weights.held_bytes(model, options),
-        slot=caches.slot_bytes(model.facts, geometry, options.held_dtype),
+        weights=sizes.held_bytes(model, options),
+        request_cache=sizes.request_bytes(model.facts, geometry, options.stored_cache_dtype),
         batch=options.batch,
-        prefill_cache=caches.prompt_bytes(model.facts, geometry, chunk, options.dtype),
+        prefill_cache=sizes.prompt_bytes(model.facts, geometry, chunk, options.dtype),
         prefill_work=activations.prefill_bytes(model, options, geometry, chunk),
         compress_work=activations.compress_bytes(model, options, geometry)
         if compresses_apart
@@ -73,6 +74,6 @@ def footprint(
 
 
 def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Read by a decode step in which every slot is full: the weights once, and all the caches."""
-    slot = caches.slot_bytes(model.facts, geometry, options.held_dtype)
-    return weights.read_bytes(model, options) + options.batch * slot
+    """Read by a decode step with every batch slot in use: the weights once, and all caches."""
+    cache = sizes.request_bytes(model.facts, geometry, options.stored_cache_dtype)
+    return sizes.read_bytes(model, options) + options.batch * cache

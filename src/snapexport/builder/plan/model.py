@@ -1,21 +1,24 @@
-"""What of a checkpoint decides how much memory it takes: read from its config and headers alone."""
+"""Reads a checkpoint's sizes from its config and headers alone."""
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.errors import UserError, needs_extra
-from snapexport.contract.manifest import DType, ModelFacts
+from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.targets import DType
 from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import Checkpoint
 
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 _STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    """A checkpoint's sizes.
+    """Everything about a checkpoint that decides how much memory it takes.
 
     linear: [N,K] of every linear layer, the head's too where it is the embedding (tied). others:
     elements of norms and biases. softcapped: attention's scores. stored: the dtype of most bytes.
@@ -42,29 +45,35 @@ def read_model(model: str) -> PlannedModel:
     with needs_extra("build"):
         from snapexport.exporter import architectures
 
-        architecture = architectures.require_verified(checkpoint)
+        architecture = architectures.VERIFIED[architectures.require_verified(checkpoint)]
         config = architectures.load_config(checkpoint)
+    embedding_name, head_name = architecture.embedding, architecture.head
     tied = bool(config.tie_word_embeddings)
-    _require_weights(checkpoint, (_EMBEDDING,) if tied else (_EMBEDDING, _HEAD))
+    _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
     wanted = {
         name: span.shape
         for name, span in checkpoint.tensors.items()
-        if name.startswith("model.") or name == _HEAD
+        if name.startswith("model.") or name == head_name
     }
     # The head is counted once, from wherever it comes.
-    embedding, head = wanted.pop(_EMBEDDING), wanted.pop(_HEAD, ())
+    embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
     linear = [(shape[0], shape[1]) for shape in wanted.values() if len(shape) == 2]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
     return PlannedModel(
-        facts=architectures.model_facts(architecture, config, checkpoint),
+        facts=architectures.model_facts(architecture.name, config, checkpoint),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         linear=tuple(linear),
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
-        softcapped=getattr(config, "attn_logit_softcapping", None) is not None,
+        softcapped=_value(config, architecture.score_softcap) is not None,
         stored=_mostly_stored(checkpoint),
     )
+
+
+def _value(config: "PretrainedConfig", attribute: str | None) -> Any:
+    """A config's attribute that the architecture may not have."""
+    return getattr(config, attribute) if attribute else None
 
 
 def _require_weights(checkpoint: Checkpoint, names: tuple[str, ...]) -> None:

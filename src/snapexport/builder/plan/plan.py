@@ -1,62 +1,62 @@
-"""From a request to a plan. Raises UserError where nothing fits, with the least that would."""
+"""Makes a plan of a request. Raises UserError where nothing fits, with the least that would."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapexport.builder.plan.candidates import Candidate, candidates
+from snapexport.builder import BuildOptions
+from snapexport.builder.plan.alternatives import Alternative, alternatives
 from snapexport.builder.plan.model import PlannedModel, read_model
-from snapexport.builder.plan.options import PlanOptions
 from snapexport.builder.plan.recommendation import Recommendation, recommend
-from snapexport.builder.plan.words import chosen_flags
+from snapexport.builder.plan.request import PlanRequest, chosen_flags
 from snapexport.builder.presets import flag_of
 from snapexport.contract.bytes import as_flag, spelled
 from snapexport.contract.errors import UserError
+from snapexport.contract.targets import capabilities, targets_with
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that was looked at, and what is recommended of it."""
+    """All alternatives, and the one that is recommended."""
 
-    request: PlanOptions
+    request: PlanRequest
     model: PlannedModel
-    candidates: list[Candidate]
+    alternatives: list[Alternative]
     recommendation: Recommendation
 
 
-def make_plan(request: PlanOptions) -> Plan:
+def make_plan(request: PlanRequest) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
     model = read_model(request["model"])
     _with_dtype(request, model).build_options()  # flags that contradict each other
     return plan_for(request, model)
 
 
-def plan_for(request: PlanOptions, model: PlannedModel) -> Plan:
-    """The same for a model that is known. Raises UserError."""
+def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
+    """The same for a model that is read already. Raises UserError."""
     request = _with_dtype(request, model)
-    found = candidates(request, model)
+    found = alternatives(request, model)
     recommendation = recommend(request, found)
     if recommendation is None:
         raise _nothing_fits(request, model, found)
     return Plan(request, model, found, recommendation)
 
 
-def _with_dtype(request: PlanOptions, model: PlannedModel) -> PlanOptions:
-    """TensorRT: the 16-bit type of the checkpoint, so that it is linked. The CPU: `build`'s own."""
-    if request["target"] == "tensorrt" and request["dtype"] is None:
-        dtype = "fp16" if model.stored == "fp16" else "bf16"
-        return dataclasses.replace(request, given={**request.given, "dtype": dtype})
-    options = request.build_options(batch=1)
-    if options.target != "tensorrt" and options.dtype == "bf16":
+def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The default dtype on a GPU: the checkpoint's own 16 bits, so that no weight is converted."""
+    target = request["target"] or BuildOptions.target
+    on_gpu = capabilities(target).runs_on_gpu
+    if on_gpu and request["dtype"] is None:
+        return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
+    if not on_gpu and request.build_options(batch=1).dtype == "bf16":
         raise UserError(
-            f"--target {options.target} runs on the CPU, which cannot calculate in bf16",
-            "use --dtype fp32, or --target tensorrt",
+            f"--target {target} runs on the CPU, which cannot calculate in bf16",
+            f"use --dtype fp32, or --target {targets_with('runs_on_gpu')}",
         )
     return request
 
 
 def _nothing_fits(
-    request: PlanOptions, model: PlannedModel, found: Sequence[Candidate]
+    request: PlanRequest, model: PlannedModel, found: Sequence[Alternative]
 ) -> UserError:
     batch = request["batch"] or 1
     least = min(found, key=lambda one: one.at(batch).prefill_peak)
@@ -70,16 +70,16 @@ def _nothing_fits(
     )
 
 
-def _smaller_weights(request: PlanOptions, model: PlannedModel, needed: int) -> list[str]:
-    """The same with other weights, where that helps."""
+def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> list[str]:
+    """Other weights or dtypes with which less memory is enough."""
     batch = request["batch"] or 1
     ways: list[str] = []
     for field, value in (("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")):
         try:
-            other = dataclasses.replace(request, given={**request.given, field: value})
-            found = candidates(_with_dtype(other, model), model)
+            other = request.with_given(**{field: value})
+            found = alternatives(_with_dtype(other, model), model)
         except UserError:
-            continue  # not to be had on this target
+            continue  # not supported on this target
         least = min(one.at(batch).prefill_peak for one in found)
         if least < needed:
             ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")

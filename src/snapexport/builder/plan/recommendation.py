@@ -1,69 +1,128 @@
-"""One choice out of the candidates, and why.
+"""Recommends one of the alternatives, and says why.
 
-The number of slots is given, or it is as many as fit. Where it is given, the least compression that
-holds it wins. Where it is not, SnapStream's own ratio gets all the memory; if that has no room for
-`build`'s default number of slots, other ways are taken until they have it: first those that lose
-nothing (a smaller chunk, a single shot), then more compression.
+If the batch is given, the least compression wins with which it fits. If not, SnapStream's own ratio
+gets all the memory. If that has no room for `build`'s default batch, other ways are tried in turn:
+first those that lose nothing (a smaller chunk, a single shot), then more compression.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.options import DEFAULT_COMPRESSION
-from snapexport.builder.plan.candidates import Candidate
-from snapexport.builder.plan.options import PlanOptions
+from snapexport.builder.plan.alternatives import MOST_SLOTS, Alternative
+from snapexport.builder.plan.request import PlanRequest
+from snapexport.contract.bytes import spelled
+from snapexport.contract.targets import capabilities
 
-USUAL_SLOTS = BuildOptions.batch
+USUAL_BATCH = BuildOptions.batch
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A candidate and its number of slots. first: what was preferred to it, or itself."""
+    """An alternative and its batch. first: what was preferred but did not fit, or itself."""
 
-    candidate: Candidate
+    alternative: Alternative
     batch: int
-    first: Candidate
+    first: Alternative
 
     @property
     def options(self) -> BuildOptions:
-        return self.candidate.options(self.batch)
+        return self.alternative.options(self.batch)
 
 
-def recommend(request: PlanOptions, found: Sequence[Candidate]) -> Recommendation | None:
+def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendation | None:
     """None where nothing fits."""
     given: int | None = request["batch"]
     ranked = _ranked(request, found)
-    wanted = given or USUAL_SLOTS
+    wanted = given or USUAL_BATCH
     for one in ranked:
-        if one.slots >= wanted:
-            batch = one.slots if given is None and one is ranked[0] else wanted
+        if one.most_slots >= wanted:
+            batch = one.most_slots if given is None and one is ranked[0] else wanted
             return Recommendation(one, batch, ranked[0])
-    most = max(ranked, key=lambda one: one.slots)
-    if given or not most.slots:
+    most = max(ranked, key=lambda one: one.most_slots)
+    if given or not most.most_slots:
         return None
-    return Recommendation(most, most.slots, ranked[0])
+    return Recommendation(most, most.most_slots, ranked[0])
 
 
-def _ranked(request: PlanOptions, found: Sequence[Candidate]) -> list[Candidate]:
-    """From the one that is best to have to the one that needs least."""
+def _ranked(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
+    """From the best one to the one that needs the least memory."""
     enough = [one for one in found if request["batch"] or _compresses_enough(request, one)]
     caches = list(dict.fromkeys(one.geometry for one in enough or found))
-    ranked: list[Candidate] = []
+    ranked: list[Alternative] = []
     for geometry in caches:
         ranked += _by_chunk(request, [one for one in found if one.geometry == geometry])
     return ranked
 
 
-def _compresses_enough(request: PlanOptions, one: Candidate) -> bool:
+def _compresses_enough(request: PlanRequest, one: Alternative) -> bool:
     budget = one.choice.get("kv_budget")
     if budget is None:
         return one.geometry.compresses
     return bool(budget <= request["L_max"] // DEFAULT_COMPRESSION)
 
 
-def _by_chunk(request: PlanOptions, found: Sequence[Candidate]) -> list[Candidate]:
+def _by_chunk(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
     """`build`'s own chunk, smaller ones, the single shot. Larger chunks only take more."""
     usual = request.build_options(batch=1).chunk(found[0].geometry)
     chunked = [one for one in found if one.chunk <= usual and not one.single_shot]
     return sorted(chunked, key=lambda one: -one.chunk) + [one for one in found if one.single_shot]
+
+
+def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
+    """A line for each choice, in the order in which they were made."""
+    return [
+        *_cache(request, chosen),
+        *_chunk(request, chosen),
+        _batch(request, chosen),
+        *_weights(chosen),
+    ]
+
+
+def _cache(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
+    one = chosen.alternative
+    ratio = f"{one.compression:.3g} : 1"
+    if not one.geometry.compresses:
+        if request["policy"] is None:
+            yield f"cache: the full cache fits with {chosen.batch} batch slots: nothing is lost"
+    elif "kv_budget" not in one.choice:
+        yield f"cache: {ratio}, as given"
+    elif one.geometry == chosen.first.geometry and request["batch"] is None:
+        yield f"cache: {ratio} is SnapStream's ratio, and `build`'s default"
+    else:
+        yield f"cache: {ratio}, the least compression with which {chosen.batch} batch slots fit"
+
+
+def _chunk(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
+    one = chosen.alternative
+    if request["prefill_chunk"] is not None:
+        return
+    if one.single_shot:
+        yield (
+            "prefill: in a single shot, since with chunks the prompt's full-length cache does not "
+            "fit; every prompt costs as much as one of L_max"
+        )
+    elif one.chunk == chosen.first.chunk:
+        yield f"prefill: {one.chunk} tokens a step, `build`'s default"
+    else:
+        yield f"prefill: {one.chunk} tokens a step, since {chosen.first.chunk} need more memory"
+
+
+def _batch(request: PlanRequest, chosen: Recommendation) -> str:
+    left = spelled(request.memory - chosen.alternative.at(chosen.batch).prefill_peak)
+    most = chosen.alternative.most_slots
+    if chosen.batch < most:
+        why = "as given" if request["batch"] else "`build`'s default"
+        return f"batch: {chosen.batch}, {why}; {most} would fit, {left} left"
+    if chosen.batch == MOST_SLOTS:
+        return f"batch: {chosen.batch}, the largest considered; {left} left"
+    return f"batch: {chosen.batch}, no more fit; {left} left"
+
+
+def _weights(chosen: Recommendation) -> Iterator[str]:
+    if capabilities(chosen.options.target).weights_per_graph:
+        copies = "the engines of prefill and decode hold a copy of the weights each"
+        yield f"weights: {chosen.options.dtype}; {copies}"
+    elif chosen.options.weights is None and chosen.options.dtype == "fp32":
+        yield "weights: fp32, mapped once for all graphs; --weights int4 is smaller"

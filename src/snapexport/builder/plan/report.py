@@ -1,17 +1,17 @@
-"""A plan as plain data, for programs and for the tables of the command line."""
+"""A plan as plain data, for programs and for the command line."""
 
 from typing import Any
 
-from snapexport.builder.plan import caches
-from snapexport.builder.plan.candidates import Candidate
+from snapexport.builder.plan import sizes
+from snapexport.builder.plan.alternatives import Alternative
 from snapexport.builder.plan.footprint import Footprint
 from snapexport.builder.plan.plan import Plan
-from snapexport.builder.plan.reasons import reasons
-from snapexport.builder.plan.words import command
+from snapexport.builder.plan.recommendation import reasons
+from snapexport.builder.plan.request import command
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
-    """All candidates and the recommendation; sizes in bytes."""
+    """All alternatives and the recommendation; sizes in bytes."""
     request, chosen = plan.request, plan.recommendation
     options = chosen.options
     facts = plan.model.facts
@@ -21,26 +21,26 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "L_max": options.L_max,
         "target": options.target,
         "dtype": options.dtype,
-        "cache_dtype": options.held_dtype,
+        "cache_dtype": options.stored_cache_dtype,
         "weights": options.weights,
-        "full_cache_bytes_per_token": caches.token_bytes(facts, options.dtype),
-        "candidates": [candidate_report(plan, one) for one in plan.candidates],
+        "full_cache_bytes_per_token": sizes.token_bytes(facts, options.dtype),
+        "alternatives": [alternative_report(plan, one) for one in plan.alternatives],
         "recommendation": {
-            **_choice(chosen.candidate),
-            **_sizes(chosen.candidate, chosen.batch),
+            **_choice(chosen.alternative),
+            **_sizes(chosen.alternative, chosen.batch),
             "reasons": reasons(request, chosen),
             "command": command(options),
         },
     }
 
 
-def candidate_report(plan: Plan, one: Candidate) -> dict[str, Any]:
-    """A row: the given number of slots, else as many as fit, else the one that does not fit."""
-    batch = plan.request["batch"] or max(1, one.slots)
-    return {**_choice(one), "most_slots": one.slots, **_sizes(one, batch)}
+def alternative_report(plan: Plan, one: Alternative) -> dict[str, Any]:
+    """A row: the given batch, else the largest that fits, else 1, which does not fit."""
+    batch = plan.request["batch"] or max(1, one.most_slots)
+    return {**_choice(one), "most_slots": one.most_slots, **_sizes(one, batch)}
 
 
-def _choice(one: Candidate) -> dict[str, Any]:
+def _choice(one: Alternative) -> dict[str, Any]:
     return {
         "policy": one.geometry.policy,
         "compression": one.compression,
@@ -50,7 +50,7 @@ def _choice(one: Candidate) -> dict[str, Any]:
     }
 
 
-def _sizes(one: Candidate, batch: int) -> dict[str, Any]:
+def _sizes(one: Alternative, batch: int) -> dict[str, Any]:
     taken = one.at(batch)
     return {
         "batch": batch,
@@ -62,7 +62,7 @@ def _sizes(one: Candidate, batch: int) -> dict[str, Any]:
 
 
 def parts(taken: Footprint) -> dict[str, int]:
-    """What is counted, and the two sums."""
+    """The parts, and the two sums."""
     return {
         "process": taken.process,
         "weights": taken.weights,

@@ -1,4 +1,4 @@
-"""Writes a page to a file that the user named, and says what is wrong with the name."""
+"""Writes a page to the file that --html names, whole or not at all."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,36 +11,37 @@ from snapexport.contract.errors import UserError
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes text to `path`, which changes when the block ends without error.
+    """Yield a function that writes text. `path` changes when the block ends without error.
 
-    A path that cannot be written is told at once, before the work. Raises UserError.
+    Raises a UserError before the block for a path that cannot be written.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
+    target = Path(os.path.realpath(path))  # a symlink stays one
     partial = files.unfinished(target)
-    with _told(path):
+    with _write_errors(path):
         _require_replaceable(target)
         partial.touch()
 
     def write(text: str) -> None:
-        with _told(path):
+        with _write_errors(path):
             partial.write_bytes(text.encode())  # as bytes: no newline is translated
 
     try:
         yield write
-        with _told(path):
+        with _write_errors(path):
             files.finish(target)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def _require_replaceable(target: Path) -> None:
-    """A rename would put a file in the place of a pipe or a device."""
+    """Refuse a pipe or a device, which a rename would replace."""
     if target.exists() and not target.is_file():
         raise UserError(f"{target} is not a file", "name a file for --html")
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError."""
     try:
         yield
     except OSError as error:

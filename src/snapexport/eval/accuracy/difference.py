@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from polygraphy.comparator import AccuracyResult, Comparator, RunResults, SimpleCompareFunc
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import DType, Manifest
+from snapexport.contract.manifest import Manifest
+from snapexport.contract.targets import DType
 from snapexport.eval.accuracy.sequence import (
     DECODE_LOGITS,
     INPUT_IDS,

@@ -49,7 +49,7 @@ class GraphRunner(SequenceRunner):
         self.build = build
         self._loader = loader or on_onnxruntime(build)
         self.lossless = baseline or policy == "full"
-        self.rounds_cache = not baseline and build.manifest.cache_form.dtype is not None
+        self.rounds_cache = not baseline and build.manifest.graph_options.cache_dtype is not None
         self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
@@ -135,7 +135,7 @@ class GraphRunner(SequenceRunner):
 
     def _temperature(self, rows: int) -> Feed:
         """The input of graphs with top tokens, which are not compared."""
-        if not self.build.manifest.top_tokens:
+        if not self.build.manifest.graph_options.top_tokens:
             return {}
         return {names.TEMPERATURE: np.ones(rows, np.float32)}
 

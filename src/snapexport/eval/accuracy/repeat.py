@@ -49,7 +49,7 @@ class Case:
     @property
     def name(self) -> str:
         """The name of the loader's function, and the stem of the case's files."""
-        return self.call.graph.replace("/", "_")
+        return self.call.graph.replace("-", "_")
 
 
 def commands_for(build: Build, cases: list[Case]) -> list[str]:

@@ -51,7 +51,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Values with which an unsupported field changes nothing. Clients send them unasked."""
 
 LABELS = ("prompt_cache_key", "safety_identifier", "user")
-"""Fields that say who asks: any value is taken, without effect."""
+"""Fields that identify the user: any value is taken, without effect."""
 
 
 class Strict(BaseModel):

@@ -1,7 +1,7 @@
-"""Holds a written repository against what Triton, or our model in it, would make of it.
+"""Checks a model repository: rejects mistakes that Triton silently accepts.
 
-Triton's own parser finds unknown words. It does not find a name that is not the directory's, a
-model.py that is missing (then loading hangs), a warm-up without its file or an input nobody reads.
+Triton's own parser finds unknown fields. It does not find a name other than the directory's, a
+missing model.py (then loading hangs), a warm-up without its file, or an input that no model reads.
 """
 
 import ast
@@ -27,7 +27,7 @@ Configs = Mapping[str, schema.ModelConfig | str]
 
 
 def require_sound(repository: Path) -> None:
-    """Raise a UserError that tells every fault."""
+    """Raise a UserError with every fault."""
     found = list(faults(repository))
     if found:
         raise UserError(
@@ -98,7 +98,7 @@ def _code(file: Path) -> Iterator[str]:
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:
-    """Names that a module's own statements give to classes and imports."""
+    """Names that a module's own statements bind to classes and imports."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield node.name

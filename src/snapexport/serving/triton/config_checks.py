@@ -1,6 +1,6 @@
-"""Holds a config.pbtxt against what our models make of it.
+"""Checks a config.pbtxt against what our models read.
 
-A word that nobody here knows is a fault: Triton would take it, and answer differently.
+An unknown field or parameter is a fault: Triton would accept it, and answer differently.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ LEAST = {"max_pending": 0, "threads": 1, "token_budget": 1, "max_requests": 1}
 
 
 def common_faults(config: schema.ModelConfig, directory: str) -> Iterator[str]:
-    """Of either model."""
+    """Faults of either model's config."""
     if config.name not in ("", directory):
         yield f"{CONFIG} names it '{config.name}', unlike its directory"
     if config.backend != "python":
@@ -48,23 +48,23 @@ def common_faults(config: schema.ModelConfig, directory: str) -> Iterator[str]:
 
 
 def streaming_faults(config: schema.ModelConfig) -> Iterator[str]:
-    """Of the model that holds the build."""
+    """Faults of the model that holds the build."""
     yield from _unknown(config, STREAMING_FIELDS)
     yield from _parameters(config, STREAMING_PARAMETERS, {"build", "max_pending"})
     yield from _group(config, {KIND_CPU: [], KIND_GPU: [0]})
     on_gpu = any(group.kind == KIND_GPU for group in config.instance_group)
     if on_gpu and "threads" in config.parameters:
-        yield "parameter 'threads' is of the CPU's, and the model runs on a GPU"
+        yield "parameter 'threads' is for the CPU, and the model runs on a GPU"
 
 
 def unary_faults(config: schema.ModelConfig, name: str, streaming: set[str]) -> Iterator[str]:
-    """Of the model that asks another one. streaming: the repository's models that can be asked."""
+    """Faults of the model that answers once. streaming: names of the streaming models."""
     yield from _unknown(config, FIELDS)
     yield from _parameters(config, UNARY_PARAMETERS, UNARY_PARAMETERS)
     yield from _group(config, {KIND_CPU: []})
-    asked = config.parameters["model"].string_value if "model" in config.parameters else ""
-    if asked not in streaming:
-        yield f"it asks '{asked}', which is no streaming model of the repository"
+    target = config.parameters["model"].string_value if "model" in config.parameters else ""
+    if target not in streaming:
+        yield f"it asks '{target}', which is no streaming model of the repository"
     if not name.endswith(UNARY_SUFFIX):
         yield "it is not decoupled: model_transaction_policy { decoupled: true } is missing"
 

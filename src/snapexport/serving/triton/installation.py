@@ -1,4 +1,4 @@
-"""Where Triton's server is on this machine: NVIDIA's, from PATH, or the one in a PyPI wheel.
+"""Finds Triton's server on this machine: NVIDIA's, from PATH, or the one in a PyPI wheel.
 
 The wheel is nvidia-pytriton. It bundles the server with the Python backend alone, for x86-64 Linux
 and without a GPU's needs, and a Python stub for each minor version of Python.
@@ -22,7 +22,7 @@ STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True)
 class Installation:
-    """A server's program, and what it has to be told and given."""
+    """A server's program, its libraries and its backends."""
 
     binary: Path
     bundle: Path | None = None

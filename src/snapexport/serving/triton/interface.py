@@ -15,7 +15,7 @@ VERSION = "1"
 BUILD = "build"
 """The build's place in the model's version directory."""
 UNARY_SUFFIX = "_unary"
-"""Of the second model's name: the one that answers once, for clients without streams."""
+"""Ends the name of the second model, which answers once, for clients without streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ INPUTS = (
     Tensor("frequency_penalty", "FP32"),
     Tensor("presence_penalty", "FP32"),
 )
-"""All are optional for Triton, which can only count them: the backend asks for a prompt itself."""
+"""All are optional for Triton. The backend itself requires a prompt."""
 
 OUTPUTS = (
     Tensor("text_output", "STRING"),
@@ -60,9 +60,9 @@ OUTPUT_NAMES = frozenset(tensor.name for tensor in OUTPUTS)
 
 STREAMING_PARAMETERS = frozenset({"build", "max_pending", "threads", "token_budget"})
 UNARY_PARAMETERS = frozenset({"model", "max_requests"})
-"""Words of the two config.pbtxt that our models read."""
+"""Parameters in the two config.pbtxt that our models read."""
 TRITONS_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
-"""Those that Triton's Python backend reads itself, of either model."""
+"""Parameters of either model that Triton's Python backend reads itself."""
 
 Code = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
 """Triton's error codes, as far as the model uses them. UNAVAILABLE: its queue is full."""
@@ -80,7 +80,7 @@ PARAMETERS = frozenset({TIMEOUT, CODE_IN_MESSAGE})
 
 
 def code_and_message(error: str) -> tuple[Code, str]:
-    """An error's code and text, where it was asked to begin with its code."""
+    """The code and the text of an error that begins with its code; else INTERNAL and the error."""
     for code in get_args(Code):
         if error.startswith(f"{code}: "):
             return code, error.removeprefix(f"{code}: ")

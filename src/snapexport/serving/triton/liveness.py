@@ -1,4 +1,4 @@
-"""Does a model answer? Asked with a real prompt, because Triton's health does not know.
+"""Checks whether a model answers, with a real prompt: Triton's own health does not know.
 
 When the process of a Python model is killed, /v2/health/ready and the model's own readiness go on
 saying 200 (server #7230). Unloading and loading the model brings it back, where the server was
@@ -7,7 +7,7 @@ started with --model-control-mode=explicit; otherwise the server has to be resta
     python -m snapexport.serving.triton.liveness http://localhost:8000 NAME [--recover]
 
 exits with 0 if the model answers, and with 1 if it does not. The model beside it that answers once
-is asked too: it waits for ever for what a killed process owed to it.
+is checked too: it waits for ever for the answers of a killed process.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import urllib.request
 from snapexport.serving.triton.interface import CODE_IN_MESSAGE, UNARY_SUFFIX
 
 PROMPT = {"input_ids": [0], "max_tokens": 1, CODE_IN_MESSAGE: True}
-"""The cheapest real question: prefill, and one token."""
+"""The cheapest request: prefill, and one token."""
 INDEX_SECONDS = 2
 UNLOAD_SECONDS = 2
 """How long an unloading is waited for: with requests of the dead process it never ends."""
@@ -29,7 +29,7 @@ UNLOAD_SECONDS = 2
 def is_alive(http: str, model: str, seconds: float = 10) -> bool:
     """Whether the model answers within so many seconds.
 
-    A full queue counts as an answer: whoever refuses is alive.
+    A full queue counts as an answer: a model that refuses is alive.
     """
     try:
         _post(f"{http}/v2/models/{model}/generate", PROMPT, seconds)
@@ -57,7 +57,7 @@ def recover(http: str, model: str, seconds: float = 120) -> bool:
 
 
 def models_beside(http: str, model: str) -> list[str]:
-    """The model, and after it the one of the repository that asks it, if there is one."""
+    """The model, and then the one that answers once, if the repository has it."""
     try:
         index = json.loads(_post(f"{http}/v2/repository/index", {}, INDEX_SECONDS))
     except (OSError, ValueError):

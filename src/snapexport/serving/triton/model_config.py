@@ -1,4 +1,4 @@
-"""config.pbtxt of the two models, through Triton's own schema."""
+"""Makes config.pbtxt of the two models, through Triton's own schema."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def streaming(
 
 
 def unary(name: str, parameters: Mapping[str, str]) -> schema.ModelConfig:
-    """The facade: asks the other one, and answers once. Holds no weights."""
+    """The model that answers once: it forwards requests to the streaming model."""
     config = _python_model(name, parameters)
     config.instance_group.add(kind=_KINDS["cpu"], count=1)
     return config
@@ -64,7 +64,7 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 def _warmup(tokens: int) -> schema.ModelWarmup:
     """A prompt of so many tokens, and two more: prefill, compression and one decode graph run.
 
-    The other decode graphs have run by then: see `backend.warmup`.
+    The other decode graphs have run by then: see `serving.warm_up`.
     """
     warmup = schema.ModelWarmup(name="prefill_and_decode", batch_size=1, count=1)
     prompt = warmup.inputs["input_ids"]

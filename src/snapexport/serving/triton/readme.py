@@ -1,4 +1,4 @@
-"""What is filled into the repository's README.md and Dockerfile."""
+"""Fills in the values of the repository's README.md and Dockerfile."""
 
 import snapexport
 from snapexport.contract.bytes import spelled

@@ -1,4 +1,4 @@
-"""Writes a model repository: a build, two models around it, and what a person has to know.
+"""Writes a model repository: a build, two models around it, a README and a Dockerfile.
 
 NAME/config.pbtxt          NAME_unary/config.pbtxt
 NAME/1/model.py            NAME_unary/1/model.py
@@ -18,13 +18,14 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.copying import copy_file
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.targets import capabilities
 from snapexport.runtime.scheduler import Scheduler
 from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
 from snapexport.serving.triton.options import RepositoryOptions
 from snapexport.serving.triton.readme import dockerfile_values, readme_values
 
 RECORD = "repository.json"
-"""What was written, and from what. By it a later --overwrite knows a repository."""
+"""What was written, from which build. --overwrite replaces only a directory that has it."""
 
 FILES = importlib.resources.files("snapexport.serving.triton") / "files"
 
@@ -46,7 +47,7 @@ def write_repository(options: RepositoryOptions) -> Path:
         _write_model(streaming, model_config.to_text(config), "model.py")
         _place_build(build.directory, streaming / VERSION / BUILD, options.copy)
         _write_warmup(streaming / model_config.WARMUP, model_config.WARMUP_FILES)
-        config = model_config.unary(options.unary_name, _facade(options, build.manifest))
+        config = model_config.unary(options.unary_name, _unary_parameters(options, build.manifest))
         _write_model(out / options.unary_name, model_config.to_text(config), "unary_model.py")
         _write_template(out, "README.md", readme_values(options, build.manifest, device))
         _write_template(out, "Dockerfile", dockerfile_values(build.manifest))
@@ -58,11 +59,11 @@ def write_repository(options: RepositoryOptions) -> Path:
 def _device(options: RepositoryOptions, manifest: Manifest) -> Device:
     if options.device:
         return options.device
-    return "gpu" if manifest.target == "tensorrt" and manifest.engines else "cpu"
+    return "gpu" if capabilities(manifest.target).compiled and manifest.engines else "cpu"
 
 
 def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: Device) -> None:
-    """What would fail when the server loads the model, or its first request."""
+    """Refuse what would fail when the server loads the model, or at its first request."""
     if device == "gpu" and not manifest.engines:
         raise UserError(
             f"{options.build} has no TensorRT engines for --device gpu",
@@ -75,7 +76,7 @@ def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: De
         )
     if device == "gpu" and options.threads is not None:
         raise UserError(
-            f"--threads {options.threads} is of the CPU's, and TensorRT runs this build",
+            f"--threads {options.threads} is for the CPU, and TensorRT runs this build",
             "leave it out, or use --device cpu",
         )
     Scheduler(manifest.batch, manifest.prefill_chunk, options.token_budget)  # refuses a small one
@@ -100,8 +101,8 @@ def _parameters(options: RepositoryOptions) -> dict[str, str]:
     return {key: str(value) for key, value in given.items() if value is not None}
 
 
-def _facade(options: RepositoryOptions, manifest: Manifest) -> dict[str, str]:
-    """It may ask as many questions as the other one takes."""
+def _unary_parameters(options: RepositoryOptions, manifest: Manifest) -> dict[str, str]:
+    """Parameters of the model that answers once: it may forward as many requests as fit."""
     room = manifest.batch + options.max_pending
     return {"model": options.model_name, "max_requests": str(room)}
 

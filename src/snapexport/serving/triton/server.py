@@ -1,7 +1,7 @@
 """Triton's server as a child process: started on loopback, waited for, and surely ended.
 
-Responsible for the process, its ports, its log and its shared memory. Whether a model answers is
-`liveness`'s question.
+Responsible for the process, its ports, its log and its shared memory. Does not know whether a
+model answers: `liveness` does.
 """
 
 import os
@@ -28,7 +28,7 @@ from snapexport.serving.triton.installation import Installation, find
 
 HOST = "127.0.0.1"
 EXIT_SECONDS = 5
-"""How long the server itself lets running requests go on once it is told to end."""
+"""How long the server itself lets running requests go on once it has to end."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LOG_LINES = 30
@@ -170,8 +170,8 @@ class Server:
 
     def _failed(self, what: str) -> UserError:
         reasons = [line for line in self.log(1000).splitlines() if not _ROUTINE.match(line)]
-        told = "\n".join(reasons[-_LOG_LINES:])
-        return UserError(f"{what}:\n{told}", "the reason is in its log, above")
+        log = "\n".join(reasons[-_LOG_LINES:])
+        return UserError(f"{what}:\n{log}", "the reason is in its log, above")
 
 
 def _leash() -> list[str]:

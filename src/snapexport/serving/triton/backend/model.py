@@ -24,7 +24,8 @@ from snapexport.serving.triton.backend.publisher import Publisher
 from snapexport.serving.triton.backend.sender import CODES, Events, Sender, TritonRequest
 from snapexport.serving.triton.backend.settings import Settings
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
-from snapexport.serving.worker import CANCELLED, Worker, run_every_decode
+from snapexport.serving.warm_up import run_every_decode
+from snapexport.serving.worker import CANCELLED, Worker
 
 MOST_STEPS_AHEAD = 32
 """Steps that the worker may be ahead of the sender: more would make cancellations late."""

@@ -1,0 +1,28 @@
+"""Architectures as data: a record for each one that is verified, and the checks of a config.
+
+To add one: a file in `families/` with its record, and a test checkpoint. Nothing outside of this
+package names an architecture.
+"""
+
+from snapexport.exporter.architectures.architecture import Architecture, RMSNorm
+from snapexport.exporter.architectures.config import (
+    load_config,
+    model_facts,
+    require_verified,
+    sliding_windows,
+    window_of,
+)
+from snapexport.exporter.architectures.registry import VERIFIED, architecture_of, register
+
+__all__ = [
+    "VERIFIED",
+    "Architecture",
+    "RMSNorm",
+    "architecture_of",
+    "load_config",
+    "model_facts",
+    "register",
+    "require_verified",
+    "sliding_windows",
+    "window_of",
+]

@@ -1,0 +1,181 @@
+"""Checks a checkpoint's config against the record of its architecture, and reads the model's facts.
+
+Refuses what is not verified and what a static graph cannot express. Names no architecture.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from snapexport.contract.errors import UserError, first_line
+from snapexport.contract.manifest import ModelFacts
+from snapexport.exporter.architectures.registry import VERIFIED, architecture_of
+from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""RoPE variants whose frequencies don't depend on how long the sequence has become."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""transformers' names of layer types."""
+
+
+def require_verified(checkpoint: Checkpoint) -> str:
+    """The class that the checkpoint names. Raises UserError with the list of those that work."""
+    config = checkpoint.config
+    named = config.get("architectures") or ["(none named in config.json)"]
+    known = VERIFIED.get(named[0])
+    if known is None or config.get("model_type") != known.model_type:
+        raise UserError(
+            f"the architecture {named[0]} of a model_type '{config.get('model_type')}' "
+            "is not supported",
+            f"these are verified: {', '.join(VERIFIED)}",
+        )
+    if "quantization_config" in config:
+        raise UserError(
+            "the checkpoint is quantized: only fp32, fp16 and bf16 weights are read",
+            "start from the original checkpoint",
+        )
+    return str(named[0])
+
+
+def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
+    """transformers' config, checked for what a static graph can't express. Runs no foreign code."""
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.directory, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise UserError(
+            f"transformers refuses config.json: {first_line(error)}", "mend config.json"
+        ) from None
+    _require_verified_type(config)
+    _require_causal(config)
+    _require_known_layers(config)
+    _require_static_rope(config)
+    return config
+
+
+def _require_verified_type(config: "PretrainedConfig") -> None:
+    """transformers may read another model_type than config.json names: layer types can do that."""
+    verified = [one.model_type for one in VERIFIED.values()]
+    if config.model_type not in verified:
+        raise UserError(
+            f"transformers takes the checkpoint for a model_type '{config.model_type}', "
+            "which is not supported",
+            f"these are verified: {', '.join(verified)}",
+        )
+
+
+def _require_causal(config: "PretrainedConfig") -> None:
+    if getattr(config, "use_bidirectional_attention", False):
+        raise UserError(
+            "the checkpoint attends in both directions (use_bidirectional_attention)",
+            "take a causal model: only those can be decoded token by token",
+        )
+
+
+def _require_known_layers(config: "PretrainedConfig") -> None:
+    slides = architecture_of(config).slides != "never"
+    known = (FULL, SLIDING) if slides else (FULL,)
+    others = sorted(set(_layer_types(config)) - set(known))
+    if others:
+        raise UserError(
+            f"layers of type '{others[0]}' are not supported in a model_type '{config.model_type}'",
+            f"these are: {', '.join(known)}",
+        )
+    window = getattr(config, "sliding_window", None)
+    if SLIDING in _layer_types(config) and (window is None or window < 1):
+        raise UserError(
+            f"layers are of type '{SLIDING}', but sliding_window is {window}", "mend config.json"
+        )
+
+
+def _layer_types(config: "PretrainedConfig") -> list[str]:
+    """As the config names them; without names all layers are alike."""
+    throughout = architecture_of(config).slides == "throughout"
+    usual = SLIDING if throughout and config.sliding_window is not None else FULL
+    return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
+
+
+def sliding_windows(config: "PretrainedConfig") -> list[int]:
+    """How many positions each layer attends to, its own included; 0: all of them."""
+    windows = {FULL: 0, SLIDING: window_of(config, getattr(config, "sliding_window", None))}
+    return [windows[kind] for kind in _layer_types(config)]
+
+
+def window_of(config: "PretrainedConfig", window: int | None) -> int:
+    """A layer's window as transformers has it -> 0 where the model's longest sequence fits."""
+    return 0 if window is None or window >= _position_limit(config) else window
+
+
+def _require_static_rope(config: "PretrainedConfig") -> None:
+    for rope in _ropes(config):
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise UserError(
+                f"a model_type '{config.model_type}' has one RoPE, config.json gives one for each "
+                "type of layer",
+                "mend rope_parameters in config.json",
+            )
+        rope_type = rope.get("rope_type", "default")
+        if rope_type not in STATIC_ROPE:
+            raise UserError(
+                f"RoPE of type '{rope_type}' changes its frequencies with the sequence's length: "
+                "cached keys can't stay valid in a fixed-size cache",
+                f"these types work: {', '.join(STATIC_ROPE)}",
+            )
+
+
+def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
+    """The model's RoPE, or one for each of its layer types."""
+    rope: dict[str, Any] = config.rope_parameters or {}
+    if not architecture_of(config).rope_per_layer_type:
+        return [rope]
+    return [rope[kind] for kind in sorted(set(_layer_types(config)))]
+
+
+def model_facts(
+    architecture: str, config: "PretrainedConfig", checkpoint: Checkpoint
+) -> ModelFacts:
+    """What the manifest says of the model. Raises UserError."""
+    heads = config.num_attention_heads
+    return ModelFacts(
+        architecture=architecture,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=_position_limit(config),
+        sliding_window=sliding_windows(config),
+        eos_token_id=_end_tokens(
+            checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
+        ),
+    )
+
+
+def _position_limit(config: "PretrainedConfig") -> int:
+    """The longest sequence the model is made for."""
+    limit = int(config.max_position_embeddings)
+    return max(_stretched(limit, rope) for rope in _ropes(config))
+
+
+def _stretched(limit: int, rope: dict[str, Any]) -> int:
+    """YaRN stretches what the model was trained on."""
+    if rope.get("rope_type") != "yarn":
+        return limit
+    trained = rope.get("original_max_position_embeddings") or limit
+    return max(limit, int(rope["factor"] * trained))
+
+
+def _end_tokens(eos: object) -> list[int]:
+    """One id, several or none, as the configs have them."""
+    tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(token, int) for token in tokens):
+        raise UserError(
+            f"eos_token_id {eos!r} is neither a token id nor a list of them",
+            f"mend config.json or {GENERATION_CONFIG}",
+        )
+    return list(tokens)

@@ -1,0 +1,1 @@
+"""Records of the verified architectures, a file each with its `ARCHITECTURE`."""

@@ -1,0 +1,13 @@
+"""Gemma 2: sliding layers, soft-capped scores and logits, norms whose weights lie around zero."""
+
+from snapexport.exporter.architectures.architecture import Architecture, RMSNorm
+
+ARCHITECTURE = Architecture(
+    name="Gemma2ForCausalLM",
+    model_type="gemma2",
+    slides="by layer_types",
+    norm=RMSNorm(epsilon="eps", weight_offset=1.0, in_fp32=True),
+    scaled_embedding=True,
+    score_softcap="attn_logit_softcapping",
+    logit_softcap="final_logit_softcapping",
+)

@@ -1,0 +1,8 @@
+"""Llama 2 and 3, and what shares their code."""
+
+from snapexport.exporter.architectures.architecture import Architecture
+
+ARCHITECTURE = Architecture(
+    name="LlamaForCausalLM",
+    model_type="llama",
+)

@@ -1,0 +1,9 @@
+"""Qwen3: queries and keys are normed."""
+
+from snapexport.exporter.architectures.architecture import Architecture
+
+ARCHITECTURE = Architecture(
+    name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    slides="by layer_types",
+)

@@ -1,0 +1,269 @@
+"""Runs experiments by name: `python -m snapexport.bench context overhead`.
+
+Each writes NAME.json and NAME.png to --out, prints its tables and, as a last line, its JSON. `all`
+is every experiment of docs/performance.md; `tables` alone writes the tables of results that are
+there. Builds are kept below --work, made where missing, and made again by other code; checkpoints
+and the peers' own files are kept there by their names alone.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from snapexport.bench import page
+from snapexport.bench.devices import DRY_RUN, Device
+from snapexport.bench.experiments import EXPERIMENTS, PAGE
+from snapexport.bench.options import require_at_least
+from snapexport.bench.results import Results, read
+from snapexport.bench.setup import Setup
+from snapexport.contract.errors import UserError
+from snapexport.runtime.backend import DeviceError
+
+ERR = Console(stderr=True)
+RESULTS = Path("docs/results/performance")
+WORK = Path("build/bench")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    listed = "\n".join(f"  {name:13} {module.HELP}" for name, module in EXPERIMENTS.items())
+    made = argparse.ArgumentParser(
+        prog="python -m snapexport.bench",
+        description=__doc__,
+        epilog=f"experiments:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("names", nargs="+", metavar="EXPERIMENT", choices=[*EXPERIMENTS, "all", "tables"])
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    add("--out", type=Path, help=f"for results (default: {RESULTS}; on a GPU below --work)")
+    add("--work", type=Path, default=WORK, help="default: %(default)s")
+    add("--quick", action="store_true", help="tiny sizes, to see that all goes")
+    add("--dry-run", action="store_true", help="with --device cuda: on the CPU, at tiny sizes")
+    add("--resume", action="store_true", help="keep the rows of --out, and measure what is missing")
+    add("--prepare", action="store_true", help="make checkpoint and builds, and measure nothing")
+    add("--set", nargs="+", metavar="NAME=JSON", default=[], help="an experiment's own options")
+    add("--rounds", type=int, help="other than the experiment's own")
+    add("--threads", type=int, default=2, help="of the CPU (default: %(default)s)")
+    add("--dtype", choices=("fp16", "bf16"), default="fp16", help="on a GPU (default: %(default)s)")
+    add("--cache-budget", type=int, metavar="BYTES", help="of equal_memory's decode caches")
+    add("--peers-python", type=Path, help="interpreter of src/snapexport/bench/peers/peers.txt")
+    add("--kvpress-python", type=Path, help="of src/snapexport/bench/peers/kvpress.txt")
+    add("--write", type=Path, help="tables: into this page, in place of its former")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for; 2 where it was asked wrongly, 130 where it was cut."""
+    arguments = parser().parse_args(argv)
+    try:
+        status = measure(arguments)
+        if "tables" in arguments.names and not status:
+            _show(arguments)
+        return status
+    except UserError as error:
+        return _failed("", error)
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Each experiment, its results written however it ends."""
+    setup, names = _setup(arguments), _names(arguments)
+    options = {name: _options(arguments, name) for name in names}
+    status = 0
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=ERR) as progress:
+        for name in names:
+            tell = partial(_tell, progress, progress.add_task(name), name)
+            try:
+                if arguments.prepare:
+                    _prepare(setup, name, options[name])
+                elif not _ran(
+                    arguments, setup, _results(arguments, setup, name, options[name], tell)
+                ):
+                    return 130
+            except UserError as error:  # the others are measured all the same
+                status = _failed(f"{name}: ", error)
+            except DeviceError as error:
+                status = _failed(f"{name}: ", UserError(str(error), "see what `nvidia-smi` says"))
+    return status
+
+
+def _ran(arguments: argparse.Namespace, setup: Setup, results: Results) -> bool:
+    """Measure, show and keep; False where it was cut."""
+    name, out = results.experiment, _out(arguments)
+    if arguments.resume:
+        results.resume()
+    else:
+        (out / f"{name}.png").unlink(missing_ok=True)  # a former run's
+    try:
+        EXPERIMENTS[name].run(setup, results.settings, results)
+        results.complete = True
+    except KeyboardInterrupt:
+        return False
+    finally:
+        if any(results.sections.values()):
+            results.write()
+    report = results.as_json()
+    _draw(report, out)
+    print(page.block(_read(out, name)), json.dumps(report), sep="\n\n")
+    return True
+
+
+def _prepare(setup: Setup, name: str, options: Any) -> None:
+    """Checkpoint and builds, as on a machine with a GPU or for one."""
+    made = getattr(EXPERIMENTS[name], "builds", None)
+    setup.builds(options.checkpoint)
+    if made is not None:
+        list(made(setup, options))
+
+
+def _results(
+    arguments: argparse.Namespace, setup: Setup, name: str, options: Any, tell: Any
+) -> Results:
+    results = Results(
+        name,
+        _command(arguments, name),
+        options,
+        setup.threads,
+        setup.device.name,
+        tell,
+        getattr(EXPERIMENTS[name], "summary", None),
+        _out(arguments) / f"{name}.json",
+    )
+    results.machine |= setup.device.described()
+    if setup.device.dry:
+        results.note(DRY_RUN)
+    return results
+
+
+def _setup(arguments: argparse.Namespace) -> Setup:
+    require_at_least("threads", arguments.threads, 1)
+    if arguments.dry_run and arguments.device != "cuda":
+        raise UserError("--dry-run is of --device cuda", "on the CPU: --quick")
+    quick = _is_quick(arguments)
+    device = Device(arguments.device, arguments.threads, quick, arguments.dry_run)
+    peers, kvpress = arguments.peers_python, arguments.kvpress_python
+    return Setup(_work(arguments), device, quick, arguments.dtype, peers, kvpress)
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    """The experiments that are asked for, in their order. Raises UserError."""
+    asked = set(arguments.names) - {"tables"}
+    if "all" in asked:
+        everything = PAGE if arguments.device == "cpu" else EXPERIMENTS
+        asked |= {name for name in everything if _runs_on(EXPERIMENTS[name], arguments.device)}
+    for name in asked - {"all"}:
+        if not _runs_on(EXPERIMENTS[name], arguments.device):
+            raise UserError(f"{name} is not for --device {arguments.device}", "leave out --device")
+    return [name for name in EXPERIMENTS if name in asked]
+
+
+def _runs_on(module: ModuleType, device: str) -> bool:
+    return device in module.DEVICES
+
+
+def _options(arguments: argparse.Namespace, name: str) -> Any:
+    """The experiment's own, changed by --rounds, --cache-budget and --set. Raises UserError."""
+    module = EXPERIMENTS[name]
+    options = module.CUDA if arguments.device == "cuda" else module.DEFAULT
+    options = module.QUICK if _is_quick(arguments) else options
+    given: dict[str, Any] = {}
+    for text in arguments.set:
+        field, _, value = text.partition("=")
+        try:
+            given[field] = _frozen(json.loads(value))
+        except ValueError:
+            raise UserError(f"--set {text} is not NAME=JSON", "such as steps=2") from None
+    if arguments.rounds is not None:
+        require_at_least("rounds", arguments.rounds, 1)
+        given["rounds"] = arguments.rounds
+    if arguments.cache_budget is not None and hasattr(options, "cache_bytes"):
+        given["cache_bytes"] = arguments.cache_budget
+    known = {field.name for field in dataclasses.fields(options)} - {"caches"}
+    if unknown := given.keys() - known:
+        raise UserError(
+            f"--set: {name} has no option '{min(unknown)}'", f"it has {', '.join(sorted(known))}"
+        )
+    return replace(options, **given)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _command(arguments: argparse.Namespace, name: str) -> str:
+    """Without what names a place on this machine."""
+    parts = ["python -m snapexport.bench", name]
+    parts += ["--device cuda"] if arguments.device == "cuda" else []
+    parts += [
+        f"--{flag}" for flag in ("quick", "dry-run") if getattr(arguments, flag.replace("-", "_"))
+    ]
+    parts += [f"--rounds {arguments.rounds}"] if arguments.rounds else []
+    parts += [f"--cache-budget {arguments.cache_budget}"] if arguments.cache_budget else []
+    return " ".join([*parts, *(["--set", *arguments.set] if arguments.set else [])])
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    """Tables of all results that are there, to standard output or into a page."""
+    out = _out(arguments)
+    if arguments.write:
+        print(*page.write(arguments.write, out))
+        return
+    for name in EXPERIMENTS:
+        if (out / f"{name}.json").is_file():
+            report = _read(out, name)
+            _draw(report, out)
+            print(f"## {name}\n\n{page.block(report)}\n")
+
+
+def _read(out: Path, name: str) -> dict[str, Any]:
+    return read(out / f"{name}.json")
+
+
+def _draw(report: dict[str, Any], out: Path) -> None:
+    try:
+        from snapexport.bench import plots
+    except ModuleNotFoundError:
+        ERR.print("no plots: they need snapexport\\[eval]", style="dim")
+        return
+    plots.draw(report, out, kinds=("png",))
+
+
+def _is_quick(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.quick or arguments.dry_run)
+
+
+def _work(arguments: argparse.Namespace) -> Path:
+    work: Path = arguments.work
+    return work / "quick" if _is_quick(arguments) else work
+
+
+def _out(arguments: argparse.Namespace) -> Path:
+    """Quick results are none: they don't go where the others are."""
+    is_page = arguments.device == "cpu" and not _is_quick(arguments)
+    default = RESULTS if is_page else _work(arguments) / "results" / arguments.device
+    return arguments.out or default
+
+
+def _tell(progress: Progress, line: TaskID, name: str, what: str, done: int, total: int) -> None:
+    progress.update(line, description=f"{name}: {what}", completed=done, total=total)
+
+
+def _failed(where: str, error: UserError) -> int:
+    print(f"error: {where}{error.message}\n\nhint: {error.hint}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Builds of one checkpoint for any cache and number of batch slots, each made once.
+
+A build of each number of slots is traced; all its caches are surgery on that trace.
+"""
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import snapexport
+from snapexport.builder import BuildOptions
+from snapexport.builder import run as run_build
+from snapexport.builder.derive import derive
+from snapexport.builder.staging import scratch
+from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.manifest import Manifest, Quantization
+from snapexport.contract.targets import DType, Target
+
+PLAIN = GraphOptions()
+IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
+
+_MAKERS = ("contract", "exporter", "graphs", "builder")
+"""The packages that a build comes from."""
+
+
+@cache
+def code_digest() -> str:
+    """Eight digits of the sources of all of them."""
+    package = Path(snapexport.__file__).parent
+    files = (file for maker in _MAKERS for file in sorted((package / maker).rglob("*.py")))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Builds:
+    """model: the checkpoint. directory: where builds are, and are looked for. chunk: prefill's."""
+
+    model: Path
+    directory: Path
+    chunk: int = 512
+    dtype: DType = "fp32"
+    weights: Quantization | None = None
+    target: Target = "onnxruntime"
+    top_tokens: int = 0
+
+    def get(
+        self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
+    ) -> Build:
+        """With exactly `batch` slots. kv_budget: of SnapStream; None for the full cache."""
+        held = f"{form.cache_dtype}.{form.decode_attention}"
+        cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
+        out = self._path(batch, f"L{L_max}.{cache}")
+        if not out.is_dir():
+            traced = self.traced(batch)
+            options = self._options(out, batch, L_max, kv_budget)
+            geometry = options.geometry(traced.manifest.model)
+            with scratch(out) as directory:  # whole, or not there
+                derive(
+                    traced,
+                    geometry,
+                    directory / "build",
+                    form,
+                    link_weights=self._links,
+                ).directory.rename(out)
+        return self._opened(out)
+
+    def traced(self, batch: int = 1) -> Build:
+        """What the others of so many slots are made from."""
+        out = self._path(batch, "traced")
+        if not out.is_dir():
+            self._trace(out, batch)
+        return self._opened(out)
+
+    def seconds(self) -> float:
+        """What building takes, with the full cache's graphs too; nothing of it is kept."""
+        with scratch(self._path(1, "traced")) as directory:
+            started = time.perf_counter()
+            self._trace(directory / "build", 1)
+            return time.perf_counter() - started
+
+    @property
+    def _links(self) -> bool:
+        """All builds share the checkpoint's file, unless its weights are converted."""
+        return self.weights is None
+
+    def _trace(self, out: Path, batch: int) -> None:
+        run_build(replace(self._options(out, batch, 4 * self.chunk, self.chunk), baseline=True))
+
+    def _opened(self, directory: Path) -> Build:
+        """A build that came from another machine without its weights gets them here."""
+        for weights in Manifest.read(directory).weights:
+            place = directory / weights.file
+            if not place.exists():
+                place.parent.mkdir(exist_ok=True)
+                os.link(self.model / place.name, place)
+        return Build.open(directory)
+
+    def _path(self, batch: int, what: str) -> Path:
+        """Builds that other code has made are not found."""
+        made_by = self.directory / code_digest()
+        weights, top = self.weights or self.dtype, f"top{self.top_tokens}"
+        parts = self.model.name, weights, self.target, top, f"{batch}slots", what
+        return made_by / ".".join(parts)
+
+    def _options(self, out: Path, batch: int, L_max: int, kv_budget: int | None) -> BuildOptions:
+        return BuildOptions(
+            model=str(self.model),
+            out=out,
+            L_max=L_max,
+            policy="snapstream" if kv_budget else "full",
+            kv_budget=kv_budget,
+            batch=batch,
+            decode_batches=(),
+            prefill_chunk=self.chunk,
+            dtype=self.dtype,
+            weights=self.weights,
+            target=self.target,
+            top_tokens=self.top_tokens,
+            link_weights=self._links,
+        )

@@ -1,0 +1,182 @@
+"""Writes checkpoints of random weights on the spot, in pieces, without torch.
+
+Speed depends on shapes alone. The numbers are one block of normal ones, over and over, each tensor
+from another place in it: 16 GB of fresh ones would take minutes. A sparse checkpoint has no numbers
+at all: its weights are a hole in a file, for measuring exports that do not fit on the machine.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract.targets import DType
+
+_NAMES: dict[str, tuple[str, str]] = {
+    "fp32": ("F32", "float32"),
+    "fp16": ("F16", "float16"),
+    "bf16": ("BF16", "bfloat16"),
+}
+_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_BLOCK = (1 << 24) + 1
+"""Numbers of the block: odd, so that no two rows of a matrix are alike."""
+_PART = 1 << 24
+
+Shape = tuple[int, ...]
+
+_LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _shape(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **more: Any
+) -> dict[str, Any]:
+    """By the names of config.json."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "tie_word_embeddings": True,
+    } | more
+
+
+_8B: dict[str, Any] = {
+    "max_position_embeddings": 131072,
+    "rope_parameters": _LLAMA_3_ROPE,
+    "tie_word_embeddings": False,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    # 125 M parameters; the heads of Llama-3-8B in a quarter of its width.
+    "small": _shape(32000, 1024, 4096, 4, 32, 8, head_dim=128),
+    # The same with the vocabulary of Llama-3.
+    "wide-vocabulary": _shape(128256, 1024, 4096, 4, 32, 8, head_dim=128),
+    # Llama-3.2-1B's, Llama-3.1-8B's and -70B's, from their config.json.
+    "1b": _shape(128256, 2048, 8192, 16, 32, 8),
+    "8b": _shape(128256, 4096, 14336, 32, 32, 8, **_8B),
+    "70b": _shape(128256, 8192, 28672, 80, 64, 8, **_8B),
+    # 110 and 370 MB in fp32: what the memory of a running build is measured on.
+    "narrow": _shape(8192, 640, 1792, 4, 10, 2, max_position_embeddings=32768),
+    "medium": _shape(8192, 1024, 3584, 6, 16, 4, max_position_embeddings=32768),
+}
+
+
+def make(name: str, dtype: DType, directory: Path) -> Path:
+    """The checkpoint's directory; made where it is missing."""
+    out = directory / (name if dtype == "fp32" else f"{name}.{dtype}")
+    if not (out / "model.safetensors").is_file():
+        unfinished = directory / f"{out.name}.partial"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write(unfinished, SHAPES[name], dtype)
+        shutil.rmtree(out, ignore_errors=True)
+        unfinished.rename(out)
+    return out
+
+
+def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool = False) -> int:
+    """config.json, a tokenizer and model.safetensors; the bytes of the weights."""
+    directory.mkdir(parents=True)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
+    config |= {"dtype": _NAMES[dtype][1], "bos_token_id": 1, "eos_token_id": 2} | shape
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_tokenizer(directory, shape["vocab_size"])
+    header, size = _header(shape, dtype)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(header)
+        if sparse:
+            file.truncate(len(header) + size)
+        else:
+            for part in _numbers(shape, dtype):
+                part.tofile(file)
+    return size
+
+
+def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
+    """Names and shapes as transformers' LlamaForCausalLM has them."""
+    hidden, inner, vocab = (shape[f"{name}_size"] for name in ("hidden", "intermediate", "vocab"))
+    wide, narrow = (
+        shape[f"num_{kind}_heads"] * shape["head_dim"] for kind in ("attention", "key_value")
+    )
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for layer in range(shape["num_hidden_layers"]):
+        parts: dict[str, Shape] = {
+            "self_attn.q_proj": (wide, hidden),
+            "self_attn.k_proj": (narrow, hidden),
+            "self_attn.v_proj": (narrow, hidden),
+            "self_attn.o_proj": (hidden, wide),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        for name, one in parts.items():
+            yield f"model.layers.{layer}.{name}.weight", one
+    yield "model.norm.weight", (hidden,)
+    if not shape["tie_word_embeddings"]:
+        yield "lm_head.weight", (vocab, hidden)
+
+
+def _write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A word for each token: nobody reads them, but some programs want a file."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{n}": n for n in range(3, vocab_size)}
+    Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(directory / "tokenizer.json"))
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
+    (directory / "tokenizer_config.json").write_text(json.dumps(config) + "\n")
+
+
+def _header(shape: dict[str, Any], dtype: DType) -> tuple[bytes, int]:
+    """The header (https://github.com/huggingface/safetensors), and the bytes that follow it."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, one in tensors(shape):
+        begin, end = end, end + _ITEM_BYTES[dtype] * int(np.prod(one))
+        entries[name] = {"dtype": _NAMES[dtype][0], "shape": one, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _numbers(shape: dict[str, Any], dtype: DType) -> Iterator[NDArray[Any]]:
+    """All tensors' numbers: ones for norms, else a walk through the block."""
+    rng = np.random.default_rng(0)
+    scale = shape["hidden_size"] ** -0.5
+    block = _typed(rng.standard_normal(_BLOCK, np.float32) * np.float32(scale), dtype)
+    twice = np.concatenate([block, block[:_PART]])
+    place = 0
+    for _, one in tensors(shape):
+        left = int(np.prod(one))
+        if len(one) == 1:
+            yield _typed(np.ones(left, np.float32), dtype)
+            continue
+        while left:
+            part = min(left, _PART)
+            yield twice[place : place + part]
+            place = (place + part) % _BLOCK
+            left -= part
+
+
+def _typed(numbers: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    if dtype == "bf16":
+        # bf16 is the upper half of fp32; what is cut off does not matter here.
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    return numbers.astype(np.float16 if dtype == "fp16" else np.float32)

@@ -1,0 +1,79 @@
+"""The devices that experiments run on: how a build is opened there, and what is probed.
+
+A dry run is all of `--device cuda` on the CPU at tiny sizes: it says nothing of a GPU.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from snapexport.bench import machine
+from snapexport.bench.probes import Bandwidth, DeviceCopy, MatMul, Probe
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError, first_line
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.open_executor import open_executor
+
+Name = Literal["cpu", "cuda"]
+DRY_RUN = "a dry run: on the CPU, at tiny sizes; it says nothing of a GPU"
+_QUICK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Device:
+    """quick: tiny probes. dry: a GPU's experiments on the CPU."""
+
+    name: Name = "cpu"
+    threads: int = 2
+    quick: bool = False
+    dry: bool = False
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all that is compared is loaded at once; a GPU's memory holds one build."""
+        return self.name == "cpu"
+
+    def described(self) -> dict[str, Any]:
+        """The GPU's name, driver and CUDA versions, for the results' machine. Raises UserError."""
+        return {"gpu": machine.gpu()} if self.name == "cuda" and not self.dry else {}
+
+    @contextmanager
+    def opened(self, build: Build, **options: Any) -> Iterator[Executor]:
+        """A build's executor, closed at the end. Raises UserError."""
+        executor = self.open(build, **options)
+        try:
+            yield executor
+        except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
+            if not type(error).__module__.startswith("onnxruntime."):
+                raise
+            raise UserError(
+                f"ONNX Runtime: {first_line(error)}",
+                "if the memory is full, a smaller --cache-budget with another --out takes less of "
+                "it; what was measured is kept",
+            ) from error
+        finally:
+            executor.close()
+
+    def open(self, build: Build, **options: Any) -> Executor:
+        """A build's executor, through the runtime's front door. Raises UserError."""
+        if self.name == "cuda" and not self.dry:
+            return open_executor(build, backend="onnxruntime-cuda", **options)
+        return open_executor(build, backend="onnxruntime", threads=self.threads, **options)
+
+    def probes(self) -> list[Probe]:
+        """Of this device's rates."""
+        if self.name == "cuda":
+            return [self._copies()]
+        if self.quick:
+            return [Bandwidth(self.threads, _QUICK_BYTES), MatMul(self.threads, 128)]
+        return [Bandwidth(self.threads), MatMul(self.threads)]
+
+    def _copies(self) -> DeviceCopy:
+        if self.dry:
+            from snapexport.runtime.ort.devices import HostMemory
+
+            return DeviceCopy(HostMemory(), _QUICK_BYTES)
+        from snapexport.runtime.cuda import CudaMemory
+
+        return DeviceCopy(CudaMemory())

@@ -1,0 +1,77 @@
+"""Time and peak memory of exporting checkpoints of Llama-3.1's shapes at 131,072 tokens.
+
+Runs the command that the README shows, on sparse checkpoints of 8 and 70 billion parameters.
+"""
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.bench import checkpoints
+from snapexport.bench.results import Results
+from snapexport.bench.setup import Setup
+from snapexport.bench.tables import Table, mib
+from snapexport.bench.turns import Row
+from snapexport.builder.staging import scratch
+
+HELP = "time and memory of exporting checkpoints of Llama-3.1's shapes"
+DEVICES = ("cpu",)
+FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
+
+
+@dataclass(frozen=True)
+class Options:
+    """shapes: of `checkpoints.SHAPES`, the smaller first: peaks are of the largest child so far."""
+
+    shapes: tuple[str, ...] = ("8b", "70b")
+    rounds: int = 1
+
+
+DEFAULT = Options()
+QUICK = Options(shapes=("small",))
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """A build of each shape in a process of its own."""
+    setup.work.mkdir(parents=True, exist_ok=True)
+    for done, shape in enumerate(options.shapes):
+        results.tell(shape, done, len(options.shapes))
+        with scratch(setup.work / "export") as directory:
+            results.add("builds", measured(shape, directory))
+
+
+def measured(shape: str, directory: Path) -> Row:
+    """Seconds and bytes of a build."""
+    checkpoint, out = directory / "checkpoint", directory / "llama.build"
+    weights = checkpoints.write(checkpoint, checkpoints.SHAPES[shape], "bf16", sparse=True)
+    command = [sys.executable, "-m", "snapexport", "build", "--model", str(checkpoint), *FLAGS]
+    started = time.perf_counter()
+    subprocess.run([*command, "--out", str(out)], check=True, stdout=sys.stderr)
+    return {
+        "command": "snapexport build " + " ".join(FLAGS),
+        "shape": shape,
+        "seconds": round(time.perf_counter() - started, 1),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "weights_bytes": weights,
+        "graphs_bytes": sum(path.stat().st_size for path in out.glob("*.onnx")),
+    }
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each shape."""
+    heads = ["setting", "weights, MiB", "seconds", "peak memory, MiB", "graphs, MiB"]
+    cells = [
+        [
+            row["shape"],
+            mib(row["weights_bytes"]),
+            f"{row['seconds']:.1f}",
+            mib(row["peak_bytes"]),
+            f"{row['graphs_bytes'] / 2**20:.2f}",
+        ]
+        for row in report["sections"]["builds"]
+    ]
+    yield Table("exporting", heads, cells)

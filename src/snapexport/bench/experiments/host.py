@@ -1,0 +1,147 @@
+"""The share of a decode step that is Python: scheduling, sampling, the requests' bookkeeping."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from snapexport.bench.results import Results
+from snapexport.bench.setup import Setup
+from snapexport.bench.tables import Table
+from snapexport.bench.turns import Case, Row, alone, clocked
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import SamplingParams
+
+HELP = "the share of Python in a decode step of 16 requests, by the way they sample"
+DEVICES = ("cpu", "cuda")
+NOTE = (
+    "weights are random, so that all tokens are nearly as likely: top-p has no harder case. "
+    "Requests ask for no text"
+)
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k 50": {"temperature": 0.8, "top_k": 50},
+    "top-p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "top-k 50, top-p 0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "temperature alone": {"temperature": 0.8},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """batch: requests that decode together, all of the same sampling."""
+
+    checkpoint: str = "small"
+    batch: int = 16
+    L_max: int = 4096
+    kv_budget: int = 1024
+    prompt: int = 64
+    rounds: int = 5
+    steps: int = 4
+
+
+DEFAULT = Options()
+QUICK = Options(batch=4, L_max=512, kv_budget=128, rounds=2, steps=2)
+CUDA = Options("8b")
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """All samplings on one executor, in turn."""
+    results.note(NOTE)
+    made = setup.builds(options.checkpoint)
+    build = made.get(options.L_max, options.kv_budget, options.batch, setup.form)
+    probes = setup.device.probes()
+    with setup.device.opened(build) as executor:
+        running = Running(TimedExecutor(executor), options.prompt)
+        for name in SAMPLINGS:
+            labels = {"sampling": name, "batch": options.batch}
+            parts = {"step": clocked(running.step), "python": running.python}
+            cases = [
+                Case("host", labels | {"part": part}, timed, options.steps)
+                for part, timed in parts.items()
+            ]
+            if cases := results.missing(cases):
+                running.start(name)
+                results.measure(name, alone(cases), options.rounds, probes)
+
+
+class TimedExecutor:
+    """An executor that knows the seconds of its last decode step."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def decode(self, *inputs: Any) -> Any:
+        started = time.perf_counter()
+        predictions = self._executor.decode(*inputs)
+        self.seconds = time.perf_counter() - started
+        return predictions
+
+
+@dataclass
+class Running:
+    """As many requests as there are batch slots, that never end by themselves."""
+
+    executor: TimedExecutor
+    prompt: int
+    _llm: LLM | None = field(default=None, init=False)
+
+    def start(self, sampling: str) -> None:
+        """Other requests in the place of the former ones, prefilled."""
+        executor: Any = self.executor
+        limits = executor.limits
+        self._llm = LLM.from_executor(executor)
+        params = SamplingParams(max_tokens=1 << 20, ignore_eos=True, seed=0, **SAMPLINGS[sampling])
+        shape = limits.batch, self.prompt
+        for prompt in np.random.default_rng(0).integers(0, limits.vocab_size, shape).tolist():
+            self._llm.submit(prompt, params)
+        while self._llm.waiting or self._llm.slots_used < limits.batch:
+            self._llm.step()
+        self._llm.step()
+
+    def step(self) -> None:
+        """A token for every request."""
+        assert self._llm
+        assert len(self._llm.step()) == self.executor.limits.batch
+
+    def python(self) -> float:
+        """Seconds of a step less the executor's."""
+        return clocked(self.step)() - self.executor.seconds
+
+
+def summary(sections: Row) -> list[Row]:
+    """The median of Python's part by that of the whole step."""
+    found = sections.get("host", [])
+    rows = {(row["sampling"], row["part"]): row["seconds"]["median"] for row in found}
+    return [
+        {
+            "sampling": name,
+            "step_seconds": rows[name, "step"],
+            "python_seconds": rows[name, "python"],
+            "share": rows[name, "python"] / rows[name, "step"],
+        }
+        for name in dict.fromkeys(row["sampling"] for row in found)
+        if (name, "step") in rows and (name, "python") in rows
+    ]
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each way of sampling."""
+    heads = ["sampling", "step, ms", "of it Python, ms", "share"]
+    cells = [
+        [
+            row["sampling"],
+            f"{1e3 * row['step_seconds']:.1f}",
+            f"{1e3 * row['python_seconds']:.2f}",
+            f"{row['share']:.1%}",
+        ]
+        for row in report["summary"]
+    ]
+    yield Table("Python beside the executor", heads, cells)

@@ -1,0 +1,232 @@
+"""The time that compression adds to prefill: the compress step beside the time to first token.
+
+The compress step is run by the executor, on its own session, options and buffers. Long prompts are
+not prefilled on a CPU: their time is the sum of their chunks', on the line through chunks that were
+timed at some past lengths (`affine`). Short ones are, which shows how far off that is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from snapexport.bench.affine import Affine
+from snapexport.bench.costs import Costs
+from snapexport.bench.filled import fill_prompt
+from snapexport.bench.results import Results
+from snapexport.bench.setup import Setup
+from snapexport.bench.spread import rounded
+from snapexport.bench.systems import chunks
+from snapexport.bench.tables import Table
+from snapexport.bench.turns import Case, Row, alone, clocked
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.executor import Executor
+
+HELP = "the compress step's share of prefill, prompts of 1K to 128K"
+DEVICES = ("cpu", "cuda")
+
+PAPER_SHARE = 0.0252 + 0.0032
+"""SnapStream's Table 4, 128K: the SnapKV kernel and the ring buffer's, of a layer's prefill."""
+
+MLX_SHARE = 1 - 134.23 / 155.42
+"""The SnapKV change to mlx-lm, 95,075 tokens: of prefill with it what there is not without."""
+
+INTEGRATED = (
+    "prefill of prompts that are not `prefilled` is integrated: chunks were timed at some past "
+    "lengths over a cache of random numbers, and a line drawn through their medians"
+)
+NOTE = (
+    "the compress step is run by the runtime's executor, over a cache of random numbers and the "
+    "queries of a chunk that was prefilled"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """prefilled: prompts whose prefill is run. pasts: where chunks are timed.
+
+    compression: positions to a cache slot; kv_budget: slots in its place. own_lengths: builds for
+    prompts of just each length, beside the one for the longest.
+    """
+
+    prompts: tuple[int, ...] = (1024, 4096, 16384, 32768, 65536, 131072)
+    prefilled: tuple[int, ...] = (1024, 4096, 16384)
+    pasts: tuple[int, ...] = (0, 4096, 16384, 32768, 65536, 130560)
+    checkpoint: str = "small"
+    compression: int = 4
+    kv_budget: int | None = None
+    own_lengths: bool = True
+    rounds: int = 2
+    compress_rounds: int = 5
+
+
+DEFAULT = Options()
+QUICK = Options(
+    prompts=(256, 512, 1024, 2048),
+    prefilled=(256, 512, 1024),
+    pasts=(0, 512, 1024, 1984),
+    compress_rounds=2,
+)
+_LENGTHS = (1024, 4096, 16384, 32768, 65536, 131072)
+CUDA = Options(_LENGTHS, _LENGTHS, (), "8b", kv_budget=8192, own_lengths=False, rounds=1)
+
+
+def builds(setup: Setup, options: Options) -> Iterator[Build]:
+    """The build for the longest prompts comes last."""
+    made, longest = setup.builds(options.checkpoint), max(options.prompts)
+    for L_max in sorted(options.prompts) if options.own_lengths else [longest]:
+        budget = options.kv_budget or L_max // options.compression
+        yield made.get(L_max, budget, form=setup.form)
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """One build's compress step after the other; prefill with the longest one's."""
+    if options.pasts:
+        results.note(INTEGRATED)
+    results.note(NOTE)
+    found, probes = list(builds(setup, options)), setup.device.probes()
+    for build in found:
+        is_longest = build is found[-1]
+        lengths = options.prompts if is_longest else (build.manifest.geometry.L_max,)
+        # The executor is opened for what is missing alone.
+        todo = [n for n in lengths if not results.has("compress", _labels(build, n))]
+        chunked = is_longest and not results.sections.get("prefill")
+        if not todo and not chunked:
+            continue
+        with setup.device.opened(build) as executor:
+            prefill = Prefill(build, executor)
+            if chunked:
+                cases = alone(list(_prefills(prefill, options)))
+                results.measure("prefill", cases, options.rounds, probes)
+            prefill.chunk(0)  # real queries, and a cache that any prompt's end can be told of
+            cases = alone([_compress(prefill, length) for length in todo])
+            results.measure("compress", cases, options.compress_rounds, probes)
+
+
+class Prefill:
+    """An executor's prefill over a cache of random numbers, with tokens that it has never seen."""
+
+    def __init__(self, build: Build, executor: Executor) -> None:
+        self.build, self.executor = build, executor
+        self.costs = Costs.of(build, full_cache=False)
+        self._rng = np.random.default_rng(0)
+        fill_prompt(executor)
+
+    def prompt(self, length: int) -> None:
+        """All chunks; the last one compresses."""
+        tokens = self._tokens(length)
+        for part in chunks(length, self.executor.limits.prefill_chunk):
+            self.executor.prefill(0, tokens[part.start : part.end], part.start, length)
+
+    def chunk(self, past: int) -> None:
+        """One that is not its prompt's last."""
+        size = self.executor.limits.prefill_chunk
+        self.executor.prefill(0, self._tokens(size), past, past + size + 1)
+
+    def _tokens(self, count: int) -> list[int]:
+        drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()
+        return drawn
+
+
+def _prefills(prefill: Prefill, options: Options) -> Iterator[Case]:
+    """Whole prompts, and single chunks at their past lengths. Only the first warms up."""
+    chunk = prefill.build.manifest.prefill_chunk
+    for length in options.prefilled:
+        run, work = partial(prefill.prompt, length), prefill.costs.prefill(length)
+        warm = length == options.prefilled[0]
+        yield Case("prefill", {"prompt": length}, clocked(run), warm=warm, work=work)
+    for past in options.pasts:
+        run = partial(prefill.chunk, past)
+        yield Case("prefill", {"past": past, "chunk": chunk}, clocked(run), warm=False)
+
+
+def _compress(prefill: Prefill, length: int) -> Case:
+    step = clocked(partial(prefill.executor.compress, 0, length))
+    work = prefill.costs.compress(length)
+    return Case("compress", _labels(prefill.build, length), step, work=work)
+
+
+def _labels(build: Build, length: int) -> Row:
+    geometry = build.manifest.geometry
+    slots = geometry.layers[0].cache_slots
+    return {"prompt": length, "L_max": geometry.L_max, "slots": slots}
+
+
+def summary(sections: Row) -> list[Row]:
+    """For each compress step the prefill beside it, run or integrated, and the former's share."""
+    steps = sections.get("compress") or []
+    if not steps or not sections.get("prefill"):
+        return []
+    longest = max(row["L_max"] for row in steps)
+    within = {r["prompt"]: r["seconds"]["median"] for r in steps if r["L_max"] == longest}
+    # A prompt that was run has the longest build's compress step in it.
+    prefilled = {
+        row["prompt"]: row["seconds"]["median"] - within[row["prompt"]]
+        for row in sections["prefill"]
+        if row.get("prompt") in within
+    }
+    integrate = _integral(sections["prefill"])
+    found = []
+    for row in steps:
+        prompt, seconds = row["prompt"], row["seconds"]["median"]
+        integrated = integrate(prompt) if integrate else None
+        prefill = prefilled.get(prompt, integrated)
+        if prefill is None:  # the run was cut before that prompt
+            continue
+        whole = prefill + seconds
+        off_by = None if integrated is None else rounded((integrated + seconds) / whole - 1)
+        found.append(
+            {
+                "prompt": prompt,
+                "L_max": row["L_max"],
+                "slots": row["slots"],
+                "compress_seconds": seconds,
+                "prefill_seconds": rounded(whole),
+                "prefilled": prompt in prefilled,
+                "share": rounded(seconds / whole),
+                "integrated_off_by": off_by,
+            }
+        )
+    return found
+
+
+def _integral(prefill: list[Row]) -> Any:
+    """Seconds of a prompt by its length; None where no chunks were timed."""
+    timed = [row for row in prefill if "past" in row]
+    if len(timed) < 2:
+        return None
+    medians = [row["seconds"]["median"] for row in timed]
+    line = Affine.through([row["past"] for row in timed], medians)
+    return partial(line.prompt, chunk=timed[0]["chunk"])
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each prompt and build."""
+    heads = ["prompt", "L_max", "slots", "prefill, s", "of it run", "compress, ms", "of prefill"]
+    longest = max((row["L_max"] for row in report["summary"]), default=0)
+    found = sorted(report["summary"], key=lambda row: (row["L_max"] == longest, row["prompt"]))
+    cells = [
+        [
+            f"{row['prompt']:,}",
+            f"{row['L_max']:,}",
+            f"{row['slots']:,}",
+            f"{row['prefill_seconds']:.2f}",
+            "yes" if row["prefilled"] else "no",
+            f"{1e3 * row['compress_seconds']:.1f}",
+            f"{row['share']:.2%}",
+        ]
+        for row in found
+    ]
+    notes = [
+        f"- {row['prompt']:,} tokens: integrated prefill is off by "
+        f"{row['integrated_off_by']:+.1%} from the one that was run"
+        for row in found
+        if row["prefilled"] and row["L_max"] == longest and row["integrated_off_by"] is not None
+    ]
+    notes.append(
+        f"- others: SnapStream's Table 4 {PAPER_SHARE:.1%} (128K), "
+        f"the SnapKV change to mlx-lm {MLX_SHARE:.1%} (95K)"
+    )
+    yield Table("what compression adds to prefill", heads, cells, notes)

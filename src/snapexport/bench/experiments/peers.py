@@ -1,0 +1,198 @@
+"""The systems that a user would take instead, on the same checkpoint, threads and prompts, in turn.
+
+Each is a process of its own interpreter (`bench/peers/`) and sleeps while another one is timed.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from snapexport.bench.peers import PEERS
+from snapexport.bench.peers.process import PeerError, Scene, Variant, Worker
+from snapexport.bench.results import Results
+from snapexport.bench.setup import Setup
+from snapexport.bench.spread import rounded
+from snapexport.bench.tables import Table, spread_ms
+from snapexport.bench.turns import Case, Row, Timed, alone
+
+HELP = "decode and TTFT beside onnxruntime-genai, transformers, kvpress and llama.cpp"
+DEVICES = ("cpu",)
+
+NOTES = (
+    "decoding behind long contexts: snapexport, transformers and kvpress stand behind caches of "
+    "random numbers; onnxruntime-genai's generator can't, so that its graph is run by ONNX Runtime "
+    "with caches bound in place, as its generator does; llama.cpp's cache is that of a prompt of "
+    "1,024 tokens, loaded again and again to the positions behind",
+    "kvpress decodes on as many entries as SnapKVPress keeps; its cache then grows",
+    "llama.cpp has a cache of 16 bits, as it is by default; all others have 32",
+)
+
+SNAPSTREAM = "SnapStream"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Options:
+    """kv_budget: slots of SnapStream, and entries that kvpress keeps. bits: of the weights."""
+
+    checkpoint: str = "small"
+    bits: tuple[int, ...] = (32, 4)
+    contexts: tuple[int, ...] = (1024, 32768)
+    prompts: tuple[int, ...] = (1024, 4096)
+    kv_budget: int = 1024
+    rounds: int = 5
+    steps: int = 4
+    prompt_rounds: int = 3
+
+
+DEFAULT = Options()
+QUICK = Options(contexts=(256, 1024), prompts=(128, 256), kv_budget=128, rounds=2, prompt_rounds=1)
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """First tokens, then one context after the other."""
+    results.note(*NOTES)
+    probes = setup.device.probes()
+    with ExitStack() as stack:
+        workers = list(_loaded(variants(setup, options), results, stack))
+        draw = _prompts(setup, options)
+        for prompt in options.prompts:
+            cases = [
+                Case("ttft", _labels(one, prompt=prompt), timed, warm=False)
+                for one, worker in workers
+                if one.prompts
+                and (timed := _tried(results, one, partial(_first_token, worker, draw, prompt)))
+            ]
+            results.measure("ttft", alone(cases), options.prompt_rounds, probes)
+        for context in options.contexts:
+            cases = [
+                Case("decode", _labels(one, context=context), step, options.steps)
+                for one, worker in workers
+                if context in one.contexts
+                and (step := _tried(results, one, partial(_step, worker, context)))
+            ]
+            results.measure("decode", alone(cases), options.rounds, probes)
+
+
+def variants(setup: Setup, options: Options) -> Iterator[Variant]:
+    """Ours, then the others: those of the weights that are asked for."""
+    scene = Scene(
+        bits=options.bits,
+        model=str(setup.model(options.checkpoint).absolute()),
+        files=str(setup.work.absolute() / "peers"),
+        threads=setup.threads,
+        contexts=options.contexts,
+        longest_prompt=max(options.prompts),
+        kv_budget=options.kv_budget,
+        builds=lambda weights: setup.builds(options.checkpoint, weights=weights),
+        peers_python=setup.peers_python,
+        kvpress_python=setup.kvpress_python,
+    )
+    for plugin in PEERS:
+        for variant in plugin.variants(scene):
+            if variant.bits in options.bits:
+                yield variant
+
+
+def _loaded(
+    variants: Iterable[Variant], results: Results, stack: ExitStack
+) -> Iterator[tuple[Variant, Worker]]:
+    """Those that can be; the results say why others can't."""
+    for variant in variants:
+        results.tell(f"loading {variant.name}", 0, 1)
+        if worker := _tried(results, variant, partial(Worker, variant)):
+            stack.callback(worker.close)
+            results.add("versions", {"system": variant.name, **worker.versions})
+            yield variant, worker
+
+
+def _labels(variant: Variant, **at: int) -> Row:
+    return {"system": variant.name, "bits": variant.bits, **at}
+
+
+def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | None:
+    """What the action gives; None where the peer fails, which the results then say."""
+    try:
+        return action()
+    except PeerError as error:
+        results.add("failed", {"system": variant.name, "why": error.message})
+        return None
+
+
+def _first_token(worker: Worker, draw: Callable[[int], list[int]], length: int) -> Timed:
+    """Warmed up by one prompt; each has other tokens, since some remember what they have seen."""
+
+    def timed() -> float:
+        return worker.ask("first_token", tokens=draw(length))
+
+    timed()
+    return timed
+
+
+def _step(worker: Worker, context: int) -> Timed:
+    """Behind that many tokens, from then on."""
+    worker.ask("fill", context=context)
+    return partial(worker.ask, "step")
+
+
+def _prompts(setup: Setup, options: Options) -> Callable[[int], list[int]]:
+    """Random tokens by their number."""
+    config = json.loads((setup.model(options.checkpoint) / "config.json").read_text())
+    rng, vocab_size = np.random.default_rng(0), config["vocab_size"]
+
+    def draw(length: int) -> list[int]:
+        drawn: list[int] = rng.integers(3, vocab_size, length).tolist()
+        return drawn
+
+    return draw
+
+
+def summary(sections: Row) -> list[Row]:
+    """Each step by that of SnapStream with weights of as many bits, at the same context."""
+    decode = sections.get("decode", [])
+    ours = {
+        (row["bits"], row["context"]): row["seconds"]["median"]
+        for row in decode
+        if row["system"].startswith("snapexport") and row["system"].endswith(SNAPSTREAM)
+    }
+    return [
+        {
+            "system": row["system"],
+            "context": row["context"],
+            "times_ours": rounded(row["seconds"]["median"] / ours[row["bits"], row["context"]]),
+        }
+        for row in decode
+        if (row["bits"], row["context"]) in ours
+    ]
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each system, columns for prompts and contexts."""
+    sections, settings = report["sections"], report["settings"]
+    prompts, contexts = settings["prompts"], settings["contexts"]
+    first = {(row["system"], row["prompt"]): row for row in sections["ttft"]}
+    decode = {(row["system"], row["context"]): row for row in sections["decode"]}
+    times = {(r["system"], r["context"]): r["times_ours"] for r in report["summary"]}
+    heads = ["", *(f"TTFT, {n:,}: s" for n in prompts)]
+    heads += [head for n in contexts for head in (f"step, {n:,}: ms", "x SnapStream's")]
+    cells = []
+    for name in (row["system"] for row in sections["versions"]):
+        cells.append([name, *(_seconds(first.get((name, n))) for n in prompts)])
+        for n in contexts:
+            ratio = times.get((name, n))
+            cells[-1] += [spread_ms(decode.get((name, n))), f"{ratio:.2f}" if ratio else ""]
+    notes = [f"- {row['system']}: {row['why']}" for row in sections["failed"]]
+    pairs = {pair for row in sections["versions"] for pair in row.items() if pair[0] != "system"}
+    if pairs:
+        notes.append(f"- versions: {', '.join(f'{one} {found}' for one, found in sorted(pairs))}")
+    yield Table("peers", heads, cells, notes)
+
+
+def _seconds(row: Row | None) -> str:
+    return f"{row['seconds']['median']:.2f}" if row else ""

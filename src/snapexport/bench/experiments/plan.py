@@ -1,0 +1,147 @@
+"""The memory that `snapexport plan` predicts against the memory that a running build takes.
+
+Builds of several options; every slot generates from a prompt of full length. The most of the
+process' own pages and the most of its mapped ones are added, since a kernel that reclaims memory
+drops the latter.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snapexport.bench.memory import apart, share
+from snapexport.bench.results import Results
+from snapexport.bench.setup import Setup
+from snapexport.bench.spread import rounded
+from snapexport.bench.tables import Table
+from snapexport.bench.turns import Row
+from snapexport.builder.staging import scratch
+from snapexport.contract.errors import UserError
+
+HELP = "what `snapexport plan` predicts against what a running build takes"
+DEVICES = ("cpu",)
+TOKENS = 8
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "full cache": {"policy": "full"},
+    "16 : 1": {"compression": 16},
+    "batch 16": {"batch": 16},
+    "L_obs 32": {"L_obs": 32},
+    "chunk 128": {"prefill_chunk": 128},
+    "chunk 2048": {"prefill_chunk": 2048},
+    "single shot": {"prefill_chunk": 4096},
+    "int4": {"weights": "int4"},
+    "fp16": {"dtype": "fp16"},
+    "portable": {"target": "portable"},
+    "portable, chunk 128": {"target": "portable", "prefill_chunk": 128},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """only: names of SETTINGS."""
+
+    checkpoint: str = "narrow"
+    L_max: int = 4096
+    only: tuple[str, ...] = tuple(SETTINGS)
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            if name not in SETTINGS:
+                raise UserError(f"no setting '{name}'", f"choose from {', '.join(SETTINGS)}")
+
+
+DEFAULT = Options()
+QUICK = Options(L_max=512, only=("default", "full cache"))
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """Build and measure each setting, the latter in a process of its own."""
+    model = setup.model(options.checkpoint)
+    setup.work.mkdir(parents=True, exist_ok=True)
+    for done, name in enumerate(options.only):
+        results.tell(name, done, len(options.only))
+        if not results.has("memory", {"setting": name}):
+            with scratch(setup.work / "plan") as directory:
+                results.add(
+                    "memory", {"setting": name, **_compared(model, directory, name, options)}
+                )
+
+
+def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
+    """One setting, predicted and measured."""
+    from snapexport.builder import BuildOptions
+    from snapexport.builder import run as run_build
+    from snapexport.builder.plan.footprint import footprint
+    from snapexport.builder.plan.model import read_model
+
+    given: dict[str, Any] = {"L_max": options.L_max, "batch": 4, "decode_batches": ()}
+    given |= SETTINGS[name]
+    if compression := given.pop("compression", None):
+        given["kv_budget"] = options.L_max // compression
+    asked = BuildOptions(model=str(model), out=directory / "build", **given)
+    manifest = run_build(asked).manifest
+    taken = footprint(read_model(str(model)), asked, manifest.geometry, manifest.prefill_chunk)
+    action = partial(peak, asked.out, options.L_max - TOKENS)
+    found = apart(f"measuring '{name}'", action)
+    return {
+        "predicted": taken.prefill_peak,
+        "measured": found,
+        "ratio": rounded(taken.prefill_peak / found),
+    }
+
+
+def peak(build: Path, prompt: int) -> int:
+    """The most bytes that generating takes."""
+    from snapexport import LLM, SamplingParams
+
+    memory = Watched()
+    llm = LLM(build)
+    limits = llm.executor.limits
+    prompts = np.random.default_rng(0).integers(3, limits.vocab_size, (limits.batch, prompt))
+    llm.generate(prompts.tolist(), SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    return memory.peak()
+
+
+class Watched:
+    """Looks at this process' memory every few milliseconds until it is asked for the peak."""
+
+    def __init__(self) -> None:
+        self._own, self._mapped = share()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def peak(self) -> int:
+        self._ended.set()
+        self._thread.join()
+        return self._own + self._mapped
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            own, mapped = share()
+            self._own, self._mapped = max(self._own, own), max(self._mapped, mapped)
+            time.sleep(0.01)
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each setting, in MB."""
+    cells = [
+        [
+            row["setting"],
+            f"{row['predicted'] / 1e6:.0f}",
+            f"{row['measured'] / 1e6:.0f}",
+            f"{row['ratio']:.3f}",
+        ]
+        for row in report["sections"]["memory"]
+    ]
+    heads = ["setting", "predicted, MB", "measured, MB", "ratio"]
+    yield Table("memory, predicted and measured", heads, cells)

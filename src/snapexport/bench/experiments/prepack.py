@@ -1,0 +1,91 @@
+"""Memory and decode time of a running build: the saving and the cost of one copy of the weights.
+
+`prepack` gives decode a second copy of the weights, laid out for several rows.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from snapexport.bench.memory import apart, share
+from snapexport.bench.results import Results
+from snapexport.bench.setup import Setup
+from snapexport.bench.systems import load
+from snapexport.bench.tables import Table, mib
+from snapexport.bench.turns import Row
+from snapexport.contract.build_directory import Build
+
+HELP = "memory and decode time of a running build, with and without prepacking"
+DEVICES = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """batch: slots that decode, each behind one chunk."""
+
+    checkpoint: str = "medium"
+    batch: int = 4
+    L_max: int = 4096
+    kv_budget: int = 1024
+    rounds: int = 30
+
+
+DEFAULT = Options()
+QUICK = Options(L_max=512, kv_budget=128, rounds=2)
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """Each setting in a process of its own."""
+    build = setup.builds(options.checkpoint).get(options.L_max, options.kv_budget, options.batch)
+    for done, prepack in enumerate((False, True)):
+        results.tell("prepack" if prepack else "no prepack", done, 2)
+        action = partial(measured, build.directory, setup.threads, prepack, options.rounds)
+        results.add("memory", apart("measuring memory", action))
+
+
+def measured(directory: Path, threads: int, prepack: bool, rounds: int) -> Row:
+    """Memory after loading and after a prefill and some steps, and the median step."""
+    build = Build.open(directory)
+    executor = load(directory, baseline=False, threads=threads, prepack=prepack).executor
+    loaded, limits = share(), executor.limits
+    prompt = list(range(2, 2 + limits.prefill_chunk))
+    for slot in range(limits.batch):
+        executor.prefill(slot, prompt, 0, len(prompt))
+    seconds, lengths = [], np.full(limits.batch, len(prompt))
+    for step in range(rounds):
+        started = time.perf_counter()
+        executor.decode(np.ones_like(lengths), lengths + step, lengths)
+        seconds.append(time.perf_counter() - started)
+    return {
+        "prepack": prepack,
+        "batch": limits.batch,
+        "weights_bytes": sum(weights.size for weights in build.manifest.weights),
+        "loaded": _named(loaded),
+        "after_decode": _named(share()),
+        "decode_seconds": median(seconds),
+    }
+
+
+def _named(taken: tuple[int, int]) -> Row:
+    return dict(zip(("anonymous", "mapped_files"), taken, strict=True))
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each setting."""
+    heads = ["setting", "weights, MiB", "own, MiB", "mapped, MiB", "step, ms"]
+    cells = [
+        [
+            "prepacked" if row["prepack"] else "as it is",
+            mib(row["weights_bytes"]),
+            mib(row["after_decode"]["anonymous"]),
+            mib(row["after_decode"]["mapped_files"]),
+            f"{1e3 * row['decode_seconds']:.1f}",
+        ]
+        for row in report["sections"]["memory"]
+    ]
+    yield Table("memory, with and without prepacking", heads, cells)

@@ -1,0 +1,135 @@
+"""A decode step with `--top-tokens` in the graphs and without: the graph's part, and all.
+
+Requests of one kind of sampling fill the slots of two builds that differ in that option alone;
+these take turns, a step each. What the option adds is less than the noise of such a step: its
+operators are timed by themselves, too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from snapexport.bench.experiments.host import SAMPLINGS, Running, TimedExecutor
+from snapexport.bench.results import Results
+from snapexport.bench.sessions import open_session
+from snapexport.bench.setup import Setup
+from snapexport.bench.tables import Table
+from snapexport.bench.turns import Case, Row, clocked
+from snapexport.contract import names
+
+HELP = "a decode step with --top-tokens and without, by the way requests sample"
+DEVICES = ("cpu",)
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """top_tokens: of one of the two builds. steps: of each kind of sampling."""
+
+    checkpoint: str = "wide-vocabulary"
+    top_tokens: int = 64
+    batch: int = 16
+    L_max: int = 4096
+    kv_budget: int = 1024
+    prompt: int = 64
+    steps: int = 30
+    rounds: int = 1
+
+
+DEFAULT = Options()
+QUICK = Options(top_tokens=8, batch=2, L_max=512, kv_budget=128, steps=2)
+
+
+def run(setup: Setup, options: Options, results: Results) -> None:
+    """The operators alone, then both builds for each kind of sampling."""
+    added = _operators(setup, options)
+    results.measure("operators", [[Case("operators", {}, added, options.steps)]], 1)
+    builds = [
+        setup.builds(options.checkpoint, top_tokens=count).get(
+            options.L_max, options.kv_budget, options.batch
+        )
+        for count in (0, options.top_tokens)
+    ]
+    with ExitStack() as stack:
+        executors = [stack.enter_context(setup.device.opened(build)) for build in builds]
+        for done, name in enumerate(SAMPLINGS):
+            results.tell(name, done, len(SAMPLINGS))
+            steppers = [_stepper(executor, name, options.prompt) for executor in executors]
+            results.add("steps", {"sampling": name, **_compared(steppers, options.steps)})
+
+
+def _operators(setup: Setup, options: Options) -> Callable[[], float]:
+    """Seconds of the top tokens' own operators, over random logits."""
+    import onnx_graphsurgeon as gs
+
+    from snapexport.graphs.passes.top_tokens import TopTokens
+    from snapexport.graphs.surgery import IR_VERSION
+
+    vocab_size = setup.builds(options.checkpoint).traced().manifest.model.vocab_size
+    shape = options.batch, vocab_size
+    given, logits = (gs.Variable(name, np.float32, shape) for name in ("given", names.LOGITS))
+    nodes = [gs.Node("Identity", inputs=[given], outputs=[logits])]
+    graph = gs.Graph(nodes, inputs=[given], outputs=[logits], opset=24)
+    TopTokens(options.top_tokens).apply(graph)
+    graph.outputs.remove(logits)
+    model = gs.export_onnx(graph.cleanup().toposort())
+    model.ir_version = IR_VERSION
+    session = open_session(model.SerializeToString(), setup.threads)
+    feed = {
+        "given": np.random.default_rng(0).standard_normal(shape, np.float32),
+        names.TEMPERATURE: np.ones(options.batch, np.float32),
+    }
+    return clocked(lambda: session.run(None, feed))
+
+
+def _stepper(executor: Any, sampling: str, prompt: int) -> Callable[[], tuple[float, float]]:
+    """A decode step of all its slots: seconds of the graph, and of the whole step."""
+    timed = TimedExecutor(executor)
+    running = Running(timed, prompt)
+    running.start(sampling)
+    whole = clocked(running.step)
+
+    def step() -> tuple[float, float]:
+        seconds = whole()
+        return timed.seconds, seconds
+
+    return step
+
+
+def _compared(steppers: Sequence[Callable[[], tuple[float, float]]], steps: int) -> Row:
+    """Median seconds of the graph and of the step, without and with top tokens.
+
+    Ratios are medians too, of those within a turn: a drift of the machine is in both alike.
+    """
+    taken: list[list[tuple[float, float]]] = [[], []]
+    for turn in range(WARM_UP + steps):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            taken[which].append(steppers[which]())
+    without, with_them = (np.array(rows[WARM_UP:]).T for rows in taken)
+    row: Row = {}
+    for name, before, after in zip(("graph", "step"), without, with_them, strict=True):
+        row[f"{name}_seconds"] = [float(median(one)) for one in (before, after)]
+        row[f"{name}_ratio"] = float(median(after / before))
+    return row
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """A row for each kind of sampling."""
+    heads = ["sampling"]
+    for part in ("graph", "step"):
+        heads += [f"{part} without, ms", "with, ms", "ratio"]
+    cells = []
+    for row in report["sections"]["steps"]:
+        cells.append([row["sampling"]])
+        for part in ("graph", "step"):
+            both = [f"{1e3 * seconds:.1f}" for seconds in row[f"{part}_seconds"]]
+            cells[-1] += [*both, f"{row[f'{part}_ratio']:.2f}"]
+    alone = [
+        f"- the operators by themselves: {1e3 * row['seconds']['median']:.2f} ms"
+        for row in report["sections"]["operators"]
+    ]
+    yield Table("top tokens", heads, cells, alone)

@@ -1,0 +1,95 @@
+"""transformers, with one of its caches, or with kvpress's SnapKV."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snapexport.bench.peers.process import Scene, Variant
+
+PACKAGES = ("transformers", "torch", "kvpress")
+ROOM = 256
+"""Positions of a static cache beyond the context."""
+
+
+def variants(scene: "Scene") -> Iterator["Variant"]:
+    """Each cache of transformers, and kvpress."""
+    from snapexport.bench.peers.process import Variant
+
+    model = {"model": scene.model, "threads": scene.threads}
+    for cache in ("dynamic", "static", "compiled"):
+        name, options = f"transformers, {cache}", model | {"cache": cache}
+        prompts = cache != "compiled"  # which compiles decoding alone
+        yield Variant(name, 32, scene.peers_python, __file__, options, scene.contexts, prompts)
+    options = model | {"cache": "dynamic", "kept": scene.kv_budget}
+    name, python = "kvpress SnapKVPress", scene.kvpress_python
+    yield Variant(name, 32, python, __file__, options, scene.contexts)
+
+
+def make(model: str, cache: str, threads: int, kept: int | None = None) -> "Transformers":
+    """A checkpoint with one kind of cache."""
+    return Transformers(model, cache, threads, kept)
+
+
+class Transformers:
+    """cache: dynamic, static, or compiled (static, torch.compile). kept: entries after SnapKV."""
+
+    def __init__(self, model: str, cache: str, threads: int, kept: int | None) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        self._torch, self._kept = torch, kept
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+        self._is_static, self._compiles = cache != "dynamic", cache == "compiled"
+        self._forward = self._model
+        self._cache: Any = None
+        self._position = 0
+
+    def first_token(self, tokens: Sequence[int]) -> None:
+        self._cache = self._empty(len(tokens))
+        press = self._press(len(tokens)) if self._kept else nullcontext()
+        with self._torch.inference_mode(), press:
+            ids = self._torch.tensor([list(tokens)])
+            self._model(input_ids=ids, past_key_values=self._cache, logits_to_keep=1)
+
+    def fill(self, context: int) -> None:
+        """Random keys and values; after SnapKV, as many as it keeps."""
+        self._position = context - 1
+        self._cache = None  # before there are two of them
+        self._cache = self._empty(context)
+        length = min(self._position, self._kept or self._position)
+        config = self._model.config
+        shape = (1, config.num_key_value_heads, length, config.head_dim)
+        with self._torch.inference_mode():
+            for layer in range(config.num_hidden_layers):
+                self._cache.update(self._torch.randn(shape), self._torch.randn(shape), layer)
+        if self._compiles:
+            # For this length alone: what had to serve another one too would be slower.
+            self._torch._dynamo.reset()
+            self._forward = self._torch.compile(self._model.forward, dynamic=False)
+            self.step()
+
+    def step(self) -> None:
+        with self._torch.inference_mode():
+            self._forward(
+                input_ids=self._torch.ones((1, 1), dtype=self._torch.int64),
+                position_ids=self._torch.tensor([[self._position]]),
+                past_key_values=self._cache,
+            )
+        self._position += 1
+
+    def _empty(self, length: int) -> Any:
+        from transformers import DynamicCache, StaticCache
+
+        if self._is_static:
+            return StaticCache(config=self._model.config, max_cache_len=length + ROOM)
+        return DynamicCache(config=self._model.config)
+
+    def _press(self, length: int) -> Any:
+        from kvpress import SnapKVPress
+
+        ratio = max(0.0, 1 - (self._kept or length) / length)
+        return SnapKVPress(compression_ratio=ratio)(self._model)

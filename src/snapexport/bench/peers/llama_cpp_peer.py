@@ -1,0 +1,170 @@
+"""llama.cpp through llama-cpp-python, flash attention on, its own F16 cache.
+
+Long contexts are not prefilled: the cache of a short prompt is loaded again and again, and moved to
+the positions behind. The checkpoint is written as GGUF, without a vocabulary: F32, or quantized by
+llama.cpp itself. Names and metadata are those of the `gguf` package; llama.cpp turns neighbouring
+pairs of a head's elements where transformers turns halves, so that rows of Q and K change places.
+"""
+
+import ctypes
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from snapexport.bench.peers.process import Scene, Variant
+
+PACKAGES = ("llama-cpp-python", "gguf")
+
+ROOM = 256
+"""Positions beyond the longest context."""
+
+_BLOCK = 1024
+"""Tokens that are prefilled for a context."""
+
+
+_TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+
+
+def variants(scene: "Scene") -> Iterator["Variant"]:
+    """Weights of 32 and of 4 bits."""
+    from snapexport.bench.peers.process import Variant
+
+    common = {"model": scene.model, "directory": scene.files, "threads": scene.threads}
+    for weights, bits in {"F32": 32, "Q4_0": 4}.items():
+        options = common | {"longest": max(scene.contexts), "weights": weights}
+        name = f"llama.cpp {weights}"
+        yield Variant(name, bits, scene.peers_python, __file__, options, scene.contexts)
+
+
+def make(model: str, directory: str, weights: str, longest: int, threads: int) -> "LlamaCpp":
+    """A GGUF file of these weights."""
+    path = written(Path(model), Path(directory), weights, threads)
+    return LlamaCpp(path, longest + ROOM, threads)
+
+
+class LlamaCpp:
+    """One sequence, and a second one to load what the first is made of."""
+
+    def __init__(self, path: Path, longest: int, threads: int) -> None:
+        import llama_cpp
+
+        self._api: Any = llama_cpp
+        llama_cpp.llama_backend_init()
+        model = llama_cpp.llama_model_default_params()
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), model)
+        context = llama_cpp.llama_context_default_params()
+        context.n_ctx, context.n_seq_max, context.kv_unified = longest, 2, True
+        context.n_batch, context.n_ubatch = longest, 512
+        context.n_threads = context.n_threads_batch = threads
+        context.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self._context: Any = llama_cpp.llama_init_from_model(self._model, context)
+        if not self._context:
+            raise RuntimeError("llama.cpp made no context")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+
+    def first_token(self, tokens: Sequence[int]) -> None:
+        self._api.llama_memory_clear(self._memory, False)
+        self._decode(tokens)
+
+    def fill(self, context: int) -> None:
+        length = context - 1
+        self.first_token([1 + n % 100 for n in range(min(length, _BLOCK))])
+        size = self._api.llama_state_seq_get_size(self._context, 0)
+        state = (ctypes.c_uint8 * size)()
+        self._api.llama_state_seq_get_data(self._context, state, size, 0)
+        for start in range(_BLOCK, length, _BLOCK):
+            self._append(state, size, start)
+        self._api.llama_memory_seq_rm(self._memory, 0, length, -1)
+        self.step()  # turns the keys that were moved
+
+    def _append(self, state: Any, size: int, start: int) -> None:
+        """The same tokens' cache once more, from position `start` on."""
+        api, memory = self._api, self._memory
+        if not api.llama_state_seq_set_data(self._context, state, size, 1):
+            raise RuntimeError("llama.cpp has no room for the sequence")
+        api.llama_memory_seq_add(memory, 1, 0, -1, start)
+        api.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+        api.llama_memory_seq_rm(memory, 1, -1, -1)
+
+    def step(self) -> None:
+        self._decode([1])
+
+    def _decode(self, tokens: Sequence[int]) -> None:
+        ids = (self._api.llama_token * len(tokens))(*tokens)
+        status = self._api.llama_decode(self._context, self._api.llama_batch_get_one(ids, len(ids)))
+        if status:
+            raise RuntimeError(f"llama_decode gave {status}")
+        self._api.llama_synchronize(self._context)
+
+
+def written(model: Path, directory: Path, weights: str, threads: int) -> Path:
+    """The file of these weights: F32 or Q4_0; made where it is missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    out = directory / f"{model.name}.{weights}.gguf"
+    unfinished = out.with_name(out.name + ".partial")
+    if not out.is_file():
+        if weights == "F32":
+            _write_f32(model, unfinished)
+        else:
+            _quantize(written(model, directory, "F32", threads), unfinished, weights, threads)
+        unfinished.rename(out)
+    return out
+
+
+def _quantize(source: Path, out: Path, weights: str, threads: int) -> None:
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{weights}"), threads
+    status = llama_cpp.llama_model_quantize(
+        str(source).encode(), str(out).encode(), ctypes.byref(params)
+    )
+    if status:
+        raise RuntimeError(f"llama_model_quantize gave {status}")
+
+
+def _write_f32(model: Path, out: Path) -> None:
+    import gguf
+    from safetensors.numpy import load_file
+
+    config = json.loads((model / "config.json").read_text())
+    writer = gguf.GGUFWriter(out, "llama")
+    _write_metadata(writer, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(model / "model.safetensors").items():
+        for projection, heads in _TURNED.items():
+            if projection in name:
+                tensor = _interleaved(tensor, config[heads])
+        writer.add_tensor(names.get_name(name, (".weight",)), tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_metadata(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+
+
+def _interleaved(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows [head, half, pair] -> [head, pair, half]."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)

@@ -1,0 +1,125 @@
+"""A peer's process: asked, answering and asleep in between."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapexport.bench.builds import Builds
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import Quantization
+
+_WORKER = Path(__file__).with_name("worker.py")
+_PAUSE = 0.05
+"""Seconds before another worker is asked: threads wait for work in a spin, and then go to sleep."""
+
+
+class PeerError(UserError):
+    """A library's error, or how its process ended."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "what was measured before is kept; see that there is memory")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What plug-ins are told. files: where a peer puts the checkpoint in its own format.
+
+    bits: of the weights that are asked for. builds: of the checkpoint, by the quantization of the
+    weights. peers_python, kvpress_python: interpreters; None where there is none.
+    """
+
+    bits: tuple[int, ...]
+    model: str
+    files: str
+    threads: int
+    contexts: tuple[int, ...]
+    longest_prompt: int
+    kv_budget: int
+    builds: Callable[[Quantization | None], Builds]
+    peers_python: Path | None = None
+    kvpress_python: Path | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One system of a plug-in. python: the interpreter that has the library, if any.
+
+    plugin: its file. bits: of its weights. contexts: where it decodes. prompts: whether it is given
+    whole ones.
+    """
+
+    name: str
+    bits: int
+    python: Path | None
+    plugin: str
+    options: dict[str, Any]
+    contexts: tuple[int, ...]
+    prompts: bool = True
+
+
+class Worker:
+    """A loaded peer. Raises PeerError where it can't be."""
+
+    _asked_last: "Worker | None" = None
+
+    def __init__(self, variant: Variant) -> None:
+        if variant.python is None:
+            raise PeerError("no interpreter was given for it")
+        # -P: a plug-in's name must not hide a library's.
+        program = [str(variant.python), "-P", str(_WORKER)]
+        try:
+            self._process = _started([*program, variant.plugin, json.dumps(variant.options)])
+        except OSError as error:
+            raise PeerError(f"its interpreter does not start: {error.strerror}") from None
+        self.versions: dict[str, str] = {}
+        self._read()
+
+    def ask(self, do: str, **given: Any) -> float:
+        """Seconds that it took."""
+        assert self._process.stdin
+        if Worker._asked_last is not self:
+            time.sleep(_PAUSE)
+        Worker._asked_last = self
+        with suppress(BrokenPipeError):  # reading says why
+            print(json.dumps({"do": do, **given}), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def close(self) -> None:
+        """End it: whatever it is asked from then on fails."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> float:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"its process ended with status {self._process.wait()}")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise PeerError(answer["failed"])
+        self.versions |= answer.get("versions", {})
+        return float(answer["seconds"])
+
+
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for us, and we end it
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Threads wait as their library has them wait, whatever we were told."""
+    ours = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    return ours | {"HF_HUB_OFFLINE": "1"}

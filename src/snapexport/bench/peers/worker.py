@@ -1,0 +1,68 @@
+"""The program of a peer's process: `worker.py PLUGIN_FILE {"option": ...}`. Imports no snapexport.
+
+It reads a line of JSON from standard input, does what it says, answers with a line, and sleeps
+until the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N} or
+{"do": "step"}. The answer is {"seconds": ...}, or {"failed": ...} with the reason. The first
+one is about loading, and has "versions".
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TextIO
+
+
+def main() -> None:
+    """Load, say so, then answer line by line until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    path, options = sys.argv[1], json.loads(sys.argv[2])
+    made: list[Any] = []
+
+    def load() -> dict[str, Any]:
+        plugin = _loaded(path)
+        made.append(plugin.make(**options))
+        return {"versions": dict(_versions(plugin.PACKAGES))}
+
+    _answer(answers, load)
+    for line in sys.stdin:
+        _answer(answers, _action(made[0], json.loads(line)))
+
+
+def _loaded(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("plugin", path)
+    assert spec and spec.loader, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _versions(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Of those that are installed."""
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            yield package, version(package)
+
+
+def _action(peer: Any, request: dict[str, Any]) -> Callable[[], None]:
+    return lambda: getattr(peer, request.pop("do"))(**request)
+
+
+def _answer(answers: TextIO, action: Callable[[], dict[str, Any] | None]) -> None:
+    """Do it, and answer with the seconds and what it gave, or why it failed."""
+    started = time.perf_counter()
+    try:
+        given = action() or {}
+        answer: dict[str, Any] = {"seconds": time.perf_counter() - started, **given}
+    except Exception as error:  # whatever a library raises is the result's to tell
+        answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What every experiment is given: a place to work, a device, checkpoints and builds."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapexport.bench import checkpoints
+from snapexport.bench.builds import Builds
+from snapexport.bench.devices import Device
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.targets import DType
+from snapexport.vault import CHECKPOINT
+
+QUICK_CHUNK = 64
+
+CUDA: dict[str, Any] = {"chunk": 2048, "top_tokens": 64}
+"""Of builds for a GPU. top_tokens: no step waits for the logits of a whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """work: for checkpoints and builds. quick: the bundled checkpoint, at tiny sizes.
+
+    dtype: of builds for a GPU. peers_python, kvpress_python: interpreters that have them; None
+    where there is none.
+    """
+
+    work: Path
+    device: Device = field(default_factory=Device)
+    quick: bool = False
+    dtype: DType = "fp16"
+    peers_python: Path | None = None
+    kvpress_python: Path | None = None
+
+    @property
+    def threads(self) -> int:
+        return self.device.threads
+
+    @property
+    def form(self) -> GraphOptions:
+        """How compressed caches are held: on a GPU attention reads valid slots alone."""
+        return GraphOptions(decode_attention="valid" if self.device.name == "cuda" else None)
+
+    def model(self, name: str = "small", dtype: DType = "fp32") -> Path:
+        """The checkpoint's directory."""
+        if self.quick:
+            return CHECKPOINT
+        return checkpoints.make(name, dtype, self.work / "checkpoints")
+
+    def builds(self, name: str = "small", **options: Any) -> Builds:
+        """Of that checkpoint."""
+        dtype: DType = "fp32"
+        if self.device.name == "cuda":
+            dtype, options = self.dtype, CUDA | options
+        if self.quick:
+            options["chunk"] = QUICK_CHUNK
+        return Builds(self.model(name, dtype), self.work / "builds", dtype=dtype, **options)

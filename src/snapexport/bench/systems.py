@@ -1,0 +1,130 @@
+"""The systems that a benchmark compares: a prompt in, then one token after another.
+
+A system keeps no time. `ExecutorSystem` is a build of ours; another one joins a run by a
+`SystemSpec` of its own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from snapexport.bench.costs import Costs
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.executor import Executor, Limits
+from snapexport.runtime.memory import cache_bytes
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.sampling import generator, sample
+from snapexport.runtime.scheduler import Chunk, Scheduler
+
+_GREEDY = SamplingParams()
+
+
+class System(Protocol):
+    """One model, loaded, with batch slots for several requests."""
+
+    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
+        """From a prompt to its first token, from which the slot will go on."""
+        ...
+
+    def decode(self, active: int) -> None:
+        """One more token for each of the slots below `active`; the others may be lost."""
+        ...
+
+
+@dataclass(frozen=True)
+class SystemSpec:
+    """A system that is not loaded yet.
+
+    load: makes it; picklable, since memory is measured in a process of its own. batch, longest
+    prompt and positions are its limits. costs: for the roofline; None where they are not known.
+    cache_bytes: of all its caches, likewise.
+    """
+
+    name: str
+    load: Callable[[], System]
+    batch: int
+    longest_prompt: int
+    positions: int
+    costs: Costs | None = None
+    cache_bytes: int | None = None
+
+
+class ExecutorSystem:
+    """An executor driven without a scheduler's queue: prompts alone, then decode steps alone.
+
+    Chunks and greedy sampling are the runtime's own. The cost of its queue, its text and its stop
+    strings is not in here: `load/` measures whole requests.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self._inputs = np.zeros((3, executor.limits.batch), np.int64)
+        self._rng = generator(_GREEDY)
+
+    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
+        """All its chunks."""
+        for chunk in chunks(len(prompt), self.executor.limits.prefill_chunk):
+            tokens = prompt[chunk.start : chunk.end]
+            prediction = self.executor.prefill(slot, tokens, chunk.start, len(prompt))
+        self._inputs[:, slot] = sample(prediction, _GREEDY, self._rng), len(prompt), len(prompt)
+
+    def decode(self, active: int) -> None:
+        """A step of the first slots."""
+        predictions = self.executor.decode(*self._inputs[:, :active])
+        for slot in range(active):
+            self._inputs[0, slot] = sample(predictions[slot], _GREEDY, self._rng)
+        self._inputs[1, :active] += 1
+
+    def compress(self, prompt_length: int) -> None:
+        """The compress step of the prompt that was prefilled last, once more, into slot 0."""
+        self.executor.compress(0, prompt_length)
+
+
+def chunks(length: int, chunk: int) -> Iterator[Chunk]:
+    """The chunks of a prompt that is alone, as the runtime's scheduler cuts them."""
+    scheduler = Scheduler(batch=1, chunk=chunk)
+    scheduler.add(0, length)
+    while True:
+        for part in scheduler.schedule().prefill:
+            yield part
+            if part.is_last:
+                return
+
+
+def spec_of(
+    build: Build, *, baseline: bool = False, threads: int | None = None, prepack: bool = False
+) -> SystemSpec:
+    """A build's own graphs, or its baseline. Raises UserError."""
+    manifest = build.manifest
+    if baseline and not manifest.geometry.compresses:
+        raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
+    full_cache = baseline or not manifest.geometry.compresses
+    limits, cache = Limits.of(manifest, full_cache=full_cache), cache_bytes(manifest)
+    return SystemSpec(
+        "full" if full_cache else manifest.geometry.policy,
+        partial(load, build.directory, baseline, threads, prepack),
+        limits.batch,
+        limits.longest_prompt,
+        limits.positions,
+        Costs.of(build, full_cache=full_cache),
+        cache.prefill + (cache.full if full_cache else cache.decode),
+    )
+
+
+def load(build: Path, baseline: bool, threads: int | None, prepack: bool) -> ExecutorSystem:
+    """On the CPU, as a user's own run would be. Raises UserError."""
+    return ExecutorSystem(
+        open_executor(
+            Build.open(build),
+            backend="onnxruntime",
+            baseline=baseline,
+            threads=threads,
+            prepack=prepack,
+        )
+    )

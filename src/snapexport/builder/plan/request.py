@@ -1,0 +1,87 @@
+"""The request for a plan, and how memory and choices are written on the command line."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapexport.builder import BuildOptions
+from snapexport.builder.presets import flag_of
+from snapexport.contract.bytes import parsed
+from snapexport.contract.errors import UserError
+from snapexport.contract.graph_options import GraphOptions
+
+_OF_GRAPHS = {field.name for field in dataclasses.fields(GraphOptions)}
+_CHOSEN = ("policy", "kv_budget", "batch", "prefill_chunk")
+_LIKE = "write it like 80GiB, 24GB or 512M"
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """memory: bytes, all that there are. given: fields of BuildOptions; the rest is chosen.
+
+    `model` and `L_max` have to be given. None: not given.
+    """
+
+    memory: int
+    given: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise UserError(f"--memory {self.memory} leaves nothing", _LIKE)
+        known = {field.name for field in dataclasses.fields(BuildOptions)}
+        assert set(self.given) <= known, f"no options of build: {set(self.given) - known}"
+
+    def __getitem__(self, name: str) -> Any:
+        """As given, or None."""
+        return self.given.get(name)
+
+    def with_given(self, **fields: Any) -> "PlanRequest":
+        """The same with further choices made."""
+        return dataclasses.replace(self, given={**self.given, **fields})
+
+    def build_options(self, **chosen: Any) -> BuildOptions:
+        """These with what was chosen for the rest. Raises UserError where they contradict."""
+        fields = {name: value for name, value in self.given.items() if value is not None}
+        return BuildOptions(**{"out": self.out} | fields | chosen)
+
+    @property
+    def out(self) -> Path:
+        """Where the recommended command would build."""
+        name = Path(str(self["model"])).expanduser().resolve().name
+        return Path(f"{name or 'model'}.build")
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of --memory. Raises UserError."""
+    try:
+        nbytes = parsed(text)
+    except ValueError:
+        raise UserError(f"--memory '{text}' is no size", _LIKE) from None
+    if nbytes < 1:
+        raise UserError(f"--memory {text} leaves nothing", _LIKE)
+    return nbytes
+
+
+def command(options: BuildOptions) -> str:
+    """`snapexport build ...`, with every flag that is not at its default."""
+    words = ["snapexport", "build"]
+    for field in sorted(dataclasses.fields(options), key=lambda one: one.name in _OF_GRAPHS):
+        value = getattr(options, field.name)
+        if value is True:
+            words.append(flag_of(field.name))
+        elif value != field.default or field.name == "batch":
+            words += [flag_of(field.name), str(value)]
+    return shlex.join(words)
+
+
+def chosen_flags(options: BuildOptions) -> str:
+    """The flags that a plan chooses."""
+    chosen = ((name, getattr(options, name)) for name in _CHOSEN)
+    return " ".join(
+        f"{flag_of(name)} {value}"
+        for name, value in chosen
+        if value not in (None, BuildOptions.policy)
+    )

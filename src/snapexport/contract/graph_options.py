@@ -1,0 +1,161 @@
+"""Choices of the graphs beside geometry, target and dtype; the manifest records them whole.
+
+An option is a field here, its check in `resolved`, and the pass that `graphs/surgery.py` gives it
+to. The flag of `build` and `plan`, the manifest's key and a derived build follow from the field.
+Knows no graph.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.targets import (
+    CACHE_DTYPES,
+    TARGETS,
+    CacheDType,
+    DType,
+    Target,
+    capabilities,
+    targets_with,
+)
+
+DecodeAttention = Literal["all", "valid"]
+DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """cache_dtype: of compressed caches; None: the model's own. Full caches always have that one.
+
+    decode_attention: slots of a compressed cache that a decode step reads. top_tokens: how many of
+    the likeliest next tokens are outputs beside the logits.
+    """
+
+    cache_dtype: CacheDType | None = field(
+        default=None,
+        metadata=_help(
+            "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
+            "(default: the dtype)"
+        ),
+    )
+    decode_attention: DecodeAttention | None = field(
+        default=None,
+        metadata=_help(
+            "cache slots that a decode step reads: all, or the valid ones alone, in ONNX Runtime: "
+            "faster where many are empty (default: all; valid for int8)"
+        ),
+    )
+    top_tokens: int = field(
+        default=0,
+        metadata=_help(
+            "likeliest next tokens that the graphs output beside the logits, so that a GPU need "
+            "not copy all logits to the host in each step; 0: none"
+        ),
+    )
+    trt_decomposable: bool = field(
+        default=False,
+        metadata=_help(
+            "let TensorRT use several kernels for attention where it has no fused one; the graphs "
+            "then run in TensorRT alone"
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        require_one_of("--cache-dtype", self.cache_dtype, CACHE_DTYPES)
+        require_one_of("--decode-attention", self.decode_attention, DECODE_ATTENTIONS)
+        if self.top_tokens < 0:
+            raise UserError(
+                f"--top-tokens {self.top_tokens} is below 0",
+                "use 0 for none, or as many as the largest top-k of your requests",
+            )
+
+    def resolved(self, target: Target, dtype: DType) -> "GraphOptions":
+        """The same with every default decided. Raises UserError for what the target cannot do."""
+        cache_dtype = None if self.cache_dtype == dtype else self.cache_dtype
+        if cache_dtype is not None:
+            _require_cache_dtype(cache_dtype, target, dtype)
+        attention = _attention(cache_dtype, self.decode_attention)
+        if attention == "valid":
+            _require_valid_slots(target)
+        _require_topk(self.top_tokens, target)
+        if self.trt_decomposable and not capabilities(target).decomposable:
+            raise UserError(
+                f"--trt-decomposable is not supported with --target {target}",
+                f"leave it out, or use --target {targets_with('decomposable')}",
+            )
+        return replace(self, cache_dtype=cache_dtype, decode_attention=attention)
+
+    def require_vocabulary(self, tokens: int) -> None:
+        """Raise UserError for more top tokens than the model has tokens."""
+        if self.top_tokens > tokens:
+            raise UserError(
+                f"--top-tokens {self.top_tokens} is above the model's vocabulary of {tokens} "
+                "tokens",
+                "use as many as the largest top-k of your requests",
+            )
+
+    @property
+    def attends_valid(self) -> bool:
+        return self.decode_attention == "valid"
+
+    def of_full_cache(self) -> "GraphOptions":
+        """The same for an uncompressed cache, which has one form alone."""
+        return replace(self, cache_dtype=None, decode_attention="all")
+
+
+def _require_cache_dtype(cache_dtype: CacheDType, target: Target, dtype: DType) -> None:
+    if dtype != "fp32" or cache_dtype not in capabilities(target).cache_dtypes:
+        possible = "; ".join(
+            f"--target {name}: {', '.join(record.cache_dtypes)}"
+            for name, record in TARGETS.items()
+            if record.cache_dtypes
+        )
+        raise UserError(
+            f"--cache-dtype {cache_dtype} is not supported with --target {target} --dtype {dtype}",
+            f"leave it out, or use --dtype fp32 and one of these: {possible}",
+        )
+
+
+def _attention(cache_dtype: CacheDType | None, given: DecodeAttention | None) -> DecodeAttention:
+    """The operator for valid slots alone is the only one that takes 8 bits."""
+    if cache_dtype == "int8" and given == "all":
+        raise UserError(
+            "--cache-dtype int8 is not supported with --decode-attention all",
+            "drop --decode-attention all: int8 caches are read at valid slots alone",
+        )
+    if cache_dtype == "fp16" and given == "valid":
+        raise UserError(
+            "--cache-dtype fp16 is not supported with --decode-attention valid: ONNX Runtime's "
+            "operator for valid slots takes longer over fp16 than over fp32",
+            "drop one of them, or use --cache-dtype int8",
+        )
+    return given or ("valid" if cache_dtype == "int8" else "all")
+
+
+def _require_valid_slots(target: Target) -> None:
+    if not capabilities(target).valid_slots:
+        raise UserError(
+            f"--decode-attention valid is not supported with --target {target}",
+            f"leave it out, or use --target {targets_with('valid_slots')}",
+        )
+
+
+def _require_topk(count: int, target: Target) -> None:
+    record = capabilities(target)
+    if record.largest_topk is not None and count > record.largest_topk:
+        raise UserError(
+            f"--top-tokens {count} is above {record.largest_topk}, the most that "
+            f"{record.title}'s TopK gives",
+            f"use --top-tokens {record.largest_topk} or less: other requests sample from the "
+            "logits",
+        )
+
+
+def require_one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Raise UserError for an unknown name. None: not given."""
+    if value not in (None, *allowed):
+        raise UserError(f"{flag} '{value}' is not known", f"choose from {', '.join(allowed)}")

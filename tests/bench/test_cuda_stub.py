@@ -1,0 +1,27 @@
+"""`python -m tools.cuda_stub`: empty CUDA libraries for onnxruntime-gpu."""
+
+import pytest
+
+from snapexport.contract.build_directory import Build
+from tools.cuda_stub import __main__ as stub
+
+
+def test_cuda_stub_needs_onnxruntime_gpu(
+    tiny_build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if stub.library().is_file():
+        pytest.skip("this is onnxruntime-gpu")
+    assert stub.main([str(tiny_build.directory)]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: onnxruntime-gpu is not installed here\n\nhint:"
+    )
+
+
+def test_cuda_stub_defines_each_function_once() -> None:
+    """What stands in cudart.c is not written again, and the rest answers that all went well."""
+    text = stub.source(["cudaMalloc", "cudaStreamWaitEvent", "cublasCreate_v2"], stub.CUDART)
+    assert text.splitlines() == [
+        "long cudaStreamWaitEvent() { return 0; }",
+        "long cublasCreate_v2(void **it) { *it = (void *)16; return 0; }",
+        "int _;",
+    ]

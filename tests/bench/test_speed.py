@@ -1,0 +1,169 @@
+"""`snapexport bench BUILD`: what is measured in which order, and what is refused before."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from snapexport.bench import memory
+from snapexport.bench.devices import Device
+from snapexport.bench.experiments import speed
+from snapexport.bench.experiments.speed import Plan
+from snapexport.bench.load.options import LoadOptions
+from snapexport.bench.memory import Memory
+from snapexport.bench.options import BenchOptions
+from snapexport.bench.results import Results
+from snapexport.bench.turns import Case, take_turns
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from tests.bench.fakes import Clock, FakeSystem, spec
+
+USED = Memory(empty=10, loaded=20, peak=2200, anonymous_loaded=5, anonymous=6)
+
+
+def plan_of(build: Build, *names: str, **options: Any) -> Plan:
+    specs = [spec(name) for name in names or ("one",)]
+    return Plan.over(build, BenchOptions(**options), specs)
+
+
+def visits(plan: Plan, *systems: FakeSystem) -> list[list[Case]]:
+    return [
+        list(speed.visit(plan, one, system, context))
+        for context in plan.contexts
+        for one, system in zip(plan.specs, systems, strict=True)
+    ]
+
+
+def test_a_visit_fills_the_batch_slots_then_decodes_with_fewer_and_fewer(tiny_build: Build) -> None:
+    plan = plan_of(tiny_build, contexts=(10, 20), batches=(1, 3), decode_steps=2)
+    system = FakeSystem(Clock(), "one", [])
+    list(take_turns(visits(plan, system), rounds=2))
+    warm, actions = 3, 3 + 2 * 2
+    taken = [system.log[at : at + actions] for at in range(warm, len(system.log), actions)]
+    assert len(taken) == 2 * 2
+    for visit in taken:
+        assert sorted(str(one[2]) for one in visit if one[1] == "prefill") == ["0", "1", "2"]
+        assert [one[2] for one in visit if one[1] == "decode"] == [3, 3, 1, 1]
+
+
+def test_only_the_longest_context_warms_up(tiny_build: Build) -> None:
+    plan = plan_of(tiny_build, contexts=(20, 10))
+    cases = [case for group in visits(plan, FakeSystem(Clock(), "one", [])) for case in group]
+    assert {case.labels["context"] for case in cases if case.warm} == {20}
+
+
+def test_systems_get_the_same_prompts_and_none_twice(tiny_build: Build) -> None:
+    plan = plan_of(tiny_build, "fast", "slow", contexts=(10, 20), batches=(3,))
+    fast, slow = (FakeSystem(Clock(), name, []) for name in ("fast", "slow"))
+    list(take_turns(visits(plan, fast, slow), rounds=2))
+    first, second = ({tuple(prompt) for prompt in one.prompts} for one in (fast, slow))
+    assert first == second
+    assert len(first) == len(fast.prompts)
+    assert len({prompt[:5] for prompt in first}) == len(first)
+
+
+def test_batches_shrink_because_an_idle_slot_loses_its_cache(tiny_build: Build) -> None:
+    assert plan_of(tiny_build, batches=(1, 4, 2), contexts=(8,)).batches == (4, 2, 1)
+
+
+def test_defaults_come_from_the_system_with_the_tightest_limits(tiny_build: Build) -> None:
+    wide, tight = spec(batch=4), spec("full", batch=2, positions=1000)
+    plan = Plan.over(tiny_build, BenchOptions(decode_steps=10), [wide, tight])
+    assert plan.batches == (2, 1)
+    assert plan.contexts == (245, 490, 980)
+    alone = Plan.over(tiny_build, BenchOptions(decode_steps=10), [spec(batch=1)])
+    assert (alone.batches, alone.contexts) == ((1,), (250, 500, 1000))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "too many slots": ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
+    "too long": ({"contexts": (1001,)}, "--contexts 1001 is longer than a prompt can be: 1000"),
+    "no room": (
+        {"contexts": (1000,), "batches": (1,), "decode_steps": 1001},
+        "--contexts 1000 leaves no room for 1001 decoded tokens",
+    ),
+    "no context": ({"contexts": ()}, "--contexts is empty"),
+    "a context of nothing": ({"contexts": (0,)}, "--contexts 0 is below 1"),
+    "a context twice": ({"contexts": (4, 4)}, "--contexts has 4 twice"),
+    "no round": ({"repeat": 0}, "--repeat 0 is below 1"),
+    "no step": ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
+    "no thread": ({"threads": 0}, "--threads 0 is below 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: str) -> None:
+    options, message = REFUSED[name]
+    with pytest.raises(UserError) as error:
+        plan_of(tiny_build, **options)
+    assert error.value.message.startswith(message)
+
+
+BAD_LOADS: dict[str, tuple[dict[str, Any], str]] = {
+    "no scheme": ({"server": "localhost:8000"}, "--server localhost:8000 is no HTTP address"),
+    "gRPC": ({"server": "grpc://localhost:1"}, "--server grpc://localhost:1 is no HTTP address"),
+    "no client": ({"clients": (0,)}, "--clients 0 is below 1"),
+    "no token": ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
+    "no prompt": ({"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LOADS)
+def test_load_options_that_cannot_be_met_are_refused(name: str) -> None:
+    options, message = BAD_LOADS[name]
+    with pytest.raises(UserError) as error:
+        LoadOptions(**{"server": "http://127.0.0.1:8000"} | options)
+    assert error.value.message.startswith(message)
+
+
+def test_a_build_and_its_baseline_are_two_systems(tiny_build: Build) -> None:
+    own, full = Plan.of(tiny_build, BenchOptions(baseline=True)).specs
+    assert (own.name, full.name) == ("snapstream", "full")
+    assert (own.positions, full.positions) == (1024, 64)
+    assert own.cache_bytes is not None and full.cache_bytes is not None
+    assert own.cache_bytes < full.cache_bytes
+    assert [one.name for one in Plan.of(tiny_build, BenchOptions()).specs] == ["snapstream"]
+
+
+def test_a_peer_is_measured_beside_the_build(
+    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "measure", lambda *_: USED)
+    peer = FakeSystem(Clock(), "peer", [])
+    options = BenchOptions(contexts=(16,), decode_steps=2, repeat=1, threads=1)
+    plan = Plan.of(tiny_build, options, [spec("peer", batch=3, load=lambda: peer)])
+    assert plan.batches == (3, 1)  # the build has 4 slots, the peer 3
+    results = Results("speed", "", plan.options, summary=speed.summary)
+    speed.run(plan, results, Device(threads=1, quick=True))
+    for name in ("prefill", "decode", "memory"):
+        rows = results.sections[name]
+        assert {row["system"] for row in rows} == {"snapstream", "peer"}
+        assert all((row["roofline"] is None) == (row["system"] == "peer") for row in rows)
+    own, other = results.sections["memory"]
+    assert own["ratio"] == pytest.approx(2200 / own["roofline"]["bytes"], rel=1e-4)
+    assert (other["ratio"], other["cache_bytes"]) == (None, 100)
+
+
+def row(context: int, seconds: float) -> dict[str, Any]:
+    return {"system": "own", "context": context, "seconds": {"median": seconds}}
+
+
+def test_the_compress_step_is_a_share_of_prefill_and_has_two_parts() -> None:
+    sections = {"prefill": [row(100, 10.0)], "compress": [row(100, 0.5)], "vote": [row(100, 0.125)]}
+    (found,) = speed.summary(sections)
+    assert found["share_of_prefill"] == 0.05
+    assert (found["vote_seconds"], found["moving_seconds"]) == (0.125, 0.375)
+    (unsplit,) = speed.summary(sections | {"vote": []})
+    assert unsplit["vote_seconds"] is None and unsplit["moving_seconds"] is None
+
+
+def test_the_compress_step_runs_through_the_executor(tiny_build: Build) -> None:
+    plan = Plan.of(tiny_build, BenchOptions(contexts=(40,), threads=1))
+    system = plan.specs[0].load()
+    system.prefill(0, [n % 200 for n in range(40)])
+    kept = [one.copy() for one in system.executor.topk_positions()]  # type: ignore[attr-defined]
+    seen = partial(system.executor.topk_positions)  # type: ignore[attr-defined]
+    for one in seen():
+        one[...] = -7
+    system.compress(40)  # type: ignore[attr-defined]
+    assert [one.tolist() for one in seen()] == [one.tolist() for one in kept]

@@ -1,0 +1,83 @@
+"""A build's executor as a system: the runtime's own tokens, and the memory that it takes."""
+
+from functools import partial
+
+import pytest
+
+from snapexport.bench import memory
+from snapexport.bench.memory import Filling
+from snapexport.bench.systems import ExecutorSystem, System, chunks, spec_of
+from snapexport.bench.vote import Vote
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import SamplingParams
+from tests.bench.fakes import spec
+from tests.runtime.fake_executor import FakeExecutor, make_limits
+
+FILLING = Filling(slots=4, prompt=40, decode_steps=2, vocab_size=257)
+PROMPTS = [[(7 * slot + 3 * at) % 250 for at in range(11 - slot)] for slot in range(3)]
+
+
+def test_an_executor_system_decodes_the_tokens_of_the_runtime() -> None:
+    params = SamplingParams(max_tokens=5)
+    runtime = LLM.from_executor(FakeExecutor(make_limits())).generate(PROMPTS, params)
+    executor = FakeExecutor(make_limits())
+    system = ExecutorSystem(executor)
+    for slot, prompt in enumerate(PROMPTS):
+        system.prefill(slot, prompt)
+    for _ in range(5):
+        system.decode(active=3)
+    for slot, completion in enumerate(runtime):
+        assert tuple(executor.slots[slot]) == (*PROMPTS[slot], *completion.token_ids)
+
+
+def test_only_active_batch_slots_decode() -> None:
+    executor = FakeExecutor(make_limits())
+    system = ExecutorSystem(executor)
+    for slot, prompt in enumerate(PROMPTS):
+        system.prefill(slot, prompt)
+    system.decode(active=3)
+    system.decode(active=1)
+    assert [len(slot) for slot in executor.slots] == [13, 11, 10]
+
+
+@pytest.mark.parametrize(("length", "starts"), [(3, [0]), (4, [0]), (5, [0, 1]), (10, [0, 4, 6])])
+def test_prompts_are_cut_into_chunks_as_the_scheduler_does(length: int, starts: list[int]) -> None:
+    parts = list(chunks(length, 4))
+    assert [part.start for part in parts] == starts
+    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def _unloadable() -> System:
+    raise UserError("no such system", "take another")
+
+
+def test_memory_is_measured_in_a_process_of_its_own(tiny_build: Build) -> None:
+    found = memory.measure(spec_of(tiny_build, threads=1), FILLING)
+    assert 1 << 20 < found.empty < found.loaded <= found.peak
+    assert 0 < found.anonymous_loaded <= found.loaded
+    assert 0 < found.anonymous <= found.peak
+
+
+def test_a_user_error_in_the_measured_process_is_raised_here() -> None:
+    with pytest.raises(UserError) as error:
+        memory.measure(spec(load=_unloadable), FILLING)
+    assert (error.value.message, error.value.hint) == ("no such system", "take another")
+
+
+def test_the_death_of_the_measured_process_is_an_error() -> None:
+    one = spec(load=partial(exec, "import os; os._exit(7)"))
+    with pytest.raises(UserError, match="memory of one ended with status 7"):
+        memory.measure(one, FILLING)
+
+
+def test_the_vote_cut_out_keeps_eligible_positions_alone(tiny_build: Build) -> None:
+    vote = Vote.of(tiny_build, threads=1)
+    assert vote is not None
+    kept = vote.bound.outputs
+    assert list(kept) == [names.topk_positions(layer) for layer in range(2)]
+    vote.run(50)
+    for array in kept.values():
+        assert array.min() >= 4 and array.max() < 50 - 12

@@ -1,0 +1,58 @@
+"""Checks of what builds with top tokens copy from a fake GPU to the host."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import SamplingParams
+from tests.oracle import cases
+from tests.runtime.fake_cuda import FakeCuda
+
+BATCH, TOP = 3, 16
+"""Batch slots and top tokens of the builds."""
+
+samplings = pytest.mark.parametrize(
+    ("sampling", "rows"),
+    [
+        ({}, 0),
+        ({"temperature": 0.8, "top_k": 5}, 0),
+        ({"temperature": 0.3, "top_p": 0.5}, 0),
+        ({"temperature": 0.8}, 4),
+        ({"logprobs": 2}, 4),
+    ],
+)
+"""Sampling parameters, and the rows of logits that four tokens need."""
+
+
+def assert_top_tokens_replace_logits(gpu: FakeCuda, executor: Executor) -> None:
+    """Tokens, logits and normalizers of the top tokens; of all logits the rows that are read."""
+    zeros = np.zeros(BATCH, np.int64)
+    gpu.to_host.clear()
+    predictions = executor.decode(zeros + 5, zeros, zeros + 1)
+    second, row = predictions[1], 4 * executor.limits.vocab_size
+    assert second.top_tokens
+    assert sorted(gpu.to_host) == [4 * BATCH, 4 * BATCH * TOP, 8 * BATCH * TOP]
+    logits = second.logits
+    assert second.logits is logits and gpu.to_host[3:] == [row]
+    np.testing.assert_array_equal(logits[second.top_tokens.tokens], second.top_tokens.logits)
+    np.testing.assert_array_equal(predictions.logits[1], logits)
+    assert gpu.to_host[4:] == [BATCH * row]
+
+
+def assert_downloads(
+    gpu: FakeCuda, ours: LLM, theirs: LLM, sampling: dict[str, Any], rows: int
+) -> None:
+    """Four tokens of one request, beside a greedy neighbour that never needs logits."""
+    neighbour = SamplingParams(max_tokens=6, ignore_eos=True)
+    params = [SamplingParams(4, seed=0, ignore_eos=True, **sampling), neighbour]
+    prompts, row = (
+        [cases.prompt(length) for length in (40, 20)],
+        4 * ours.executor.limits.vocab_size,
+    )
+    gpu.to_host.clear()
+    got = ours.generate(prompts, params)
+    assert gpu.to_host.count(row) == rows and max(gpu.to_host) <= row
+    assert got == theirs.generate(prompts, params)

@@ -1,0 +1,31 @@
+"""Sizes in bytes, atomic writes and safetensors headers have one module each."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import snapexport
+
+PACKAGE = Path(snapexport.__file__).parent
+HOMES = {
+    "safetensors headers": (r"data_offsets|\"<Q\"", {"contract/safetensors.py"}),
+    "unfinished files": (r"[\"'.]partial\b[\"'-]", {"contract/files.py", "builder/staging.py"}),
+    "renames": (r"os\.(rename|replace)\(|\w\.rename\(", {"builder/staging.py"}),
+    "hard links": (r"os\.link\(", {"exporter/weights.py", "eval/systems.py"}),
+    "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/bytes.py"}),
+}
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    for folder in (PACKAGE, *(p for p in PACKAGE.iterdir() if p.is_symlink())):
+        for file in folder.rglob("*.py"):
+            yield file.relative_to(PACKAGE).as_posix(), file.read_text()
+
+
+@pytest.mark.parametrize("what", HOMES)
+def test_no_other_module_does_what_has_a_home(what: str) -> None:
+    pattern, homes = HOMES[what]
+    found = {path for path, text in sources() if re.search(pattern, text)}
+    assert found <= homes

@@ -1,0 +1,1 @@
+"""Shows where onnxruntime-gpu places nodes, on a machine without a GPU. See `--help`."""

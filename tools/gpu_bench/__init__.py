@@ -1,1 +1,0 @@
-"""Speed on a GPU: see `python -m tools.gpu_bench --help` and docs/gpu.md."""

@@ -1,1 +1,0 @@
-"""onnxruntime-gpu without a GPU: which nodes it places where. See `--help`."""
