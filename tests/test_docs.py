@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from snapexport.bench.__main__ import parser as bench_parser
 from snapexport.cli.app import parser
 from snapexport.serving.metrics import METRICS
 from tools import cli_reference
@@ -32,7 +33,7 @@ OTHERS = {
     ),  # lm_eval
     *("--dynamicPlugins", "--setPluginsToSerialize", "--plugins"),  # trtexec, polygraphy
     *("--gpus", "--model-control-mode", "--backend-config"),  # docker, tritonserver
-    *("--recover", "--dry-run", "--quick", "--import-mode", "--out", "--help"),  # tools of ours
+    *("--recover", "--dry-run", "--import-mode", "--out", "--help"),  # tools of ours
 }
 """Flags that the pages name and other programs have."""
 
@@ -40,6 +41,7 @@ ELSEWHERE = {
     "exporter/architectures/families/phi3.py",
     "docs/operators.md",
     "engines/NAME.log",
+    "weights/model.norm.weight.safetensors",
 }
 """Files that the pages name and the repository does not have."""
 
@@ -104,8 +106,8 @@ def test_flags_exist(page: str) -> None:
 
 
 def flags() -> set[str]:
-    """Every flag of every command."""
-    every = [parser(), *cli_reference.subcommands(parser()).values()]
+    """Every flag of every command, and of the benchmark's experiments."""
+    every = [parser(), bench_parser(), *cli_reference.subcommands(parser()).values()]
     return {flag for one in every for action in one._actions for flag in action.option_strings}
 
 

@@ -55,5 +55,5 @@ def fixed_shapes(view: GraphView) -> Iterator[Problem]:
                 "input-shape",
                 f"the input {name} has no fixed shape: {tensor.shape}",
                 "build it with fixed dimensions",
-                "docs/build-directory.md: engines have no optimization profiles",
+                "docs/reference/build-directory.md: engines have no optimization profiles",
             )

@@ -1,7 +1,7 @@
 """Bounds on the bytes of activations, from the tensors' shapes.
 
-The factors for ONNX Runtime are fitted to measured runs (docs/plan.md). Those for a GPU were never
-measured: TensorRT's builder alone knows what its layers take.
+The factors for ONNX Runtime are fitted to measured runs (docs/reference/memory-model.md). Those for
+a GPU were never measured: TensorRT's builder alone knows what its layers take.
 """
 
 from snapexport.builder import BuildOptions
@@ -75,7 +75,7 @@ def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     """The compression of one layer: its vote, and the conversion of a cache to fewer bits.
 
     Scores of the window's queries [H,W,T] in fp32, and the keys [Hkv,T,D], in several copies each.
-    A plugin holds a vote per query head and position instead, [H,T] (docs/plugins.md).
+    A plugin holds a vote per query head and position instead, [H,T] (docs/how-to/plugins.md).
     """
     target = capabilities(options.target)
     rounding = _rounding_bytes(model, options, geometry)

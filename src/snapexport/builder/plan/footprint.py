@@ -9,7 +9,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import capabilities
 
 PROCESS = 80 * 2**20
-"""Python, ONNX Runtime and its sessions, with nothing in them (docs/plan.md)."""
+"""Python, ONNX Runtime and its sessions, with nothing in them (docs/reference/memory-model.md)."""
 
 GPU_CONTEXT = 600 * 2**20
 """CUDA's context and TensorRT's libraries on the GPU: 574 MiB in a log of NVIDIA/TensorRT-LLM's
