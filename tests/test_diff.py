@@ -68,7 +68,7 @@ def test_diff_exits_with_1_for_weights_of_another_model(
     assert main(["diff", str(tiny_build.directory), *flags]) == 1
     out = capsys.readouterr().out
     assert "DIFFERS: nothing was dropped, and a logit differs by more than 0.001" in out
-    assert "compressed: what the smaller cache costs" in out
+    assert "compressed: the cost of the smaller cache" in out
 
 
 @pytest.mark.parametrize(

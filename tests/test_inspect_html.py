@@ -247,7 +247,7 @@ def test_inspect_html_needs_a_prompt(
     capsys: pytest.CaptureFixture[str], vault_build: Build, tmp_path: Path
 ) -> None:
     argv = "inspect", vault_build.directory, "--html", tmp_path / "kept.html"
-    assert "--html shows a prompt, and there is none" in refused(capsys, *argv)
+    assert "--html shows a prompt, but none was given" in refused(capsys, *argv)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -223,7 +223,7 @@ def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
     build = build_of(INT8)
     flags = ["--model", str(cases.checkpoint("llama")), "--steps", "4", "--lengths", "12"]
     assert main(["diff", str(build.directory), *flags, "--out", str(tmp_path / "d")]) == 0
-    assert "rounded: what a cache in int8 costs" in " ".join(capsys.readouterr().out.split())
+    assert "rounded: the cost of a cache in int8" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

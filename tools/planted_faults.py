@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "loop: NaN of a broken request stays in its batch slot",
-        'if delta.finish_reason == "error":\n            self.',
-        'if delta.finish_reason == "never":\n            self.',
+        'if delta.finish_reason == "error":\n            self._executor.',
+        'if delta.finish_reason == "never":\n            self._executor.',
         (*LLM, "runtime/test_*failures.py"),
     ),
     Fault(

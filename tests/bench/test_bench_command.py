@@ -17,6 +17,7 @@ from snapexport.bench.probes import Bandwidth, MatMul
 from snapexport.cli import app, bench
 from snapexport.cli.bench_view import BenchProgress
 from snapexport.contract.build_directory import Build
+from snapexport.start import end_on_signals
 from tests.bench import triton
 from tests.bench.triton import FakeTriton
 
@@ -98,7 +99,17 @@ def test_bench_json_is_one_line_and_results_stand_beside_the_build(
     assert json.loads((tmp_path / "tiny.build.bench" / "results.json").read_text()) == report
 
 
-@pytest.mark.usefixtures("no_children", "no_plots")
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """As `snapexport` starts."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    end_on_signals()
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("no_children", "no_plots", "signals")
 def test_ctrl_c_keeps_the_samples_until_then(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,

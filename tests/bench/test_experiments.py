@@ -72,15 +72,17 @@ def test_a_dry_run_of_cuda_goes_on_where_it_was(
     assert "has rows of other settings" in capsys.readouterr().err
 
 
-def test_builds_that_travelled_without_weights_get_the_checkpoints(tmp_path: Path) -> None:
+def test_derived_builds_keep_top_tokens_and_get_weights_that_were_left_behind(
+    tmp_path: Path,
+) -> None:
     setup = Setup(tmp_path, Device(threads=1))
     shape = checkpoints.SHAPES["small"] | {"vocab_size": 300, "num_hidden_layers": 1}
     model = tmp_path / "checkpoints" / "small"
     checkpoints.write(model, shape, "fp32")
-    before = setup.builds().get(64, 16)
-    assert before.manifest.weights
+    before = setup.builds(top_tokens=8).get(64, 16)
+    assert before.manifest.weights and before.manifest.graph_options.top_tokens == 8
     shutil.rmtree(before.directory / "weights")
-    after = setup.builds().get(64, 16)
+    after = setup.builds(top_tokens=8).get(64, 16)
     assert all((after.directory / one.file).is_file() for one in after.manifest.weights)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.contract.bytes import parsed
+from snapexport.contract.bytes import size
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
@@ -87,6 +87,7 @@ def manifest() -> Manifest:
         },
         traces={},
         weights=[WeightFile(file="w", size=WEIGHTS // 2, header_sha256="", sha256=None)] * 2,
+        linked_weights=False,
         engines={},
         versions={},
     )
@@ -139,9 +140,9 @@ def needed(manifest: Manifest) -> Estimate:
 @pytest.mark.parametrize(
     ("free", "message"),
     [
-        (replace(PLENTY, host=20 * GIB), "at least 34.0 GiB of memory, and 20.0 GiB are free"),
-        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory, and 8.0 GiB are free"),
-        (replace(PLENTY, disk=40 * GIB), "at least 64.0 GiB of disk space, and 40.0 GiB are"),
+        (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory, and 20 GiB are free"),
+        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory, and 8 GiB are free"),
+        (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space, and 40 GiB are"),
     ],
 )
 def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) -> None:
@@ -175,13 +176,13 @@ def test_free_memory_is_read_from_linux(tmp_path: Path) -> None:
     [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096), ("24 gb", 24 * 10**9)],
 )
 def test_sizes(text: str, nbytes: int) -> None:
-    assert parsed(text) == nbytes
+    assert size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
-        parsed(text)
+        size(text)
 
 
 @pytest.mark.parametrize(

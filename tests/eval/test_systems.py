@@ -157,5 +157,5 @@ def test_an_invalid_policy_or_budget_is_refused(name: str, slots: int, message: 
 
 def test_a_model_with_only_sliding_layers_is_refused() -> None:
     facts = model((32, 32))
-    with pytest.raises(UserError, match="every layer of the model slides"):
+    with pytest.raises(UserError, match="every layer of the model has a sliding window"):
         typical_layer(geometry(facts), facts)

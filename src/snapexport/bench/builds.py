@@ -63,7 +63,7 @@ class Builds:
                     traced,
                     geometry,
                     directory / "build",
-                    form,
+                    replace(form, top_tokens=self.top_tokens),
                     link_weights=self._links,
                 ).directory.rename(out)
         return self._opened(out)

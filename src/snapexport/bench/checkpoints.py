@@ -14,14 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.contract import safetensors
 from snapexport.contract.targets import DType
 
-_NAMES: dict[str, tuple[str, str]] = {
-    "fp32": ("F32", "float32"),
-    "fp16": ("F16", "float16"),
-    "bf16": ("BF16", "bfloat16"),
-}
-_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_CONFIG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _BLOCK = (1 << 24) + 1
 """Numbers of the block: odd, so that no two rows of a matrix are alike."""
 _PART = 1 << 24
@@ -92,10 +88,13 @@ def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool 
     """config.json, a tokenizer and model.safetensors; the bytes of the weights."""
     directory.mkdir(parents=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
-    config |= {"dtype": _NAMES[dtype][1], "bos_token_id": 1, "eos_token_id": 2} | shape
+    config |= {"dtype": _CONFIG_DTYPES[dtype], "bos_token_id": 1, "eos_token_id": 2} | shape
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     _write_tokenizer(directory, shape["vocab_size"])
-    header, size = _header(shape, dtype)
+    stored = safetensors.DTYPES[dtype]
+    entries = {name: (stored, one) for name, one in tensors(shape)}
+    header = safetensors.header(entries)
+    size = sum(safetensors.tensor_bytes(*entry) for entry in entries.values())
     with (directory / "model.safetensors").open("wb") as file:
         file.write(header)
         if sparse:
@@ -142,18 +141,6 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     config = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
     (directory / "tokenizer_config.json").write_text(json.dumps(config) + "\n")
-
-
-def _header(shape: dict[str, Any], dtype: DType) -> tuple[bytes, int]:
-    """The header (https://github.com/huggingface/safetensors), and the bytes that follow it."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, one in tensors(shape):
-        begin, end = end, end + _ITEM_BYTES[dtype] * int(np.prod(one))
-        entries[name] = {"dtype": _NAMES[dtype][0], "shape": one, "data_offsets": [begin, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, end
 
 
 def _numbers(shape: dict[str, Any], dtype: DType) -> Iterator[NDArray[Any]]:

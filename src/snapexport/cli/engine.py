@@ -21,7 +21,7 @@ from rich.table import Table
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
-from snapexport.contract.bytes import parsed, spelled
+from snapexport.contract.bytes import size, spelled
 from snapexport.contract.engines import EngineEntry
 from snapexport.engines import EngineOptions, build_engines, require_target
 from snapexport.engines.memory import Estimate, estimate
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in FILES.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=Path, metavar="FILE", help=text)
-    parser.add_argument("--workspace", type=parsed, metavar="SIZE", help=WORKSPACE["workspace"])
+    parser.add_argument("--workspace", type=size, metavar="SIZE", help=WORKSPACE["workspace"])
     flags.add_fields(parser, EngineOptions, CHOICES)
     parser.add_argument(
         "--estimate",

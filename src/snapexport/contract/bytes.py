@@ -30,7 +30,7 @@ def tensor_bytes(spec: TensorSpec) -> int:
     return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
 
 
-def parsed(text: str) -> int:
+def size(text: str) -> int:
     """Bytes of a text like 80GiB, 80GB, 24G (decimal, as GB) or 4096. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:

@@ -101,7 +101,8 @@ def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
 
 def peak(build: Path, prompt: int) -> int:
     """The most bytes that generating takes."""
-    from snapexport import LLM, SamplingParams
+    from snapexport.runtime.llm import LLM
+    from snapexport.runtime.requests import SamplingParams
 
     memory = Watched()
     llm = LLM(build)

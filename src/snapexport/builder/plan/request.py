@@ -1,4 +1,4 @@
-"""The request for a plan, and how memory and choices are written on the command line."""
+"""The request for a plan, and the command that builds a choice."""
 
 import dataclasses
 import shlex
@@ -9,7 +9,7 @@ from typing import Any
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.presets import flag_of
-from snapexport.contract.bytes import parsed
+from snapexport.contract.bytes import size
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
 
@@ -57,7 +57,7 @@ class PlanRequest:
 def parse_memory(text: str) -> int:
     """Bytes of --memory. Raises UserError."""
     try:
-        nbytes = parsed(text)
+        nbytes = size(text)
     except ValueError:
         raise UserError(f"--memory '{text}' is no size", _LIKE) from None
     if nbytes < 1:

@@ -20,6 +20,7 @@ from polygraphy.comparator import IterationResult, RunResults
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
+from snapexport.contract.targets import capabilities
 from snapexport.eval.accuracy.difference import tolerance
 from snapexport.eval.accuracy.graph_runner import Call, GraphRunner
 from snapexport.eval.accuracy.sequence import DECODE_LOGITS, PREFILL_LOGITS, Array
@@ -57,7 +58,7 @@ def commands_for(build: Build, cases: list[Case]) -> list[str]:
     lines = []
     if build.manifest.dtype != "bf16":
         lines += [_command(build, case, _graph(build, case), "--onnxrt") for case in cases]
-    if build.manifest.target == "tensorrt":
+    if capabilities(build.manifest.target).compiled:
         on_tensorrt = f"--trt --strongly-typed {_PLUGINS}"
         lines.append(_ON_A_GPU)
         lines += [_command(build, case, _graph(build, case), on_tensorrt) for case in cases]
