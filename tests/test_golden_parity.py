@@ -171,7 +171,7 @@ def test_kvpress_keeps_the_same_of_its_queries_and_keys(index: int, press: Golde
 def test_a_build_of_the_same_checkpoint_keeps_what_kvpress_keeps(
     index: int, press: Golden, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The whole road: trace, chunked prefill, hand-over. kvpress' capacity counts the window."""
+    """Trace, chunked prefill and compress step together. kvpress' capacity counts the window."""
     base = tmp_path_factory.getbasetemp()
     graphs = built(base, press["window"], press["kernel"], press["capacity"] - press["window"])
     compressed = graphs.compress(graphs.prefill(KVPRESS[f"{index}.ids"].tolist()))

@@ -25,7 +25,7 @@ def test_the_baseline_of_a_single_shot_build_is_plain_transformers() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 20, 21, 33, 64, 95, 96])
-def test_single_shot_and_chunks_hand_over_the_same(length: int) -> None:
+def test_single_shot_and_chunked_prefill_fill_the_same_cache(length: int) -> None:
     ids = cases.oracle(CHUNKED, length).prompt
     chunked_logits, chunked = handed_over(cases.built(CHUNKED), ids)
     single_logits, single = handed_over(cases.built(SINGLE_SHOT), ids)

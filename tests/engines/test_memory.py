@@ -101,7 +101,7 @@ def test_building_counts_weights_inputs_and_outputs(manifest: Manifest) -> None:
     # Caches are written in place: counted once.
     assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
     assert prefill.engine == WEIGHTS
-    # The hand-over has no weights, and reads other caches than it writes.
+    # The compress graph has no weights, and reads other caches than it writes.
     compress = needed.graphs["compress"]
     assert (compress.host, compress.engine) == (LIBRARY_HOST, 0)
     assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN

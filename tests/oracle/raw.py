@@ -94,7 +94,7 @@ class RawBuild:
         return Prefilled(len(prompt), out["logits"][0], cache, windows)
 
     def compress(self, prefilled: Prefilled) -> Compressed:
-        """The hand-over from the full cache to the compressed one."""
+        """The compress step: from the full cache to the compressed one."""
         feeds = {"prompt_length": np.array([prefilled.length])} | past(prefilled.cache)
         feeds |= {f"query_window.{i}": window for i, window in enumerate(prefilled.windows)}
         return self._compressed(prefilled.length, run(self.compress_session, feeds))

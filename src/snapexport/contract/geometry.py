@@ -152,7 +152,7 @@ class CacheGeometry:
 
     @property
     def compresses(self) -> bool:
-        """Whether there is a hand-over from a full-length prefill cache to a smaller one."""
+        """Whether a compress step follows prefill."""
         return self.policy != "full"
 
     def is_single_shot(self, prefill_chunk: int) -> bool:
