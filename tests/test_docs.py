@@ -5,6 +5,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,9 @@ def anchors(page: Path) -> set[str]:
 
 @by_page()
 def test_commands_of_fenced_blocks_parse(page: str) -> None:
+    ours = parser()
     for command in commands((ROOT / page).read_text()):
-        parser().parse_args(command)  # raises UserError, which names the argument
+        ours.parse_args(command)  # raises UserError, which names the argument
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -116,6 +118,7 @@ def test_flags_exist(page: str) -> None:
     assert named - flags() - OTHERS == set()
 
 
+@cache
 def flags() -> set[str]:
     """Every flag of every command, and of the benchmark's experiments."""
     every = [parser(), bench_parser(), *cli_reference.subcommands(parser()).values()]
