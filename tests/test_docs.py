@@ -1,15 +1,27 @@
 """The documentation is true to the repository: links resolve, commands parse, flags exist."""
 
 import argparse
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from snapexport.bench.__main__ import parser as bench_parser
 from snapexport.cli.app import parser
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import (
+    Completion,
+    OutputDelta,
+    SamplingParams,
+    Score,
+    TokenLogprobs,
+)
 from snapexport.serving.metrics import METRICS
 from tools import cli_reference
 
@@ -79,8 +91,9 @@ def anchors(page: Path) -> set[str]:
 
 @by_page()
 def test_commands_of_fenced_blocks_parse(page: str) -> None:
+    ours = parser()
     for command in commands((ROOT / page).read_text()):
-        parser().parse_args(command)  # raises UserError, which names the argument
+        ours.parse_args(command)  # raises UserError, which names the argument
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -105,6 +118,7 @@ def test_flags_exist(page: str) -> None:
     assert named - flags() - OTHERS == set()
 
 
+@cache
 def flags() -> set[str]:
     """Every flag of every command, and of the benchmark's experiments."""
     every = [parser(), bench_parser(), *cli_reference.subcommands(parser()).values()]
@@ -163,3 +177,26 @@ def test_files_and_folders_exist(page: str) -> None:
     homes = (ROOT, ROOT / "src" / "snapexport", (ROOT / page).parent)
     missing = {name for name in named if not any((home / name).exists() for home in homes)}
     assert missing - ELSEWHERE == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [
+        ("build-directory.md", Manifest),
+        ("build-directory.md", GraphOptions),
+        ("python.md", SamplingParams),
+        ("python.md", Completion),
+        ("python.md", OutputDelta),
+        ("python.md", Score),
+        ("python.md", TokenLogprobs),
+    ],
+)
+def test_every_field_is_in_the_reference(page: str, kind: type) -> None:
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    assert [name for name in kind.__annotations__ if f"`{name}`" not in text] == []
+
+
+def test_every_argument_of_llm_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "python.md").read_text()
+    arguments = set(inspect.signature(LLM).parameters) - {"unknown"}
+    assert [name for name in arguments if f"`{name}`" not in text] == []
