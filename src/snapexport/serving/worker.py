@@ -310,7 +310,7 @@ class InProcessGenerator:
         gauges: dict[str, float],
         log: Callable[[str], None],
     ) -> None:
-        """labels: of all metrics. gauges: constant metrics. request_seconds: a request's timeout."""
+        """labels: of all metrics. gauges: constant metrics. request_seconds: a timeout."""
         self.last_output = self.last_failure = float("-inf")
         self.worker: Worker[_Stream] = Worker(llm, self._deliver, max_pending, log)
         self.request_seconds = request_seconds

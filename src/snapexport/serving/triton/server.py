@@ -116,7 +116,7 @@ class Server:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, seconds: float = EXIT_SECONDS + 3) -> None:
-        """End the server: by SIGTERM, and after `seconds` by SIGKILL. May be called twice.
+        """End the server: by SIGINT, and after `seconds` by SIGKILL. May be called twice.
 
         Close gRPC streams first: an open stream, even an idle one, holds its model, and the server
         does not end by itself even after its exit timeout.

@@ -52,7 +52,7 @@ class UnaryModel:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, request: Any, port: TritonPort) -> Refusal | None:
-        """Begin to answer; returns an error response if refused. Counts the request last."""
+        """Begin to answer, or return the refusal. Counts the request last."""
         if _streams(request):
             return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
         try:
