@@ -116,7 +116,7 @@ def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
     why = {
         (one["prompt_length"], one["output"].partition(".")[0]): (one["lossless"], one["rounded"])
         for one in found
-        if one["backend"] == "snapstream"
+        if one["system"] == "snapstream"
     }
     assert why == {
         (12, "prefill"): (True, False),
@@ -132,14 +132,14 @@ def test_the_full_cache_that_it_is_compared_with_has_the_builds_dtype() -> None:
     assert full_cache_bytes(plain) == cache_bytes(plain).full
 
 
-def test_a_plan_counts_it() -> None:
+def test_plan_counts_a_cache_of_16_bits() -> None:
     build = build_of(FP16)
     manifest = build.manifest
     counted = request_bytes(manifest.model, manifest.geometry, "fp16") * manifest.batch
     assert counted == cache_bytes(manifest).decode
     asked = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
     half, single = (
-        make_plan(PlanRequest(2**30, asked | choice)).recommendation.eligible
+        make_plan(PlanRequest(2**30, asked | choice)).recommendation.alternative
         for choice in ({"cache_dtype": "fp16", "kv_budget": 32}, {"kv_budget": 32})
     )
     assert 2 * half.at(3).decode_cache == single.at(3).decode_cache

@@ -142,9 +142,9 @@ def test_tensorrt_loader_passes_bf16_unchanged(gpu: FakeCuda, build: Build, tmp_
 def test_diff_refuses_a_missing_engine_file(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
-    (build.directory / "engines" / "sm_90" / "decode.plan").unlink()
+    (build.directory / "engines" / "sm_90" / "decode.engine").unlink()
     assert main(["diff", str(build.directory), "--backends", "tensorrt"]) == 2
-    assert "decode.plan is missing" in capsys.readouterr().err
+    assert "decode.engine is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("runners", ["cuda", "", "onnxruntime,cuda"])
@@ -179,7 +179,7 @@ def test_plain_commands_parse_with_polygraphys_parser(
     ways = [(known.runners, known.model_type, known.model_file) for known in commands]
     names = ("baseline-prefill", "baseline-decode", "prefill", "decode")
     onnx = [f"{build.directory}/{name}.onnx" for name in names]
-    plans = [f"{build.directory}/engines/sm_90/{name}.plan" for name in names]
+    plans = [f"{build.directory}/engines/sm_90/{name}.engine" for name in names]
     assert ways == [
         *((["onnxrt"], None, path) for path in onnx),
         *((["trt"], None, path) for path in onnx),

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.exporter.architectures import sliding_windows
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
@@ -129,7 +130,7 @@ def test_a_ring_of_another_size_is_refused() -> None:
     graph = gs.Graph(nodes=[marker], inputs=[positions])
     geometry = CacheGeometry("streaming", 96, 1, L_sink=0, L_recent=23, K=0)
     with pytest.raises(SurgeryError, match="window of 24 positions"):
-        DecodeCache(geometry).apply(graph)
+        DecodeCache(geometry, GraphOptions()).apply(graph)
 
 
 @pytest.mark.parametrize(

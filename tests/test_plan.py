@@ -261,7 +261,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "memory 0": (["--memory", "0"], "--memory 0 leaves nothing"),
     "memory below 0": (["--memory=-3GiB"], "--memory '-3GiB' is no size"),
     "memory of words": (["--memory", "plenty"], "--memory 'plenty' is no size"),
-    "too little": (["--memory", "50MB"], "nothing fits into 47.7 MiB: the least is"),
+    "too little": (["--memory", "50MB"], "nothing fits into 47.68 MiB: the least is"),
     "L_max above the model's": (["--L-max", "99999"], "--L-max 99999 is above the model's"),
     "no prompt": (["--L-max", "0"], "--L-max 0 is below 1"),
     "full, compressed": (["--policy", "full", "--K", "3"], "--policy full keeps everything"),

@@ -67,7 +67,7 @@ def tiny(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def test_fp16_agrees_with_the_onnxruntime_target(tiny: Build, tmp_path: Path) -> None:
-    """Prefill in two chunks, compression and eight decoded tokens, of 60 that don't fit the cache."""
+    """Prefill in two chunks, compression, eight decoded tokens: 60 that don't fit the cache."""
     manifest = tiny.manifest.model_copy(update={"target": "onnxruntime"})
     other = derive(replace(tiny, manifest=manifest), manifest.geometry, tmp_path / "other")
     assert {node.op_type for node in load(other, "prefill").graph.node} >= {"GroupQueryAttention"}

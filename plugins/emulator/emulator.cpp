@@ -93,14 +93,14 @@ void resume(int index) {
   setcontext(&fiber.start);
 }
 
-// SNAPEXPORT_EMULATOR_LATE names a warp whose threads run only where no other can, the last first.
-// No result may depend on it.
+// SNAPEXPORT_EMULATOR_LATE: number of a warp whose threads run only if no other thread can, in
+// descending order. Results must not depend on it.
 int late_warp() {
   const char* text = std::getenv("SNAPEXPORT_EMULATOR_LATE");
   return text ? std::atoi(text) : -1;
 }
 
-// One turn of each thread from `first` on that can run; how many could.
+// Runs each runnable thread from `first` on once. Returns their number.
 int turn(int first, int count, bool last_first, int& left) {
   int turns = 0;
   for (int i = 0; i < count; ++i) {

@@ -1,9 +1,9 @@
 // CUDA's names on the host, so that the kernels' own source runs in tests without a GPU.
 //
 // Blocks run one after the other; a block's threads are fibers of one OS thread, switched at
-// barriers and warp exchanges. Not a model of time or of memory order: what it shows is indices,
-// barriers that not all threads reach (it aborts), shared memory used before it is written (it is
-// poisoned) or beyond its size (a canary), and, by running threads in other orders, most races.
+// barriers and warp exchanges. It does not model time or memory order. It finds wrong indices,
+// barriers that not all threads reach (it aborts), shared memory read before it is written (it is
+// poisoned) or beyond its size (a canary), and most races, by other orders of threads.
 #pragma once
 
 #include <cmath>
@@ -46,8 +46,8 @@ extern unsigned char* shared;
 void run(dim3 grid, int threads, int shared_bytes, const std::function<void()>& body);
 void block_barrier();
 void warp_barrier();
-// Every lane of the warp gives `bytes` at `mine`; the pointers to what all 32 gave come back, valid
-// until the warp's next but one exchange.
+// Each lane of the warp passes `bytes` at `mine`. Returns pointers to the data of all 32 lanes, valid
+// until the warp's next exchange but one.
 const unsigned char* exchange(const void* mine, size_t bytes);
 constexpr size_t kSlot = 64;
 

@@ -1,5 +1,5 @@
-// The machine under the kernels: a GPU, or (in the tests) an emulator that runs a block's threads one
-// after the other on the host. Beyond CUDA's own names a kernel uses only what stands here.
+// Device functions of the kernels, for a GPU and for the emulator, which runs a block's threads one
+// after the other on the host. Kernels use only CUDA's names and these.
 #pragma once
 
 #ifdef __CUDACC__
@@ -10,7 +10,7 @@
 
 namespace snapexport {
 
-// The block's shared memory, of the size that its launch asked for.
+// The block's dynamic shared memory.
 __device__ __forceinline__ unsigned char* shared_memory() {
   extern __shared__ __align__(16) unsigned char snapexport_shared[];
   return snapexport_shared;

@@ -1,10 +1,10 @@
 // Products of queries and keys, a warp at a time: 8 query columns against 16 or 32 keys.
 //
 // A lane (g = lane / 4, t = lane % 4) holds 16 bytes of every 64 of rows g and g + 8 of each 16 keys,
-// read from global memory by 128-bit loads; queries lie in shared memory and are read likewise. A dot
-// product does not care in what order head dimensions are taken, so that these bytes serve as
-// tensor-core fragments as they are. Scores come in the layout of mma.m16n8's accumulator: of key
-// tile m, scores[m][0..1] are key g, columns 2t and 2t + 1, and scores[m][2..3] key g + 8.
+// read from global memory by 128-bit loads; queries are read likewise from shared memory. The order
+// of head dimensions does not change a dot product, so these bytes are tensor-core fragments as they
+// are. Scores have the layout of mma.m16n8's accumulator: for key tile m, scores[m][0..1] are key g,
+// columns 2t and 2t + 1, and scores[m][2..3] are key g + 8.
 #pragma once
 
 #include "kernels/device.h"
@@ -48,8 +48,8 @@ __device__ __forceinline__ void load(Keys<kGroups>& keys, const uint4* key, int 
   }
 }
 
-// One step of a reduction over lanes that halves what each lane is responsible for: with the lane
-// `stride` away it swaps one half of the values and combines the other.
+// One step of a reduction over lanes: each lane swaps half of its values with the lane `stride` away
+// and combines the other half, so that it holds half as many values.
 template <int kCount, class Combine>
 __device__ __forceinline__ void fold(float* values, int stride, Lane lane, Combine combine) {
   const bool upper = lane.index & stride;
@@ -109,8 +109,8 @@ __device__ __forceinline__ float dot(uint4 a, uint4 b, float sum) {
   return fmaf(__uint_as_float(a.w), __uint_as_float(b.w), sum);
 }
 
-// fp32: true fp32 products, which tensor cores do not have. A lane sums its own head dimensions for
-// all 8 columns; lanes t = 0..3 then share the columns out.
+// fp32: full fp32 products, which tensor cores do not have. A lane sums its own head dimensions for
+// all 8 columns; then each of the lanes t = 0..3 gets 2 columns.
 template <int kGroups>
 struct Product<float, kGroups> {
   static __device__ __forceinline__ void scores(float (&scores)[Keys<kGroups>::kTiles][4],
@@ -152,7 +152,7 @@ __device__ __forceinline__ void bend(float (&products)[kTiles][4], float limit) 
   }
 }
 
-// A slice's queries into shared memory, rows that no window has as zeros. The block's barrier follows.
+// Copies a slice's queries to shared memory, padding rows as zeros. The caller has to synchronize.
 template <int kGroups>
 __device__ __forceinline__ void load_queries(unsigned char* shared, const uint4* query, int vectors,
                                              Slice slice, int window) {

@@ -1,5 +1,5 @@
-// SnapStreamGather: sinks, ring and kept positions into the compressed cache, keys and values in one
-// pass, 16 bytes a thread and tensor.
+// SnapStreamGather: copies sinks, ring and kept positions to the compressed cache, keys and values in
+// one pass, 16 bytes for each thread and tensor.
 #pragma once
 
 #include "kernels/device.h"
@@ -8,7 +8,7 @@
 
 namespace snapexport {
 
-// The position whose key and value a slot of that KV head holds, -1 for none.
+// The position in a cache slot of the KV head, -1 if the slot is empty.
 __device__ __forceinline__ int slot_position(const GatherProblem& p, const GatherTensors& tensors,
                                              int head, int slot) {
   const int length = clamp_length(*tensors.prompt_length, p.T), window = p.sink + p.recent;
@@ -17,7 +17,7 @@ __device__ __forceinline__ int slot_position(const GatherProblem& p, const Gathe
   return 0 <= kept && kept < p.T ? static_cast<int>(kept) : -1;
 }
 
-// Grid: 16-byte pieces of a head's slots, KV heads. vectors: pieces of a row.
+// Grid: 16-byte pieces of a head's cache slots, KV heads. vectors: pieces of a row.
 __global__ void __launch_bounds__(kThreads)
     gather_rows(GatherProblem p, GatherTensors tensors, int vectors) {
   const int slots = p.sink + p.recent + p.K, head = blockIdx.y;

@@ -22,7 +22,7 @@ SNAPEXPORT_BOTH int max_of(int a, int b) { return a > b ? a : b; }
 // Remainder with the divisor's sign, as ONNX's Mod of integers.
 SNAPEXPORT_BOTH int floor_mod(int a, int b) { return (a % b + b) % b; }
 
-// A prompt length as a kernel may use it: whatever stands in memory, no row beyond T is touched.
+// The prompt's length clamped to [0, T], so that no value in memory makes a kernel leave the cache.
 SNAPEXPORT_BOTH int clamp_length(int64_t length, int T) {
   return length < 0 ? 0 : length > T ? T : static_cast<int>(length);
 }
@@ -41,17 +41,17 @@ struct Range {
   }
 };
 
-// The positions that may be kept: neither sinks nor ring hold them.
+// The eligible positions: neither sinks nor ring hold them.
 SNAPEXPORT_BOTH Range eligible(int sink, int recent, int length) {
   return {sink, max_of(sink, length - recent)};
 }
 
-// The keys among which row `row` of the window shares out its attention.
+// The keys that row `row` of the window distributes its attention over.
 SNAPEXPORT_BOTH Range attended(bool causal, Range eligible, int length, int window, int row) {
   return causal ? Range{0, length - window + row + 1} : eligible;
 }
 
-// The position that a sink or ring slot holds after prefill, -1 where there is none.
+// The position in a sink or ring slot after the compress step, -1 if the slot is empty.
 SNAPEXPORT_BOTH int window_position(int slot, int sink, int recent, int length) {
   const int newest = length - 1;
   if (slot < sink) return slot <= newest ? slot : -1;
@@ -59,7 +59,7 @@ SNAPEXPORT_BOTH int window_position(int slot, int sink, int recent, int length) 
   return latest >= sink ? latest : -1;
 }
 
-// What a pool of that width sees around a position: SAME_UPPER, cut to the eligible positions.
+// The positions of a pool around `position`: SAME_UPPER, cut to the eligible positions.
 SNAPEXPORT_BOTH Range pool_range(int position, int width, Range eligible) {
   const int begin = position - (width - 1) / 2;
   return {max_of(begin, eligible.begin), min_of(begin + width, eligible.end)};
@@ -94,8 +94,8 @@ struct Slice {
   }
 };
 
-// How a KV head's columns are shared out among blocks: several whole heads to a slice, or, where one
-// head is too much for shared memory, several slices (`splits`) to a head.
+// The split of a KV head's columns into slices, one for each block: several query heads in a slice,
+// or several slices (`splits`) for a head that is too large for shared memory.
 struct Slicing {
   int group, head_tiles, heads, splits, split_tiles;
 
@@ -124,11 +124,11 @@ constexpr int kDigitBits = 10;  // 31 bits: the first digit has one more
 constexpr int kBins = 2048;
 constexpr int kSelectTile = 2048;  // positions of one block
 
-// A block pools its positions from shared memory: its own votes and, around them, what pools of that
-// width reach. Each thread pools a run of neighbours.
+// A block pools its positions from shared memory, which holds its own votes and those around them
+// that its pools reach. Each thread pools a run of neighbours.
 constexpr int kRun = kSelectTile / kThreads;
 SNAPEXPORT_BOTH int staged_votes(int width) { return kSelectTile + width - 1; }
-// Skips a place after each run, so that the same vote of 32 threads' runs meets no bank twice.
+// Skips a place after each run, so that 32 threads read the same vote of their runs from 32 banks.
 SNAPEXPORT_BOTH int staged_place(int i) { return i + i / kRun; }
 SNAPEXPORT_BOTH int staged_bytes(int width) {
   return (staged_place(staged_votes(width) - 1) + 1) * static_cast<int>(sizeof(float));
@@ -138,7 +138,7 @@ SNAPEXPORT_BOTH bool can_stage(int width) {
   return width <= kSharedBytes && staged_bytes(width) + kBins * 4 <= kSharedBytes;
 }
 
-// Votes are never negative, so that their bits rank as they do. The sign of a zero must not count.
+// Votes are never negative, so their bits rank as the votes do. The sign of a zero is dropped.
 SNAPEXPORT_BOTH uint32_t sort_key(uint32_t bits) { return bits & 0x7fffffffu; }
 
 // Everything above the digits from `level` on; all of it at kLevels.

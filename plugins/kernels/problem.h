@@ -1,4 +1,4 @@
-// What the two operators are given: plain data that launchers fill and kernels read.
+// Inputs of the two operators: plain data that launchers fill and kernels read.
 #pragma once
 
 #include <cstdint>

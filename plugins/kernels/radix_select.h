@@ -1,6 +1,6 @@
-// SnapKVSelect, the end: pool and group the votes, find the K-th highest by its digits, write the
-// positions in ascending order. Ties go to the lower position. Counts are integers, so that the
-// order of atomic additions does not show.
+// SnapKVSelect, last part: pools and groups the votes, finds the K-th highest digit by digit, and
+// writes the positions in ascending order. Ties go to the lower position. Counts are integers, so the
+// order of atomic additions does not change results.
 #pragma once
 
 #include "kernels/device.h"
@@ -45,8 +45,8 @@ __device__ __forceinline__ float joined(float all, float one) {
   return kMax ? fmaxf(all, one) : all + one;
 }
 
-// Pools a thread's run of positions. Each pool is joined from its lowest position on. `first` is the
-// staged place of the first pool's lowest position.
+// Pools a thread's run of positions, each pool in ascending order. `first` is the staged place of the
+// first pool's lowest position.
 template <bool kMax>
 __device__ __forceinline__ void pool_run(float (&pooled)[kRun], const float* staged, int first,
                                          int width) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void pool_run(float (&pooled)[kRun], const float* sta
     }
     return;
   }
-  // Each vote is read once, for all pools that it is in: first for some, then for all, then for some.
+  // Each vote is read once, for all pools that contain it: first some, then all, then some.
 #pragma unroll
   for (int j = 0; j < kRun - 1; ++j) {
     const float vote = staged[staged_place(first + j)];
@@ -81,9 +81,9 @@ __device__ __forceinline__ void pool_run(float (&pooled)[kRun], const float* sta
   }
 }
 
-// The votes of a tile's positions, pooled for each query head, and what the heads agree on: left in
-// `staged`. A mean ranks as its sum does, so that nothing is divided. Reads each vote once. Positions
-// that are not eligible count as zero, which changes no sum and no maximum.
+// Pools the votes of a tile for each query head and groups the heads, into `staged`. A mean ranks as
+// its sum does, so nothing is divided. Reads each vote once. Positions that are not eligible count as
+// zero, which changes no sum and no maximum.
 __device__ __forceinline__ void group_votes(const SelectProblem& p, const float* votes, int splits,
                                             int first, Range eligible, float* staged) {
   float group[kRun];
@@ -113,7 +113,7 @@ __device__ __forceinline__ void group_votes(const SelectProblem& p, const float*
   __syncthreads();
 }
 
-// The same for one position, straight from memory: where a pool is too wide to be staged.
+// The pooled and grouped vote of one position, read from global memory: for pools too wide to stage.
 __device__ __forceinline__ float group_vote(const SelectProblem& p, const float* votes, int splits,
                                             Range pool) {
   float group = 0.0f;
@@ -185,7 +185,7 @@ __device__ __forceinline__ Threshold narrow(Threshold before, const uint32_t* hi
   return {extend(before.prefix, static_cast<uint32_t>(shared[kWarps])), shared[kWarps + 1]};
 }
 
-// The threshold at `level`, from the one before and its histogram; the first block leaves it behind.
+// The threshold at `level`, from the previous one and its histogram. The first block stores it.
 __device__ __forceinline__ Threshold threshold_at(int level, int kept, int head,
                                                   Workspace workspace, int* shared) {
   Threshold* thresholds = workspace.thresholds + head * (kLevels + 1);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
   add_histogram(workspace.histograms + (head * kLevels + level) * kBins, histogram);
 }
 
-// How many votes of a tile are above the threshold, now known to the last digit, and how many equal.
+// Counts a tile's votes above the complete threshold, and those equal to it.
 __global__ void __launch_bounds__(kThreads)
     count_winners(SelectProblem p, SelectTensors tensors, Workspace workspace) {
   const Prompt prompt(p, tensors.prompt_length);

@@ -9,7 +9,7 @@
 
 namespace snapexport {
 
-// Below every score; finite, so that the difference of two is a number.
+// Below every score, and finite, so that a difference of two is not NaN.
 constexpr float kLowest = -1e30f;
 
 __device__ __forceinline__ RowStatistic merge(RowStatistic a, RowStatistic b) {
@@ -17,7 +17,7 @@ __device__ __forceinline__ RowStatistic merge(RowStatistic a, RowStatistic b) {
   return {peak, a.sum * fast_exp2(a.peak - peak) + b.sum * fast_exp2(b.peak - peak)};
 }
 
-// The rows of a quad's columns that a lane's scores belong to, and what they attend to.
+// The window rows of a lane's scores in a quad, and the keys that they attend to.
 struct QuadMask {
   const SelectProblem& p;
   const Prompt& prompt;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_keys(const Keys<kGroups>& keys, const unsign
   fold<4>(values, 8, lane, Max{});
   fold<2>(values, 4, lane, Max{});
 
-  // Lane g now answers for parity g % 2 of tile g / 2.
+  // Lane g now holds parity g % 2 of tile g / 2.
   const int own = quad_column + lane.g / 2 * kColumnTile + 2 * lane.t + lane.g % 2;
   const float before = peak[own], now = fmaxf(before, values[0] * scoring.scale);
   peak[own] = now;
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (warp > 0 || column >= columns) return;
   for (int w = 1; w < kWarps; ++w) total = merge(total, partial[w * 32 + lane]);
-  // A row that the window lacks has a denominator without bounds, and so no vote.
+  // A padding row gets an infinite denominator, and so no vote.
   const bool is_row = column % (slicing.head_tiles * kColumnTile) < p.window;
   workspace.log_sums[head * columns + column] =
       is_row ? total.peak + log2f(total.sum) : INFINITY;

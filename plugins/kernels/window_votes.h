@@ -1,4 +1,4 @@
-// SnapKVSelect, second pass over the keys: what each query head's window gives every eligible position.
+// SnapKVSelect, second pass over the keys: each query head's votes for every eligible position.
 #pragma once
 
 #include "kernels/fragments.h"
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM<kGroups>)
                  Workspace workspace) {
   const Prompt prompt(p, tensors.prompt_length);
   const Range eligible = prompt.eligible;
-  // From the end: the keys that the first pass read last may still be in L2.
+  // Backwards, since the keys that the first pass read last may still be in L2.
   const int head = gridDim.z - 1 - blockIdx.z;
   const int block_first = (gridDim.y - 1 - blockIdx.y) * kKeyBlock;
   if (prompt.kept == 0 || !eligible.overlaps(block_first, kKeyBlock)) return;

@@ -1,4 +1,4 @@
-// What the kernels of SnapKVSelect hand to one another, and how a launch is cut into blocks.
+// Workspace that the kernels of SnapKVSelect share, and the split of a launch into blocks.
 #pragma once
 
 #include "kernels/geometry.h"
@@ -13,8 +13,8 @@ struct RowStatistic {
   float peak, sum;
 };
 
-// What is known of the K-th highest vote: its leading digits, and how many of the votes that begin
-// with them are wanted (all that begin higher are).
+// The known leading digits of the K-th highest vote, and the number of winners among the votes that
+// begin with them. All votes that begin higher win.
 struct Threshold {
   uint32_t prefix;
   int32_t wanted;
@@ -25,7 +25,7 @@ struct TileCount {
   int32_t above, equal;
 };
 
-// Pieces of one allocation. None has a row of T for each query: statistics are per 1,024 keys, votes
+// Pieces of one allocation. None has T elements for each query: statistics are per 1,024 keys, votes
 // per query head.
 struct Workspace {
   RowStatistic* statistics;  // [kv_heads, key blocks, columns]

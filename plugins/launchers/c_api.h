@@ -1,5 +1,5 @@
-// The launchers for callers that are not C++ (tests and tools load them by ctypes). All memory is the
-// device's; `message`, of `message_bytes`, receives why a problem is refused.
+// C interface of the launchers, which tests and tools load by ctypes. All pointers are to device
+// memory. `message`, of `message_bytes`, receives the reason of a refusal.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 struct CUstream_st;
 
-// Both: 1 and a message where the problem is refused, else 0.
+// Both return 1 and a message if the problem is refused, else 0.
 SNAPEXPORT_C int snapexport_select_refusal(const snapexport::SelectProblem* problem, int type,
                                            char* message, size_t message_bytes);
 SNAPEXPORT_C int snapexport_gather_refusal(const snapexport::GatherProblem* problem, int type,
@@ -18,7 +18,7 @@ SNAPEXPORT_C int snapexport_gather_refusal(const snapexport::GatherProblem* prob
 
 SNAPEXPORT_C size_t snapexport_select_workspace(const snapexport::SelectProblem* problem, int type);
 
-// Both: a cudaError_t.
+// Both return a cudaError_t.
 SNAPEXPORT_C int snapexport_select(const snapexport::SelectProblem* problem, int type,
                                    const snapexport::SelectTensors* tensors, void* workspace,
                                    CUstream_st* stream);

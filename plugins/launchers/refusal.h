@@ -19,7 +19,7 @@ class Refusal {
   std::string text_;
 };
 
-// What both operators ask of a cache. Rows are read 16 bytes at a time.
+// Requirements of both operators on a cache. Rows are read 16 bytes at a time.
 inline Refusal cache_refusal(int kv_heads, int T, int head_dim, int sink, int recent, int K,
                              ElementType type) {
   return Refusal()

@@ -28,7 +28,7 @@ Slicing slicing_of(const SelectProblem& p, ElementType type) {
   return Slicing(p.group, p.window, columns_that_fit(row_groups(p, type)));
 }
 
-// Hands out pieces of one allocation; from nothing, it only measures.
+// Divides one allocation into pieces; with a null pointer it only measures.
 struct Allocation {
   unsigned char* memory;
   size_t used = 0;

@@ -10,7 +10,7 @@ struct CUstream_st;  // cudaStream_t points to it
 
 namespace snapexport {
 
-// Why the kernels do not take this problem; empty where they do.
+// The reason why the kernels refuse this problem; empty if they take it.
 std::string refusal(const SelectProblem& problem, ElementType type);
 
 // Device memory that `select` needs for its own use, 256-byte aligned.

@@ -1,7 +1,7 @@
-// A plugin's attributes as TensorRT hands them over: each is checked and taken by its name.
+// Reads and checks a plugin's attributes from TensorRT, by name.
 //
-// Whatever is missing, unknown, of a wrong type or out of range is a std::invalid_argument that says
-// so. TensorRT's ONNX parser gives INT as kINT32, STRING as kCHAR; kINT64 is taken too.
+// Throws std::invalid_argument for one that is missing, unknown, of a wrong type or out of range.
+// TensorRT's ONNX parser passes INT as kINT32 and STRING as kCHAR; kINT64 is accepted too.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -14,7 +14,7 @@ namespace snapexport {
 
 class Attributes {
  public:
-  // known: the names that there may be.
+  // known: the allowed names.
   Attributes(const nvinfer1::PluginFieldCollection* fields, std::initializer_list<const char*> known);
 
   int32_t integer(const char* name) const { return integers(name, 1)[0]; }

@@ -1,5 +1,5 @@
 // The library for IPluginRegistry::loadLibrary, trtexec --dynamicPlugins and --setPluginsToSerialize:
-// TensorRT asks it for its creators. It needs no symbol of TensorRT's.
+// TensorRT gets its creators by getCreators. The library needs no symbol of TensorRT.
 #include "tensorrt/creators.h"
 #include "tensorrt/log.h"
 

@@ -1,4 +1,4 @@
-// Where the plugins' messages go: to TensorRT's logger where it gave us one, else to stderr.
+// Writes the plugins' messages to TensorRT's logger if there is one, else to stderr.
 #pragma once
 
 #include <NvInferRuntime.h>

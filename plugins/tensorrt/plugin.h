@@ -1,6 +1,6 @@
-// What both plugins share of IPluginV3: all of it but the attributes, the shapes and the launch.
+// Base of both plugins: all of IPluginV3 except the attributes, the shapes and the launch.
 //
-// A plugin is its attributes and nothing else: shapes come with every call, memory is TensorRT's.
+// A plugin's only state is its attributes. Shapes come with every call; TensorRT owns all memory.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -55,7 +55,7 @@ class Plugin : public nvinfer1::IPluginV3,
   nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept final;
 
  protected:
-  // Why these inputs do not fit the attributes; empty where they do.
+  // The reason why these inputs do not fit the attributes; empty if they do.
   virtual std::string refusal(const nvinfer1::PluginTensorDesc* in) const = 0;
   // The attributes by name, pointing into the plugin.
   virtual std::vector<nvinfer1::PluginField> fields() const = 0;

@@ -142,7 +142,7 @@ def needed(manifest: Manifest) -> Estimate:
     [
         (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory; 20 GiB are free"),
         (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory; 8 GiB are free"),
-        (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space, and 40 GiB are"),
+        (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space; 40 GiB are"),
     ],
 )
 def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) -> None:

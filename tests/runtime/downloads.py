@@ -30,6 +30,7 @@ samplings = pytest.mark.parametrize(
 def assert_top_tokens_replace_logits(gpu: FakeCuda, executor: Executor) -> None:
     """Tokens, logits and normalizers of the top tokens; of all logits the rows that are read."""
     zeros = np.zeros(BATCH, np.int64)
+    gpu.run_queue()  # a captured session's first run may be under way
     gpu.to_host.clear()
     predictions = executor.decode(zeros + 5, zeros, zeros + 1)
     second, row = predictions[1], 4 * executor.limits.vocab_size

@@ -63,7 +63,7 @@ def entry_of(build: Build, folder: Path, entry: EngineEntry = ENTRY, **plan: Any
     plans = {}
     for name in build.manifest.graphs:
         content = json.dumps(PLAN | {"graph": str(build.graph(name))} | plan).encode()
-        made = file(folder / f"{name}.plan", content)
+        made = file(folder / f"{name}.engine", content)
         plans[name] = GraphEngine(**made.model_dump(), device_memory=1000)
     return entry.model_copy(update={"graphs": plans})
 

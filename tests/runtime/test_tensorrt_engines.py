@@ -290,7 +290,7 @@ def test_a_full_gpu_is_refused_and_everything_is_freed(
 ) -> None:
     gpu = install(monkeypatch, memory=20_000)
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
-    with pytest.raises(UserError, match=r"the GPU has no .* MiB left") as refusal:
+    with pytest.raises(UserError, match=r"the GPU has no .* KiB left") as refusal:
         open_executor(build, backend="tensorrt")
     del refusal
     assert not gpu.device, "memory stayed allocated"

@@ -6,7 +6,6 @@ checkpoint are a hole in a file, for measuring exports that do not fit on the ma
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.builder.staging import staged
 from snapexport.contract import safetensors
 from snapexport.contract.targets import DType
 
@@ -75,18 +75,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 def make(name: str, dtype: DType, directory: Path) -> Path:
     """The checkpoint's directory; made if missing."""
     out = directory / (name if dtype == "fp32" else f"{name}.{dtype}")
-    if not (out / "model.safetensors").is_file():
-        unfinished = directory / f"{out.name}.partial"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        write(unfinished, SHAPES[name], dtype)
-        shutil.rmtree(out, ignore_errors=True)
-        unfinished.rename(out)
+    if not out.is_dir():
+        with staged(out, overwrite=False) as unfinished:
+            write(unfinished, SHAPES[name], dtype)
     return out
 
 
 def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool = False) -> int:
     """Write config.json, a tokenizer and model.safetensors. Returns the bytes of the weights."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
     config |= {"dtype": _CONFIG_DTYPES[dtype], "bos_token_id": 1, "eos_token_id": 2} | shape
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")

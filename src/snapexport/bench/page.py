@@ -7,6 +7,7 @@ from snapexport.bench import tables
 from snapexport.bench.experiments import EXPERIMENTS
 from snapexport.bench.results import read
 from snapexport.bench.turns import RATES, Row
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
 
 
@@ -46,7 +47,7 @@ def _facts(report: Row) -> Iterator[str]:
     cut = "" if report["complete"] else " **The run was cut.**"
     yield (
         f"`{report['command']}`: {gpu}{machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, load before {machine['load_average'][0]}; "
+        f"{spelled(machine['memory_bytes'])}, load before {machine['load_average'][0]}; "
         f"{versions}.{cut}"
     )
     units = {"bandwidth": "GB/s", "matmul": "GFLOP/s"}

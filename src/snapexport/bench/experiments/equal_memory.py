@@ -13,6 +13,7 @@ from snapexport.bench.spread import rounded
 from snapexport.bench.tables import Table, of_roofline, spread_ms
 from snapexport.bench.turns import Row, alone
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import in_gib
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import CacheDType
@@ -205,7 +206,7 @@ def tables(report: Row) -> Iterator[Table]:
                 f"{row['context']:,}",
                 row["cache"],
                 f"{row['batch']}",
-                f"{row['cache_bytes'] / 2**30:.2f}",
+                f"{in_gib(row['cache_bytes']):.2f}",
                 spread_ms(row),
                 of_roofline(row),
                 f"{rate['tokens_per_second']:.1f}",

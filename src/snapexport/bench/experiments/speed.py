@@ -22,6 +22,7 @@ from snapexport.bench.tables import TIMING, Table, mib, ms, number, timing
 from snapexport.bench.turns import SHORT, Case, Group, Row, clocked
 from snapexport.bench.vote import Vote
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import in_mib
 from snapexport.contract.errors import UserError
 
 KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
@@ -279,7 +280,7 @@ def _memory_table(rows: list[Row]) -> Table:
         used = row["bytes"]
         least = mib(row["roofline"]["bytes"]) if row["roofline"] else "-"
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
-        caches = "-" if row["cache_bytes"] is None else f"{row['cache_bytes'] / 2**20:.1f}"
+        caches = "-" if row["cache_bytes"] is None else f"{in_mib(row['cache_bytes']):.1f}"
         cells.append(
             [
                 row["system"],
