@@ -1,4 +1,4 @@
-"""The TensorRT plugins: C++ and CUDA, and what builds, calls and checks their launchers.
+"""Python modules that compile, call and check the launchers of the TensorRT plugins.
 
-Not loaded by a build or a run: README.md beside this file has the map.
+Builds and runs do not import this package. README.md in this folder describes the plugins.
 """

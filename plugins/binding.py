@@ -1,6 +1,6 @@
-"""The kernels' launchers by ctypes: the structures of kernels/problem.h, and launchers/c_api.h.
+"""Calls the kernels' launchers by ctypes, with the structures of kernels/problem.h.
 
-Knows no memory: callers give addresses, of the GPU's or, with the emulator's library, the host's.
+Allocates no memory: callers pass addresses on the GPU or, with the emulator's library, on the host.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ def _fields(names: str, kind: type) -> list[tuple[str, type]]:
 
 
 class SelectProblem(ctypes.Structure):
-    """SnapKVSelect's shapes and attributes. softcap: of the scaled scores, 0 for none."""
+    """SnapKVSelect's shapes and attributes. softcap: of the scaled scores; 0: none."""
 
     _fields_: ClassVar[Sequence[tuple[str, type]]] = [
         *_fields("kv_heads group window T head_dim sink recent K pool_kernel", _int),
@@ -53,7 +53,7 @@ class GatherTensors(ctypes.Structure):
 
 
 def options(softmax: str, vote: str, pool: str, group: str) -> dict[str, bool]:
-    """The vote's options by name (snapexport.graphs.functions.vote), as SelectProblem has them."""
+    """The vote's options by name (snapexport.graphs.functions.vote) as fields of SelectProblem."""
     return {
         "causal": {"candidates": False, "causal": True}[softmax],
         "squares": {"sum": False, "sum-squares": True}[vote],
@@ -78,7 +78,7 @@ class Launchers:
         return self._refusal("snapexport_gather_refusal", problem, dtype)
 
     def workspace_bytes(self, problem: SelectProblem, dtype: str) -> int:
-        """Bytes that `select` needs for its own use."""
+        """Bytes of `select`'s workspace."""
         kind = ELEMENT_TYPES[dtype]
         size = self._library.snapexport_select_workspace(ctypes.byref(problem), kind)
         return int(size)

@@ -27,14 +27,14 @@ def gpu_command(out: Path, architecture: str, nvcc: str = "nvcc", debug: bool = 
 def emulator_command(out: Path, compiler: str = "g++") -> list[str]:
     """The C++ compiler's command for the same sources over the emulator."""
     flags = [*"-std=c++17 -O2 -shared -fPIC".split(), *_WARNINGS, "-Wno-unknown-pragmas"]
-    # What the emulator switches between are stacks that a fortified longjmp does not know.
+    # The emulator switches between stacks, which a fortified longjmp refuses.
     flags += ["-U_FORTIFY_SOURCE", "-fno-strict-aliasing"]
     sources = [str(path) for path in (*_CUDA, _C_API, EMULATOR / "emulator.cpp")]
     return [compiler, *flags, f"-I{HOME}", f"-I{EMULATOR}", "-x", "c++", *sources, "-o", str(out)]
 
 
 def build(command: list[str]) -> None:
-    """Run a compiler; what it said is the error where it fails."""
+    """Run a compiler. Raises RuntimeError with its output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 _GRAIN = 2.0**46
-"""Votes are rounded to its inverse: sums of such numbers are exact, so that equal sums are ties."""
+"""Votes are rounded to multiples of its inverse, so that sums are exact and equal sums are ties."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """What a vote depends on beside its tensors. softcap: 0 for none; options as SnapKVSelect's."""
+    """Parameters of a vote. softcap: 0: none. The options are SnapKVSelect's."""
 
     pool_kernel: int
     scale: float
@@ -30,7 +30,7 @@ class Vote:
     group: str = "mean"
 
     def scores(self, query: "Tensor", key: "Tensor", span: range) -> "Tensor":
-        """What the eligible positions `span` are ranked by, float64 [Hkv,n].
+        """Scores that rank the eligible positions `span`, float64 [Hkv,n].
 
         query [H,W,D]: of the last W prompt positions. key [Hkv,L,D]: of the prompt.
         """
@@ -76,7 +76,7 @@ def eligible(p: "SelectProblem", length: int) -> range:
 
 
 def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "Tensor":
-    """What the eligible positions are ranked by, float64 [Hkv,n]. query [H,W,D], key [Hkv,T,D]."""
+    """Scores that rank the eligible positions, float64 [Hkv,n]. query [H,W,D], key [Hkv,T,D]."""
     vote = Vote(
         p.pool_kernel,
         p.scale,
@@ -92,9 +92,9 @@ def scores(p: "SelectProblem", query: "Tensor", key: "Tensor", length: int) -> "
 def complaint(
     p: "SelectProblem", scores: "Tensor", positions: "Tensor", length: int, tolerance: float
 ) -> str:
-    """What is wrong with the kept positions int64 [Hkv,K], or nothing.
+    """The first fault of the kept positions int64 [Hkv,K], or an empty result.
 
-    They must be right but for votes that are within `tolerance` (a share) of the last kept one.
+    Votes within `tolerance` (a share) of the last kept one may be ranked either way.
     """
     span = eligible(p, length)
     count = min(len(span), p.K)

@@ -1,6 +1,6 @@
 """Writes docs/reference/cli.md from the command line's own parsers.
 
-It knows no command: whatever `snapexport --help` lists stands on the page.
+Names no command: the page lists all commands of `snapexport --help`.
 """
 
 import argparse

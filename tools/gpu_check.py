@@ -36,8 +36,8 @@ SNAPSTREAM = {"softmax": "candidates", "vote": "sum", "pool": "avg", "group": "m
 SNAPKV = {"softmax": "causal", "vote": "sum", "pool": "max", "group": "mean"}
 SHARP = {"softmax": "causal", "vote": "sum-squares", "pool": "max", "group": "max"}
 TOLERANCE = {"float32": 1e-4, "float16": 5e-4, "bfloat16": 5e-4}
-"""Of the last winner's vote: votes within it of one another may be ranked either way. Tensor cores
-cut off the sums that they round."""
+"""As a share of the last winner's vote: closer votes may be ranked either way, since tensor
+cores truncate sums."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ class Machine:
         self.generator = torch.Generator(device).manual_seed(torch.seed() % 2**31)
 
     def random(self, *shape: int, dtype: str, scale: float = 1.0) -> Tensor:
-        """Fresh normal numbers."""
+        """New normal random numbers."""
         numbers = torch.randn(shape, generator=self.generator, device=self.device) * scale
         return numbers.to(getattr(torch, dtype))
 
     def poisoned(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """An output that nobody has written."""
+        """An output filled with poison, to detect unwritten elements."""
         poison = -77_777 if dtype == torch.int64 else 777
         return torch.full(shape, poison, dtype=dtype, device=self.device)
 
@@ -138,7 +138,7 @@ class Data:
 
     @classmethod
     def fresh(cls, machine: Machine, case: Case) -> "Data":
-        """Keys and values beyond the prompt are NaN: they must not matter."""
+        """New inputs. Keys and values beyond the prompt are NaN: kernels must not use them."""
         heads = case.kv_heads * case.group
         query = machine.random(heads, case.window, case.head_dim, dtype=case.dtype, scale=3.0)
         shape = (case.kv_heads, case.T, case.head_dim)
@@ -166,7 +166,7 @@ class Data:
         )
 
     def gather(self) -> None:
-        """Launch SnapStreamGather on what was selected."""
+        """Launch SnapStreamGather on the selected positions."""
         tensors = (self.key, self.value, self.prompt_length, self.positions, *self.present)
         addresses = GatherTensors(*(tensor.data_ptr() for tensor in tensors))
         self.machine.launchers.gather(
@@ -175,7 +175,7 @@ class Data:
 
 
 def check(machine: Machine, case: Case) -> str:
-    """What is wrong with the kernels on fresh data, or nothing."""
+    """The fault of the kernels on new data, or an empty text."""
     for refusal in (
         machine.launchers.select_refusal(case.select, case.dtype),
         machine.launchers.gather_refusal(case.gather, case.dtype),
@@ -244,7 +244,7 @@ def void(_: object) -> None:
 
 
 def torch_compression(data: Data) -> None:
-    """Both operators as torch would have them, in the keys' own type."""
+    """Both operators in torch, in the keys' own type."""
     p = data.case.select
     span = reference.eligible(p, data.case.prompt)
     queries = data.query.reshape(p.kv_heads, -1, p.head_dim)
@@ -286,12 +286,12 @@ def described(case: Case) -> dict[str, Any]:
 
 
 def sanitize(library: Path) -> dict[str, str]:
-    """What compute-sanitizer's tools say of the small cases, in processes of their own."""
+    """Results of compute-sanitizer's tools on the small cases, in separate processes."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return {"skipped": "compute-sanitizer is not installed"}
     verdicts = {}
-    # Without torch's pool of memory every tensor has bounds of its own.
+    # Without torch's memory pool, compute-sanitizer knows each tensor's bounds.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for kind in ("memcheck", "racecheck", "synccheck"):
         command = [tool, "--tool", kind, "--error-exitcode", "9", sys.executable, __file__]
@@ -303,7 +303,7 @@ def sanitize(library: Path) -> dict[str, str]:
 
 
 def checks(machine: Machine, cases: list[Case]) -> Iterator[dict[str, Any]]:
-    """Each case, and what is wrong with it."""
+    """Each case with its fault."""
     for case in cases:
         wrong = check(machine, case)
         print(f"{wrong or 'right'}: {case}", file=sys.stderr)

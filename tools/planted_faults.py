@@ -1,4 +1,4 @@
-"""Plants faults one at a time in a copy of the repository, and says whether tests catch them.
+"""Plants faults one at a time in a copy of the repository, and reports whether tests catch them.
 
     python tools/planted_faults.py                  all faults, an hour on 2 cores
     python tools/planted_faults.py --only ring      those whose name contains a word
@@ -255,7 +255,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a fault: caught, SURVIVED, or why it was not tried."""
+    """Result of a fault: caught, SURVIVED, or the reason why it was not tried."""
 
     fault: str
     verdict: str
@@ -273,12 +273,12 @@ def sources(root: Path) -> Iterator[Path]:
 
 
 def find(root: Path, text: str) -> list[Path]:
-    """The files that hold a text, each as often as it does."""
+    """The files that contain a text, each once for every occurrence."""
     return [file for file in sources(root) for _ in range(file.read_text().count(text))]
 
 
 def tests_of(root: Path, fault: Fault) -> list[str]:
-    """The test files that a fault names and that there are."""
+    """The existing test files that a fault's patterns match."""
     found = {str(file) for pattern in fault.tests for file in (root / "tests").glob(pattern)}
     return sorted(found)
 
@@ -295,7 +295,7 @@ def pass_tests(root: Path, tests: list[str]) -> bool:
 
 
 def verdict(root: Path, fault: Fault, passing: set[str]) -> Verdict:
-    """Plant a fault, run its tests, and take it back. passing: tests that passed without faults."""
+    """Plant a fault, run its tests, and revert it. passing: tests that passed without faults."""
     places, tests = find(root, fault.old), tests_of(root, fault)
     if len(places) != 1:
         return Verdict(fault.name, f"not planted: its text is found {len(places)} times")

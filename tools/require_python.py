@@ -1,4 +1,4 @@
-"""Say plainly what is missing before an installer says it at length."""
+"""Checks Python's version before an installer fails with a long message."""
 
 import importlib.util
 import sys

@@ -1,7 +1,7 @@
-"""Measures what the two vault checkpoints retrieve from 2,048 tokens: for docs/retrieval.md.
+"""Measures the retrieval of the two vault checkpoints from 2,048 tokens, for docs/retrieval.md.
 
-`snapexport eval` on prompts that were never trained on, 500 for each cell of the table and 200 for
-each of the ablation. Interrupted, it goes on where it was.
+Runs `snapexport eval` on held-out prompts, 500 for each cell of the table and 200 for each of the
+ablation. After an interrupt, it continues where it stopped.
 """
 
 import argparse
@@ -20,7 +20,7 @@ POLICIES = ["full", "snapstream", "snapstream:pool_kernel=7", "streaming", "sage
 
 
 def changed(*changes: str) -> list[str]:
-    """SnapStream with one choice or some other than the build's."""
+    """SnapStream with some options changed from the build's."""
     return [f"snapstream:{change}" for change in changes]
 
 
@@ -32,7 +32,7 @@ CHANGES = [
     *("softmax=causal", "vote=sum-squares", "group=max", "budget=pyramid", "L_sink=0"),
     "vote=sum-squares,group=max",
 ]
-"""One choice at a time, each against the defaults at the same slots."""
+"""One option at a time, compared with the defaults at the same number of cache slots."""
 
 ABLATION = {"modes": ["aware"], "samples": "30", "hit-samples": "0", "seed": "500000"}
 RINGS = {32: (8, 10, 14, 18), 64: (15, 20, 30, 40), 128: (31, 41, 62, 82)}
@@ -84,7 +84,7 @@ RUNS = {
 
 
 def main() -> None:
-    """Build once, and evaluate what is asked for."""
+    """Build once, and run the named evaluations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", default=list(RUNS), metavar="RUN", help=", ".join(RUNS))
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="untaught")
@@ -112,7 +112,7 @@ def flags_of(options: dict[str, str | list[str]]) -> list[str]:
 
 
 def require(status: int) -> None:
-    """Leave where a command has failed."""
+    """Exit if a command has failed."""
     if status:
         raise SystemExit(status)
 

@@ -1,7 +1,7 @@
-"""The published code, running: what holds the definitions to it.
+"""Runs the published code, to compare the definitions with it.
 
-Reads single functions and classes out of the originals' files, since those import serving engines
-and kernels that a vote does not need. The files are fetched by make.sh and stay outside.
+Loads single functions and classes from the originals' files, which also import serving engines and
+kernels that a vote does not need. make.sh downloads the files; they are not in the repository.
 """
 
 import ast
@@ -19,7 +19,7 @@ Names = dict[str, Any]
 
 
 def load(path: Path, *names: str) -> Names:
-    """The functions and classes of those names, and nothing else of the file."""
+    """The functions and classes of those names from a file."""
     tree = ast.parse(path.read_text())
     wanted = [node for node in tree.body if getattr(node, "name", None) in names]
     assert len(wanted) == len(names), f"{path} has changed"
@@ -30,7 +30,7 @@ def load(path: Path, *names: str) -> Names:
 
 
 class Originals:
-    """What each repository's code keeps, as positions."""
+    """The positions that each repository's code keeps."""
 
     def __init__(self, directory: Path) -> None:
         self._snapkv = load(directory / "snapkv_utils.py", "SnapKVCluster")

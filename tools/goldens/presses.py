@@ -1,6 +1,6 @@
-"""kvpress on a tiny random Llama: what its presses keep, and of which queries and keys.
+"""Runs kvpress on a tiny random Llama, and records kept positions, queries and keys.
 
-The kept positions are read off the compressed cache: each of its keys is found in the full one.
+Kept positions are found by looking up each key of the compressed cache in the full one.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Dropout of whole key-value heads, so that each of them learns the look-up by itself.
 
-A cache that is pruned for each key-value head by itself can only be as good as the worst head. Left
-alone, this small model splits the work: one head finds the entry while the question is read, the
-other while the answer is written. Nothing here says where a head has to look.
+A cache pruned for each KV head by itself is only as good as its worst head. Without this dropout,
+this small model splits the work: one head finds the entry while the prompt is read, the other while
+the answer is written. Nothing here tells a head which position to attend to.
 """
 
 from __future__ import annotations
