@@ -32,7 +32,7 @@ def test_a_copied_range_has_the_same_bytes(
         assert found == content[begin : begin + length]
 
 
-def test_holes_stay_holes(tmp_path: Path) -> None:
+def test_copied_file_keeps_its_holes(tmp_path: Path) -> None:
     with (tmp_path / "a").open("wb") as file:
         file.write(b"begin")
         file.truncate(1 << 34)
@@ -49,7 +49,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
         assert file.read(7) == b"middle\0"
 
 
-def test_all_bytes_without_holes_are_seen(tmp_path: Path) -> None:
+def test_copy_range_shows_every_copied_byte(tmp_path: Path) -> None:
     content = os.urandom(100_000)
     (tmp_path / "a").write_bytes(content)
     digest = hashlib.sha256()

@@ -27,7 +27,7 @@ def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     )
 
 
-def test_the_manifest_names_them(made: Build) -> None:
+def test_manifest_names_the_decode_graphs_of_fewer_batch_slots(made: Build) -> None:
     assert made.manifest.decode_graphs() == {1: "decode.1", 3: "decode.3", 4: "decode"}
     assert made.manifest.decode_graphs("baseline-") == {
         1: "baseline-decode.1",
@@ -37,7 +37,9 @@ def test_the_manifest_names_them(made: Build) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "baseline-"])
-def test_they_agree_with_the_one_of_all_slots(made: Build, prefix: str) -> None:
+def test_decode_graphs_of_fewer_batch_slots_agree_with_that_of_all(
+    made: Build, prefix: str
+) -> None:
     rng = np.random.default_rng(0)
     feeds = {}
     for spec in made.manifest.graphs[f"{prefix}decode"].inputs:
@@ -79,12 +81,14 @@ def run(made: Build, graph: GraphName, feeds: dict[str, np.ndarray]) -> dict[str
         (16, {"target": "tensorrt", "decode_batches": (1,)}, [1]),
     ],
 )
-def test_which_there_are(batch: int, choice: dict, expected: list[int], tmp_path: Path) -> None:
+def test_default_decode_batches_follow_from_batch_and_target(
+    batch: int, choice: dict, expected: list[int], tmp_path: Path
+) -> None:
     options = BuildOptions(model="m", out=tmp_path, L_max=64, batch=batch, **choice)
     assert options.smaller_batches == expected
 
 
 @pytest.mark.parametrize("slots", [0, 5])
-def test_more_than_all_or_none_is_refused(slots: int, tmp_path: Path) -> None:
+def test_decode_batches_flag_out_of_range_is_refused(slots: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--decode-batches {slots}"):
         BuildOptions(model="m", out=tmp_path, L_max=64, decode_batches=(1, slots))

@@ -90,7 +90,9 @@ def require_opens(path: Path, *, runs: bool, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_graph_opens(name: str, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_graph_opens_in_the_tools_of_the_ecosystem(
+    name: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = built(name, workspace)
     files = {entry.file for entry in made.manifest.graphs.values()}
     traces = {entry.file for entry in made.manifest.traces.values()}

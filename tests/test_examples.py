@@ -41,7 +41,7 @@ def run(example: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_every_example_is_run_here() -> None:
+def test_every_example_script_has_a_test() -> None:
     here = Path(__file__).read_text()
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in here] == []
 
@@ -53,11 +53,11 @@ def test_offline_generate_answers_each_prompt(vault: Path) -> None:
     assert " -> " in second
 
 
-def test_stream_prints_the_answer(vault: Path) -> None:
+def test_stream_example_prints_the_answer(vault: Path) -> None:
     assert run("stream.py", vault, PROMPT.text) == PROMPT.answer + "\n"
 
 
-def test_score_continuations_prefers_the_entry(vault: Path) -> None:
+def test_score_continuations_prefers_the_right_value(vault: Path) -> None:
     wrong = " ".join([*PROMPT.answer.split()[:-1], PROMPT.answer.split()[0]])
     out = run("score_continuations.py", vault, PROMPT.text, PROMPT.answer, f" {wrong}")
     right, other, later = out.splitlines()
@@ -96,5 +96,5 @@ def served(vault: Path) -> Iterator[str]:
         server.wait()
 
 
-def test_chat_streams_the_answer(served: str) -> None:
+def test_chat_example_streams_the_answer(served: str) -> None:
     assert PROMPT.answer.strip() in run("chat.py", served, PROMPT.text)

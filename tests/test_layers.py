@@ -63,12 +63,12 @@ def test_imports_between_packages_run_one_way() -> None:
             assert not wrong, f"{file} imports {sorted(wrong)}"
 
 
-def test_no_package_is_left_out() -> None:
+def test_every_package_has_an_import_rule() -> None:
     found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert found == set(ALLOWED)
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_command_line_parser_loads_no_heavy_library() -> None:
     code = (
         "import sys\nfrom snapexport.cli.app import parser\nparser()\n"
         f"print(*{set(HEAVY)!r} & set(sys.modules))"

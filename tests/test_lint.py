@@ -298,7 +298,7 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(made: Build, fault: str) -> None:
+def test_lint_finds_a_planted_fault(made: Build, fault: str) -> None:
     graph, plant, rules = FAULTS[fault]
     model = load(made, graph)
     assert lint_model(model, graph, table_for(None)) == []
@@ -311,14 +311,16 @@ def test_a_planted_fault_is_found(made: Build, fault: str) -> None:
 
 
 @pytest.mark.parametrize("names", list(product(*STAGES.values())), ids="-".join)
-def test_every_vote_is_clean(made: Build, names: tuple[str, ...]) -> None:
+def test_lint_finds_nothing_in_any_combination_of_vote_options(
+    made: Build, names: tuple[str, ...]
+) -> None:
     options: dict[str, Any] = dict(zip(STAGES, names, strict=True))
     geometry = replace(made.manifest.geometry, **options)
     model = surgery.compress(Traces.of(made).prefill, geometry, "tensorrt")
     assert lint_model(model, "compress", table_for(None)) == []
 
 
-def test_a_vote_for_many_is_clean_in_rounds_alone(made: Build) -> None:
+def test_lint_accepts_a_large_vote_only_when_split_into_rounds(made: Build) -> None:
     trace, geometry = Traces.of(made).prefill, replace(made.manifest.geometry, L_max=8192, K=3841)
     whole_vote = surgery.compress(trace, geometry, "portable")
     assert {one.rule for one in lint_model(whole_vote, "c", table_for(None))} == {"topk-size"}
@@ -326,7 +328,7 @@ def test_a_vote_for_many_is_clean_in_rounds_alone(made: Build) -> None:
     assert lint_model(in_rounds, "c", table_for(None)) == []
 
 
-def test_a_body_is_named_by_its_function(made: Build) -> None:
+def test_lint_finding_in_a_function_body_names_the_function(made: Build) -> None:
     model = load(made, "compress")
     change("TopK", sorted=0)(model)
     findings = lint_model(model, "compress", table_for(None))
@@ -335,7 +337,9 @@ def test_a_body_is_named_by_its_function(made: Build) -> None:
     assert all(one.node.startswith("SnapKVSelect.") for one in findings)
 
 
-def test_a_file_that_is_too_large_is_not_read(made: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_reports_a_file_over_the_size_limit(
+    made: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = made.directory / "decode.onnx"
     monkeypatch.setattr(whole, "MOST_BYTES", path.stat().st_size - 1)
     (finding,) = lint_file(path, "decode", table_for(None))
@@ -352,15 +356,15 @@ def test_a_file_that_is_too_large_is_not_read(made: Build, monkeypatch: pytest.M
         ("10.16.1", "10.15"),
     ],
 )
-def test_the_table_is_the_newest_that_is_not_newer(asked: str | None, got: str) -> None:
+def test_lint_table_is_the_newest_up_to_the_requested_version(asked: str | None, got: str) -> None:
     assert table_for(asked).version == got
 
 
 @pytest.mark.parametrize(("asked", "why"), [("10.14", "too old"), ("newest", "no version")])
-def test_other_versions_are_refused(asked: str, why: str) -> None:
+def test_lint_refuses_old_and_malformed_versions(asked: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         table_for(asked)
 
 
-def test_versions_differ_in_what_they_know() -> None:
+def test_lint_tables_of_two_versions_differ_in_operators() -> None:
     assert "Swish" in table_for("11.0").types and "Swish" not in table_for("10.15").types

@@ -27,11 +27,11 @@ def rewrite(directory: Path, change: Callable[[Fields], None]) -> None:
     (directory / MANIFEST).write_text(json.dumps(fields))
 
 
-def test_a_manifest_survives_the_disk(tiny_build: Build) -> None:
+def test_manifest_read_from_disk_equals_the_one_in_memory(tiny_build: Build) -> None:
     assert Manifest.read(tiny_build.directory) == tiny_build.manifest
 
 
-def test_its_digest_is_in_the_format_of_sha256sum(tiny_build: Build) -> None:
+def test_manifest_digest_has_the_format_of_sha256sum(tiny_build: Build) -> None:
     digest, name = (tiny_build.directory / f"{MANIFEST}.sha256").read_text().split()
     assert (len(digest), name) == (64, MANIFEST)
 
@@ -80,7 +80,7 @@ def test_a_changed_byte_of_a_graph_is_refused(copy: Path, name: str) -> None:
         (lambda d: (d / "weights/lm_head.weight.safetensors").write_bytes(b"x"), "bytes"),
     ],
 )
-def test_missing_and_broken_files_are_refused(
+def test_missing_and_damaged_files_of_a_build_are_refused(
     copy: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
     damage(copy)
@@ -90,7 +90,7 @@ def test_missing_and_broken_files_are_refused(
 
 
 @pytest.mark.parametrize("file", ["/etc/hostname", "../copy/decode.onnx", "weights/../../x"])
-def test_a_file_outside_of_the_build_is_refused(copy: Path, file: str) -> None:
+def test_manifest_entry_outside_of_the_build_is_refused(copy: Path, file: str) -> None:
     manifest = Manifest.read(copy)
     decode = manifest.graphs["decode"].model_copy(update={"file": file})
     manifest.model_copy(update={"graphs": manifest.graphs | {"decode": decode}}).write(copy)
@@ -98,7 +98,7 @@ def test_a_file_outside_of_the_build_is_refused(copy: Path, file: str) -> None:
         Build.open(copy)
 
 
-def test_a_symbolic_link_in_place_of_a_file_is_refused(copy: Path) -> None:
+def test_symbolic_link_in_place_of_a_weight_file_is_refused(copy: Path) -> None:
     weights = copy / "weights/lm_head.weight.safetensors"
     weights.rename(copy / "elsewhere")
     weights.symlink_to(copy / "elsewhere")
@@ -106,7 +106,7 @@ def test_a_symbolic_link_in_place_of_a_file_is_refused(copy: Path) -> None:
         Build.open(copy)
 
 
-def test_a_kill_between_its_two_files_loses_nothing(
+def test_kill_between_manifest_and_digest_leaves_a_readable_manifest(
     copy: Path, tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.replace

@@ -25,7 +25,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("what", HOMES)
-def test_no_other_module_does_what_has_a_home(what: str) -> None:
+def test_task_with_a_home_module_is_done_in_no_other(what: str) -> None:
     pattern, homes = HOMES[what]
     found = {path for path, text in sources() if re.search(pattern, text)}
     assert found <= homes

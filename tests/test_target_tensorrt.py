@@ -49,11 +49,11 @@ def load(made: Build, name: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_compressed_cache_is_what_transformers_is_under_a_mask(case: Case) -> None:
+def test_tensorrt_target_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (25, 96), steps=12)
 
 
-def test_a_full_cache_is_transformers_with_windows_and_softcaps() -> None:
+def test_tensorrt_target_full_cache_agrees_with_plain_transformers() -> None:
     case = Case("gemma2", policy="full", L_max=160, prefill_chunk=160, target="tensorrt")
     assert_agrees_with_plain(cases.built(case), "gemma2", (25, 96), str(case))
 
@@ -66,8 +66,10 @@ def tiny(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build(checkpoint, out, target="tensorrt", **options)
 
 
-def test_fp16_agrees_with_the_onnxruntime_target(tiny: Build, tmp_path: Path) -> None:
-    """Prefill in two chunks, compression and eight decoded tokens, of 60 that don't fit the cache."""
+def test_fp16_tensorrt_target_agrees_with_the_onnxruntime_target(
+    tiny: Build, tmp_path: Path
+) -> None:
+    """Prefill in two chunks, compression and eight decode steps. 60 tokens don't fit the cache."""
     manifest = tiny.manifest.model_copy(update={"target": "onnxruntime"})
     other = derive(replace(tiny, manifest=manifest), manifest.geometry, tmp_path / "other")
     assert {node.op_type for node in load(other, "prefill").graph.node} >= {"GroupQueryAttention"}
@@ -86,12 +88,12 @@ def answer(made: Build) -> Array:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_lint_finds_nothing(case: Case) -> None:
+def test_lint_finds_nothing_in_builds_for_tensorrt(case: Case) -> None:
     made = Build.open(cases.built(case).directory)
     assert lint_build(made, table_for(None)) == lint_build(made, table_for("10.15")) == []
 
 
-def test_standard_operators_alone(tiny: Build) -> None:
+def test_tensorrt_target_graphs_have_standard_operators_alone(tiny: Build) -> None:
     for name in tiny.manifest.graphs:
         model = load(tiny, name)
         assert {node.domain for node in model.graph.node} <= {"", "snapexport"}
@@ -109,14 +111,16 @@ def without_weights(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tensor.dims, kind), tensor.name))
 
 
-def test_layers_share_the_mask(tiny: Build) -> None:
+def test_tensorrt_target_layers_share_one_mask(tiny: Build) -> None:
     for name in ("prefill", "decode"):
         nodes = load(tiny, name).graph.node
         masks = [node.input[3] for node in nodes if node.op_type == "Attention"]
         assert len(masks) == 2 and len(set(masks)) == 1 and masks[0]
 
 
-def test_tensorrts_own_mark_is_for_tensorrt(tiny: Build, tmp_path: Path) -> None:
+def test_trt_decomposable_is_off_by_default_and_refused_for_portable(
+    tiny: Build, tmp_path: Path
+) -> None:
     for name in tiny.manifest.graphs:
         assert not marked(load(tiny, name))
     with pytest.raises(UserError, match="not supported with --target portable"):
@@ -161,7 +165,7 @@ SnapKVSelect <K> (x) => (values, places)
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("kind", [np.float32, np.int64])
 @pytest.mark.parametrize("k", [4, 5, 8, 9, 21, 32])
-def test_rounds_are_one_large_topk_ties_included(
+def test_topk_in_rounds_equals_one_large_topk_including_ties(
     monkeypatch: pytest.MonkeyPatch, k: int, kind: type, largest: int
 ) -> None:
     """Of 32 numbers with few different values, as many as all of them."""
@@ -176,7 +180,7 @@ def test_rounds_are_one_large_topk_ties_included(
         assert np.array_equal(got, want)
 
 
-def test_layers_of_different_k_share_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_different_K_share_the_rounds_of_topk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets by layer: the body is made for the largest K, and right for the smallest."""
     monkeypatch.setattr(topk_rounds, "MOST", 4)
     x = np.random.default_rng(0).integers(0, 5, (1, 2, 16)).astype(np.float32)
@@ -192,7 +196,7 @@ def test_layers_of_different_k_share_the_rounds(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("length", [8, 3000, 9000])
 @pytest.mark.parametrize("sharpness", [0.0, 3.0])
-def test_select_keeps_the_same_without_a_large_topk(length: int, sharpness: float) -> None:
+def test_select_keeps_the_same_positions_with_topk_in_rounds(length: int, sharpness: float) -> None:
     """sharpness 0: all votes are ties. Lengths at which none, some and all of K are used."""
     rng = np.random.default_rng(length)
     feeds = {
@@ -209,7 +213,7 @@ def test_select_keeps_the_same_without_a_large_topk(length: int, sharpness: floa
     assert np.array_equal(run(split, feeds)[0], run(whole, feeds)[0])
 
 
-def test_a_small_topk_stays_as_it_is(tiny: Build) -> None:
+def test_small_topk_is_not_split_into_rounds(tiny: Build) -> None:
     (body,) = [f for f in load(tiny, "compress").functions if f.name == "SnapKVSelect"]
     assert body == function("SnapKVSelect")
 
@@ -249,7 +253,9 @@ def counts(nodes: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("architecture", REAL)
-def test_real_heads_at_131072_tokens(architecture: str, tmp_path: Path) -> None:
+def test_graphs_of_real_heads_at_131072_tokens_equal_the_golden_structure(
+    architecture: str, tmp_path: Path
+) -> None:
     made = real_build(architecture, tmp_path)
     assert [layer.K for layer in made.manifest.geometry.layers] == [4094, 4094]
     assert marked(load(made, "decode")) == marked(load(made, "baseline-prefill")) == 2

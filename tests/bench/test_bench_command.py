@@ -110,7 +110,7 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_children", "no_plots", "signals")
-def test_ctrl_c_keeps_the_samples_until_then(
+def test_bench_ctrl_c_keeps_the_samples_until_then(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,
     tmp_path: Path,
@@ -145,7 +145,7 @@ def test_bench_progress_counts_to_its_end(
     assert {total for _, total in speed} == {speed[0][1]}
 
 
-def test_a_server_is_put_under_load(
+def test_bench_server_flag_measures_load_beside_the_runtime(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path, server: FakeTriton
 ) -> None:
     flags = ["--server", server.address, "--server-model", "tiny", "--clients", 1, 3]
@@ -189,7 +189,7 @@ def test_bad_bench_input_is_an_error_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_of_something_else_is_not_written_to(
+def test_bench_refuses_a_directory_of_other_files(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     (tmp_path / "notes").write_text("mine")

@@ -34,7 +34,7 @@ def visits(plan: Plan, *systems: FakeSystem) -> list[list[Case]]:
     ]
 
 
-def test_a_visit_fills_the_batch_slots_then_decodes_with_fewer_and_fewer(tiny_build: Build) -> None:
+def test_speed_visit_fills_the_batch_slots_then_decodes_with_fewer(tiny_build: Build) -> None:
     plan = plan_of(tiny_build, contexts=(10, 20), batches=(1, 3), decode_steps=2)
     system = FakeSystem(Clock(), "one", [])
     list(take_turns(visits(plan, system), rounds=2))
@@ -62,11 +62,11 @@ def test_systems_get_the_same_prompts_and_none_twice(tiny_build: Build) -> None:
     assert len({prompt[:5] for prompt in first}) == len(first)
 
 
-def test_batches_shrink_because_an_idle_slot_loses_its_cache(tiny_build: Build) -> None:
+def test_batches_are_measured_from_the_largest_to_the_smallest(tiny_build: Build) -> None:
     assert plan_of(tiny_build, batches=(1, 4, 2), contexts=(8,)).batches == (4, 2, 1)
 
 
-def test_defaults_come_from_the_system_with_the_tightest_limits(tiny_build: Build) -> None:
+def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Build) -> None:
     wide, tight = spec(batch=4), spec("full", batch=2, positions=1000)
     plan = Plan.over(tiny_build, BenchOptions(decode_steps=10), [wide, tight])
     assert plan.batches == (2, 1)
@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: str) -> None:
+def test_speed_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: str) -> None:
     options, message = REFUSED[name]
     with pytest.raises(UserError) as error:
         plan_of(tiny_build, **options)
@@ -148,7 +148,7 @@ def row(context: int, seconds: float) -> dict[str, Any]:
     return {"system": "own", "context": context, "seconds": {"median": seconds}}
 
 
-def test_the_compress_step_is_a_share_of_prefill_and_has_two_parts() -> None:
+def test_compress_summary_has_a_share_of_prefill_and_two_parts() -> None:
     sections = {"prefill": [row(100, 10.0)], "compress": [row(100, 0.5)], "vote": [row(100, 0.125)]}
     (found,) = speed.summary(sections)
     assert found["share_of_prefill"] == 0.05

@@ -18,7 +18,7 @@ def interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
-def test_it_gives_what_the_work_gives() -> None:
+def test_cancellable_returns_the_result_or_exception_of_its_work() -> None:
     cancelled = Event()
     assert cancellable(lambda: 3, cancelled.set) == 3
     assert not cancelled.is_set()
@@ -30,7 +30,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_signal_ends_it_while_it_is_waited_for() -> None:
+def test_signal_ends_cancellable_work_while_it_is_awaited() -> None:
     stop, ended = Event(), Event()
 
     def work() -> None:
@@ -44,7 +44,9 @@ def test_a_signal_ends_it_while_it_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_signal_ends_it_while_it_begins(monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+def test_signal_ends_cancellable_work_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
     stop, ended, start = Event(), Event(), Thread.start
 
     def interrupted(thread: Thread) -> None:

@@ -12,7 +12,7 @@ from snapexport.contract.build_directory import Build
 from tests.engines.asking import GRAPHS, NAME, entry_of, refusal
 
 
-def test_the_command_estimates_without_tensorrt_or_gpu(
+def test_engine_estimate_needs_neither_tensorrt_nor_gpu(
     made: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["engine", str(made.directory), "--estimate", "--json"]) == 0
@@ -26,7 +26,7 @@ def test_the_command_estimates_without_tensorrt_or_gpu(
     assert "decode" in out and "prefill" not in out and "running needs at least" in out
 
 
-def test_the_command_builds_and_says_what_it_built(
+def test_engine_command_builds_and_prints_a_summary(
     fake: Any, made: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["engine", str(made.directory), "--graphs", "decode", "--json"]) == 0
@@ -48,7 +48,7 @@ def test_the_command_builds_and_says_what_it_built(
         (["--optimization-level", "9"], "--optimization-level 9"),
     ],
 )
-def test_wrong_flags_are_refused(
+def test_engine_command_refuses_wrong_flags(
     made: Build, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert main(["engine", str(made.directory), *flags]) == 2
@@ -67,7 +67,7 @@ def test_wrong_flags_are_refused(
         ),
     ],
 )
-def test_a_tensorrt_that_does_not_import_is_told(
+def test_engine_build_without_a_loadable_tensorrt_is_refused(
     fake: Any,
     made: Build,
     tmp_path: Path,

@@ -18,7 +18,7 @@ from snapexport.engines.folder import EngineFolder
 from tests.engines.asking import GRAPHS, NAME, asked, entry_of, files, refusal, start
 
 
-def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, made: Build) -> None:
+def test_every_graph_becomes_a_plan_recorded_in_the_manifest(fake: Any, made: Build) -> None:
     assert build_engines(made, EngineOptions()) == NAME
     entry = entry_of(made)
     assert set(entry.graphs) == GRAPHS
@@ -45,7 +45,7 @@ def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, mad
     assert Manifest.read(made.directory).graphs == made.manifest.graphs
 
 
-def test_what_tensorrt_is_asked_for(
+def test_engine_options_reach_tensorrts_builder_config(
     fake: Any, made: Build, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(library.parent)
@@ -80,7 +80,7 @@ def test_what_tensorrt_is_asked_for(
     assert not entry.needs_plugins
 
 
-def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
+def test_refit_option_replaces_the_refit_identical_flag(fake: Any, made: Build) -> None:
     options = EngineOptions(graphs=("decode",), strip_weights=True, refit=True)
     assert build_engines(made, options) == f"{NAME}-stripped-refit"
     (config,) = asked(fake, "build")
@@ -88,7 +88,7 @@ def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
     assert entry_of(made, f"{NAME}-stripped-refit").refit
 
 
-def test_the_plugin_library_lies_beside_the_plans(
+def test_plugin_library_is_copied_beside_the_plans(
     fake: Any, made: Build, library: Path, tmp_path: Path
 ) -> None:
     build_engines(made, EngineOptions(graphs=("compress",), plugins=library))
@@ -108,14 +108,14 @@ def test_the_plugin_library_lies_beside_the_plans(
     assert left == {"decode.engine", "libother.so"}
 
 
-def test_a_library_that_is_none_is_refused(fake: Any, made: Build, tmp_path: Path) -> None:
+def test_plugin_library_without_plugins_is_refused(fake: Any, made: Build, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("text")
     message = refusal(made, plugins=tmp_path / "text.so")
     assert f"does not load {tmp_path}/text.so: no plugins in {tmp_path}/text.so" in message
     assert Manifest.read(made.directory) == made.manifest
 
 
-def test_what_is_there_is_not_built_again(fake: Any, made: Build) -> None:
+def test_existing_plans_are_not_built_again(fake: Any, made: Build) -> None:
     build_engines(made, EngineOptions(graphs=("decode", "compress")))
     fake.calls.clear()
     build_engines(Build.open(made.directory), EngineOptions())
@@ -139,7 +139,7 @@ def test_plans_of_other_options_are_not_mixed(
     assert set(entry_of(made).graphs) == {"compress"}
 
 
-def test_another_tensorrt_replaces_all_of_it_and_only_when_told(
+def test_engines_of_another_tensorrt_are_replaced_only_with_overwrite(
     fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_engines(made, EngineOptions())
@@ -156,7 +156,7 @@ def test_another_tensorrt_replaces_all_of_it_and_only_when_told(
 
 
 @pytest.mark.parametrize("other_tensorrt", [False, True])
-def test_at_every_moment_the_manifest_names_whole_plans(
+def test_manifest_names_only_whole_plans_at_every_moment_of_a_replacement(
     fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch, other_tensorrt: bool
 ) -> None:
     """Each rename of a replacement fails once: nothing after it happens, as after a kill."""
@@ -211,7 +211,7 @@ def test_engines_of_several_kinds_live_side_by_side(fake: Any, made: Build) -> N
         ({"other_shape": "logits"}, "takes logits of"),
     ],
 )
-def test_what_tensorrt_refuses_leaves_no_trace_but_the_log(
+def test_failed_engine_build_leaves_only_its_log_and_timing_cache(
     fake: Any, made: Build, planted: dict[str, Any], message: str
 ) -> None:
     fake.planted.update(planted)
@@ -221,7 +221,7 @@ def test_what_tensorrt_refuses_leaves_no_trace_but_the_log(
     assert not (made.directory / "engines" / NAME).exists()
 
 
-def test_a_failure_keeps_what_was_finished_and_measured(fake: Any, made: Build) -> None:
+def test_failed_engine_build_keeps_finished_plans_and_timings(fake: Any, made: Build) -> None:
     build_engines(made, EngineOptions(graphs=("prefill",)))
     fake.planted["build_error"] = "no implementation"
     refusal(made, graphs=("decode",))
@@ -231,7 +231,7 @@ def test_a_failure_keeps_what_was_finished_and_measured(fake: Any, made: Build) 
     assert "ERROR: no implementation" in (made.directory / "engines" / f"{NAME}.log").read_text()
 
 
-def test_a_failure_is_not_blamed_on_an_earlier_graph(fake: Any, made: Build) -> None:
+def test_engine_failure_is_not_blamed_on_an_earlier_graph(fake: Any, made: Build) -> None:
     """Each graph has an error that TensorRT recovers from; the second engine does not load."""
     fake.planted["recovered"] = "of the first"
 
@@ -246,7 +246,7 @@ def test_a_failure_is_not_blamed_on_an_earlier_graph(fake: Any, made: Build) -> 
     assert set(entry_of(made).graphs) == {"prefill"}
 
 
-def test_a_stale_timing_cache_of_ours_is_begun_anew(fake: Any, made: Build) -> None:
+def test_stale_default_timing_cache_is_begun_anew(fake: Any, made: Build) -> None:
     cache = made.directory / "engines" / f"{NAME}.timing.cache"
     cache.parent.mkdir()
     cache.write_bytes(b"of another version")
@@ -254,7 +254,7 @@ def test_a_stale_timing_cache_of_ours_is_begun_anew(fake: Any, made: Build) -> N
     assert cache.read_bytes() == fake.__version__.encode() + b"+"
 
 
-def test_a_stale_timing_cache_of_somebody_is_left_alone(
+def test_stale_timing_cache_of_the_user_is_refused_and_kept(
     fake: Any, made: Build, tmp_path: Path
 ) -> None:
     cache = tmp_path / "fleet.cache"
@@ -265,7 +265,7 @@ def test_a_stale_timing_cache_of_somebody_is_left_alone(
     assert cache.read_bytes() == b"of another version"
 
 
-def test_progress_names_graph_phase_and_step(fake: Any, made: Build) -> None:
+def test_engine_progress_names_graph_phase_and_step(fake: Any, made: Build) -> None:
     told: list[str] = []
 
     class Listener:
@@ -277,7 +277,7 @@ def test_progress_names_graph_phase_and_step(fake: Any, made: Build) -> None:
     assert told[-2:] == ["decode: Timing kernels: 2 of 3", "decode: Timing kernels: 3 of 3"]
 
 
-def test_a_full_disk_is_told_as_such(fake: Any, made: Build) -> None:
+def test_engine_build_on_a_full_disk_raises_and_leaves_no_plan(fake: Any, made: Build) -> None:
     """A limit on the size of files stands for the full disk: writing fails half-way."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, limits[1]))
@@ -290,23 +290,23 @@ def test_a_full_disk_is_told_as_such(fake: Any, made: Build) -> None:
     assert not (made.directory / "engines" / NAME).exists()
 
 
-def test_only_one_builds_at_a_time(fake: Any, made: Build) -> None:
+def test_only_one_process_builds_engines_at_a_time(fake: Any, made: Build) -> None:
     with EngineFolder(made.directory, "other").ours():
         assert "another process builds engines" in refusal(made)
 
 
-def test_a_graph_that_was_changed_is_refused(made: Build) -> None:
+def test_build_with_a_changed_graph_is_refused(made: Build) -> None:
     (made.directory / "decode.onnx").write_bytes(b"other")
     with pytest.raises(UserError, match="was changed after the build"):
         Build.open(made.directory)
 
 
-def test_graphs_for_another_engine_are_refused(fake: Any, made: Build) -> None:
+def test_engine_build_refuses_graphs_of_another_target(fake: Any, made: Build) -> None:
     made.manifest.model_copy(update={"target": "portable"}).write(made.directory)
     assert "was built for portable, not for TensorRT" in refusal(made)
 
 
-def test_an_old_tensorrt_is_refused(
+def test_engine_build_refuses_an_old_tensorrt(
     fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "__version__", "10.14.1.48")
@@ -314,7 +314,9 @@ def test_an_old_tensorrt_is_refused(
     assert not (made.directory / "engines").exists()
 
 
-def test_no_gpu_is_told(fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_build_without_a_gpu_is_refused(
+    fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cuda.bindings import runtime
 
     monkeypatch.setattr(runtime, "problem", runtime.cudaError_t.cudaErrorNoDevice)
@@ -322,7 +324,7 @@ def test_no_gpu_is_told(fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_build_ends_soon_and_leaves_nothing_unfinished(
+def test_interrupted_engine_build_ends_soon_and_leaves_no_partial_plan(
     made: Build, number: signal.Signals
 ) -> None:
     process = start(made)
@@ -333,7 +335,9 @@ def test_an_interrupted_build_ends_soon_and_leaves_nothing_unfinished(
     assert Manifest.read(made.directory) == made.manifest
 
 
-def test_what_a_killed_build_left_goes_with_the_next(fake: Any, made: Build) -> None:
+def test_next_engine_build_removes_the_partial_files_of_a_killed_one(
+    fake: Any, made: Build
+) -> None:
     process = start(made)
     process.kill()
     process.communicate(timeout=20)

@@ -77,11 +77,11 @@ def _is_known(name: str, parameters: list[str], known: Members) -> bool:
     return parameters in known.get(name, [])
 
 
-def test_the_fake_has_only_what_the_bindings_have(stubs: Path) -> None:
+def test_fake_tensorrt_has_only_members_of_the_bindings(stubs: Path) -> None:
     assert drift(FAKE.read_text(), (stubs / "tensorrt" / "__init__.pyi").read_text()) == []
 
 
-def test_the_fake_gpu_has_only_what_cuda_has() -> None:
+def test_fake_cuda_has_only_members_of_the_bindings() -> None:
     try:
         from cuda.bindings import runtime
     except ModuleNotFoundError:
@@ -103,7 +103,9 @@ def test_the_fake_gpu_has_only_what_cuda_has() -> None:
         ("self.engine_host_code_allowed", "self.host_code_allowed", "Runtime.host_code_allowed"),
     ],
 )
-def test_a_drift_is_found(stubs: Path, before: str, after: str, found: str) -> None:
+def test_drift_of_the_fake_tensorrt_is_found(
+    stubs: Path, before: str, after: str, found: str
+) -> None:
     source = FAKE.read_text()
     assert before in source
     real = (stubs / "tensorrt" / "__init__.pyi").read_text()

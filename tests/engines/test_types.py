@@ -68,21 +68,21 @@ def mypy(stubs: Path, *files: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": error: " in line]
 
 
-def test_our_calls_fit_the_bindings(stubs: Path) -> None:
+def test_tensorrt_calls_type_check_against_the_bindings(stubs: Path) -> None:
     using = [file for file in TENSORRT_CODE if "import tensorrt as trt" in file.read_text()]
     assert {file.parent.name for file in using} == {"engines", "trt"}
     assert len(using) >= 7
     assert mypy(stubs, *TENSORRT_CODE) == []
 
 
-def test_a_wrong_call_is_found(stubs: Path, tmp_path: Path) -> None:
+def test_type_check_finds_wrong_tensorrt_calls(stubs: Path, tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(WRONG)
     found = {int(line.split(":")[1]): line.rpartition("[")[2][:-1] for line in mypy(stubs, planted)}
     assert {line: found.get(line) for line in WRONG_LINES} == WRONG_LINES
 
 
-def test_our_modules_import_and_subclass_the_real_bindings(tmp_path: Path) -> None:
+def test_tensorrt_modules_import_and_subclass_the_real_bindings(tmp_path: Path) -> None:
     """Enums and base classes are the real ones; nothing behind them is there to be called."""
     done = subprocess.run(
         [sys.executable, "-c", REAL, str(tmp_path)],

@@ -283,7 +283,7 @@ def test_no_drawn_key_is_part_of_another() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_filler_is_noise_of_the_length_asked_for(name: str) -> None:
+def test_filler_is_noise_of_the_requested_length(name: str) -> None:
     tokenizer, one = vault_tokenizer(), sample(name)
     for tokens in (0, 1, 300):
         ids = filler(tokenizer, name, 1, tokens)

@@ -25,7 +25,9 @@ def usage_of(answer: Any) -> tuple[int, int, int]:
     return used.prompt_tokens, used.completion_tokens, used.total_tokens
 
 
-def test_completion(served: Served, client: openai.OpenAI) -> None:
+def test_completion_has_openais_form_and_the_runtimes_text(
+    served: Served, client: openai.OpenAI
+) -> None:
     done = client.completions.create(prompt=PROMPT, **ASKED)
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason, choice.index) == (alone(served).text, "length", 0)
@@ -33,7 +35,7 @@ def test_completion(served: Served, client: openai.OpenAI) -> None:
     assert done.id.startswith("cmpl-") and choice.logprobs is None
 
 
-def test_chat(served: Served, client: openai.OpenAI) -> None:
+def test_chat_has_openais_form_and_the_runtimes_text(served: Served, client: openai.OpenAI) -> None:
     """The template writes a special token, and the tokenizer adds none."""
     done = client.chat.completions.create(messages=CHAT, **ASKED)
     (choice,) = done.choices
@@ -45,7 +47,9 @@ def test_chat(served: Served, client: openai.OpenAI) -> None:
     assert list(request.prompt_token_ids) == byte_level().encode(RENDERED).ids
 
 
-def test_streamed_completion(served: Served, client: openai.OpenAI) -> None:
+def test_streamed_completion_joins_to_the_runtimes_text(
+    served: Served, client: openai.OpenAI
+) -> None:
     chunks = list(client.completions.create(prompt=PROMPT, stream=True, **ASKED))
     assert "".join(chunk.choices[0].text for chunk in chunks) == alone(served).text
     assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "length"]
@@ -54,7 +58,7 @@ def test_streamed_completion(served: Served, client: openai.OpenAI) -> None:
     }
 
 
-def test_streamed_chat(served: Served, client: openai.OpenAI) -> None:
+def test_streamed_chat_joins_to_the_runtimes_text(served: Served, client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True}
     stream = client.chat.completions.create(
         messages=CHAT, stream=True, stream_options=options, **ASKED
@@ -78,7 +82,9 @@ def test_streamed_chat(served: Served, client: openai.OpenAI) -> None:
     [["one", "another"], [1, 2, 3], [[1, 2], [3]]],
     ids=["texts", "token ids", "lists of token ids"],
 )
-def test_completion_of_several_prompts(served: Served, client: openai.OpenAI, prompt: Any) -> None:
+def test_completion_of_several_prompts_has_n_choices_for_each(
+    served: Served, client: openai.OpenAI, prompt: Any
+) -> None:
     done = client.completions.create(prompt=prompt, n=2, **ASKED)
     prompts = [prompt] if isinstance(prompt[0], int) else prompt
     answers = [alone(served, one) for one in prompts]
@@ -120,7 +126,7 @@ def test_echo_puts_the_prompt_before_the_answer(served: Served, client: openai.O
     assert (first, "".join(rest)) == (PROMPT, expected)
 
 
-def test_every_option_reaches_the_model(served: Served, client: openai.OpenAI) -> None:
+def test_every_request_option_reaches_the_model(served: Served, client: openai.OpenAI) -> None:
     client.chat.completions.create(
         model="model",
         messages=CHAT,
@@ -148,7 +154,9 @@ def test_every_option_reaches_the_model(served: Served, client: openai.OpenAI) -
     )
 
 
-def test_defaults_are_openais(served: Served, client: openai.OpenAI) -> None:
+def test_defaults_of_the_sampling_options_are_openais(
+    served: Served, client: openai.OpenAI
+) -> None:
     """And a chat may go on to the model's last position."""
     client.completions.create(model="model", prompt=PROMPT)
     stream = client.chat.completions.create(model="model", messages=CHAT, stream=True)
@@ -160,7 +168,7 @@ def test_defaults_are_openais(served: Served, client: openai.OpenAI) -> None:
     assert chat.params.max_tokens == 2000 - len(chat.prompt_token_ids) + 1
 
 
-def test_chat_logprobs(served: Served, client: openai.OpenAI) -> None:
+def test_chat_logprobs_equal_the_runtimes(served: Served, client: openai.OpenAI) -> None:
     expected = alone(served, RENDERED, logprobs=2)
     whole = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **ASKED)
     stream = client.chat.completions.create(
@@ -183,7 +191,9 @@ def test_chat_logprobs(served: Served, client: openai.OpenAI) -> None:
         assert token.bytes == (None if "\ufffd" in token.token else list(token.token.encode()))
 
 
-def test_completion_logprobs(served: Served, client: openai.OpenAI) -> None:
+def test_completion_logprobs_and_offsets_equal_the_runtimes(
+    served: Served, client: openai.OpenAI
+) -> None:
     expected = alone(served, logprobs=1)
     whole = client.completions.create(prompt=PROMPT, logprobs=1, **ASKED).choices[0].logprobs
     assert whole is not None and whole.tokens and whole.text_offset and whole.top_logprobs

@@ -130,7 +130,7 @@ def test_a_huge_prompt_is_refused_without_being_tokenized(
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+def test_request_for_another_model_is_not_found(client: openai.OpenAI) -> None:
     for ask in (lambda: chat(client, model="gpt-4"), lambda: client.models.retrieve("gpt-4")):
         with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served") as refused:
             ask()
@@ -169,7 +169,7 @@ def test_a_build_without_a_template_has_no_chat(
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("running", ["triton"], indirect=True)
-def test_a_refusal_of_tritons_has_its_status(
+def test_refusal_by_triton_keeps_its_status(
     served: Served,
     client: openai.OpenAI,
     code: Any,

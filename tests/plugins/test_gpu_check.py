@@ -24,12 +24,16 @@ def tool() -> ModuleType:
 
 
 @pytest.mark.parametrize("index", [0, 5, 11, 12])
-def test_the_kernels_pass(tool: ModuleType, emulated_library: Path, index: int) -> None:
+def test_gpu_check_passes_the_emulated_kernels(
+    tool: ModuleType, emulated_library: Path, index: int
+) -> None:
     machine = tool.Machine(emulated_library, "cpu")
     assert tool.check(machine, tool.SMALL[index]) == ""
 
 
-def test_every_large_case_is_taken_by_the_kernels(tool: ModuleType, emulated_library: Path) -> None:
+def test_kernels_accept_every_large_case_of_gpu_check(
+    tool: ModuleType, emulated_library: Path
+) -> None:
     launchers = tool.Machine(emulated_library, "cpu").launchers
     for case in tool.LARGE:
         assert launchers.select_refusal(case.select, case.dtype) == ""
@@ -37,7 +41,7 @@ def test_every_large_case_is_taken_by_the_kernels(tool: ModuleType, emulated_lib
     assert max(case.T for case in tool.LARGE) == 131072
 
 
-def test_a_wrong_position_does_not_pass(tool: ModuleType, emulated_library: Path) -> None:
+def test_gpu_check_finds_wrong_positions(tool: ModuleType, emulated_library: Path) -> None:
     case = tool.SMALL[4]
     data = tool.Data.fresh(tool.Machine(emulated_library, "cpu"), case)
     data.select()
@@ -54,7 +58,9 @@ def test_a_wrong_position_does_not_pass(tool: ModuleType, emulated_library: Path
         assert complaint in tool.wrong_positions(data)
 
 
-def test_without_a_gpu_it_says_so(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_without_a_gpu_ends_with_a_hint(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     monkeypatch.setattr(sys, "argv", ["gpu_check.py"])

@@ -68,7 +68,9 @@ def reference(case: Case, baseline: bool) -> Case:
 
 
 @layouts
-def test_every_layout_gives_its_graphs_tokens(case: Case, baseline: bool) -> None:
+def test_executor_of_every_layout_gives_the_tokens_of_its_graphs(
+    case: Case, baseline: bool
+) -> None:
     """All at once, through slots that others had before."""
     llm = LLM.from_executor(executor_of(case, baseline))
     prompts = [cases.prompt(length) for length in LENGTHS]
@@ -142,7 +144,7 @@ def test_prepacked_weights_change_nothing() -> None:
     assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
 
 
-def test_every_call_raises_after_close() -> None:
+def test_every_executor_call_raises_after_close() -> None:
     executor, zeros = executor_of(CHUNKED), np.zeros(3, np.int64)
     executor.close()
     executor.close()
@@ -186,7 +188,7 @@ def test_topk_positions_are_none_without_compression_and_empty_without_a_vote() 
     assert kept is not None and [layer.shape for layer in kept] == [(2, 0), (2, 0)]
 
 
-def test_fp16_gives_nearly_the_same_logits_in_fp32(tmp_path: Path) -> None:
+def test_fp16_build_gives_fp32_logits_close_to_an_fp32_builds(tmp_path: Path) -> None:
     out = tmp_path / "half"
     build(cases.checkpoint("llama"), out, L_max=96, L_recent=16, K=12, batch=3, dtype="fp16")
     half, single = open_executor(Build.open(out), threads=1), executor_of(CHUNKED)

@@ -75,7 +75,7 @@ def buffers(backend: OnnxRuntimeBackend) -> Buffers:
     return allocate(backend.memory, DECODE, {})
 
 
-def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
+def test_past_and_present_cache_are_one_buffer(buffers: Buffers) -> None:
     for layer in range(2):
         assert buffers[names.past_key(layer)] is buffers[names.present_key(layer)]
         assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
@@ -91,7 +91,7 @@ def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
         assert arrays[name].ctypes.data == arrays[names.past_of(name)].ctypes.data
 
 
-def test_a_step_writes_one_position_of_each_row_in_place(
+def test_decode_step_writes_one_position_of_each_row_in_place(
     backend: OnnxRuntimeBackend, buffers: Buffers
 ) -> None:
     bound = BoundGraph(backend, "decode", DECODE, buffers)
@@ -120,7 +120,7 @@ def test_onnxruntime_warns_if_it_has_to_copy_a_cache(
     assert "in-place" in capfd.readouterr().err.lower()
 
 
-def test_a_step_allocates_nothing_of_the_caches_size() -> None:
+def test_decode_step_allocates_nothing_of_the_caches_size() -> None:
     peak = measure(
         cases.built(ROOMY).directory,
         """

@@ -39,7 +39,9 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
     st.one_of(st.integers(0, 30), st.integers(0, MANY + 5)),
     st.sampled_from([0.01, 0.3, 0.5, 0.9, 0.999, 1.0]),
 )
-def test_distribution_is_hugging_faces(seed: int, temperature: float, k: int, p: float) -> None:
+def test_sampling_distribution_equals_hugging_faces(
+    seed: int, temperature: float, k: int, p: float
+) -> None:
     logits = logits_of(seed, MANY)
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
     expected = warped(logits, params)
@@ -76,7 +78,7 @@ def test_greedy_takes_the_likeliest_and_draws_nothing(seed: int) -> None:
         SamplingParams(temperature=1e-320),
     ],
 )
-def test_the_narrowest_settings_are_greedy(params: SamplingParams) -> None:
+def test_narrowest_sampling_settings_are_greedy(params: SamplingParams) -> None:
     logits = logits_of(3)
     assert sample(predicted(logits), params, generator(params)) == int(np.argmax(logits))
 
@@ -93,7 +95,7 @@ def test_same_seed_same_tokens_whatever_neighbours_draw() -> None:
     assert drawn == expected
 
 
-def test_without_a_seed_requests_differ() -> None:
+def test_requests_without_a_seed_differ() -> None:
     params = SamplingParams(temperature=1.0)
     assert generator(params).random() != generator(params).random()
 

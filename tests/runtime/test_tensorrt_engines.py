@@ -148,7 +148,7 @@ def refusal(build: Build, **options: Any) -> UserError:
     return caught.value
 
 
-def test_changed_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+def test_changed_engine_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     tensorrt_entry.verify(build)
     engine = tmp_path / "decode.engine"
@@ -219,7 +219,9 @@ def test_stripped_plans_take_the_weights_of_their_graphs(
     assert message.endswith(".onnx: the weights don't fit")
 
 
-def test_plugins_are_loaded_first(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+def test_plugin_library_is_loaded_before_the_plans(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
     entry = changed(plugins=file(tmp_path / "lib.so", b"machine code"))
     open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True)))
     empty = changed(plugins=file(tmp_path / "empty.so", b""))

@@ -39,7 +39,7 @@ def test_texts_join_to_the_decoding_of_any_words(ids: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, BYTE_FALLBACK.get_vocab_size() - 1), max_size=20))
-def test_broken_bytes_raise_nothing(ids: list[int]) -> None:
+def test_invalid_utf8_bytes_raise_nothing(ids: list[int]) -> None:
     deltas(BYTE_FALLBACK, ids)
 
 
@@ -112,5 +112,5 @@ def test_a_stop_string_may_come_with_the_flush() -> None:
     assert stream.stopped
 
 
-def test_without_a_tokenizer_there_is_no_text() -> None:
+def test_output_without_a_tokenizer_has_no_text() -> None:
     assert NoText().push(1) + NoText().finish() == "" and not NoText.stopped

@@ -87,7 +87,9 @@ def test_top_tokens_give_the_same_token_as_logits(
         ({"temperature": 0.7}, False),
     ],
 )
-def test_which_parameters_need_logits(choice: dict[str, Any], answers: bool) -> None:
+def test_sampling_needs_logits_only_where_top_tokens_cannot_decide(
+    choice: dict[str, Any], answers: bool
+) -> None:
     """Of 50 top_tokens: hot ones reach less than 0.9 of the whole."""
     for seed in range(50):
         params, logits = SamplingParams(seed=seed, **choice), logits_of(seed)

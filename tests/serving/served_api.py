@@ -103,7 +103,9 @@ def test_seeded_samples_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> Non
     assert [choice.text for choice in done.choices] == expected
 
 
-def test_stop_text_after_a_prompt_of_token_ids(client: openai.OpenAI, llm: "LLM") -> None:
+def test_stop_text_ends_the_answer_to_a_prompt_of_token_ids(
+    client: openai.OpenAI, llm: "LLM"
+) -> None:
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode("The old").ids
     whole = alone(llm, ids, max_tokens=40, ignore_eos=True).text

@@ -56,7 +56,7 @@ def ids(length: int) -> list[int]:
     return [5] * length
 
 
-def test_a_failing_prefill_ends_its_own_request_alone(faulty: Client, llm: LLM) -> None:
+def test_failing_prefill_ends_its_own_request_alone(faulty: Client, llm: LLM) -> None:
     params = SamplingParams(max_tokens=2200, ignore_eos=True)
     (expected,) = llm.generate(ids(30), params)
     with faulty.stream(input_ids=ids(30), max_tokens=2200, ignore_eos=True) as neighbour:
@@ -73,7 +73,7 @@ def test_a_failing_prefill_ends_its_own_request_alone(faulty: Client, llm: LLM) 
     faulty.settled(**IDLE)
 
 
-def test_a_failing_decode_ends_all_that_ran_and_the_next_are_served(
+def test_failing_decode_ends_running_requests_and_the_next_are_served(
     faulty: Client, llm: LLM
 ) -> None:
     before = faulty.quiet()["requests_failed_total"]
@@ -99,7 +99,7 @@ def test_a_failing_decode_ends_all_that_ran_and_the_next_are_served(
     assert faulty.generate(input_ids=ids(30), max_tokens=20).token_ids == expected.token_ids
 
 
-def test_failures_in_a_row_leave_every_slot_free(faulty: Client) -> None:
+def test_repeated_failures_leave_every_batch_slot_free(faulty: Client) -> None:
     for length in [PREFILL_FAILS, DECODE_FAILS, NOT_FINITE] * 6:
         with pytest.raises(HttpError):
             faulty.infer(input_ids=ids(length))

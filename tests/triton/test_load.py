@@ -63,7 +63,7 @@ def started(client: Client, stack: ExitStack, count: int) -> list[Stream]:
     return streams
 
 
-def test_a_full_queue_refuses_at_once_and_takes_again(small: Client) -> None:
+def test_full_queue_refuses_at_once_and_later_accepts_again(small: Client) -> None:
     small.settled(**IDLE)
     with ExitStack() as stack:
         started(small, stack, SLOTS)
@@ -85,7 +85,7 @@ def test_a_full_queue_refuses_at_once_and_takes_again(small: Client) -> None:
     assert small.generate(**SHORT).reason == "length"
 
 
-def test_a_cancelled_stream_gives_its_slot_to_the_next(small: Client) -> None:
+def test_cancelled_stream_frees_its_batch_slot_for_the_next_request(small: Client) -> None:
     small.settled(**IDLE)
     with ExitStack() as stack:
         leaves, stays, *_ = started(small, stack, SLOTS)
@@ -99,7 +99,7 @@ def test_a_cancelled_stream_gives_its_slot_to_the_next(small: Client) -> None:
     small.settled(**IDLE)
 
 
-def test_a_disconnect_amid_http_streaming_gives_the_slot_back(small: Client) -> None:
+def test_http_disconnect_frees_the_batch_slot(small: Client) -> None:
     before = small.quiet()["requests_cancelled_total"]
     replies = small.generate_stream(**LONG)
     next(replies)
@@ -108,14 +108,14 @@ def test_a_disconnect_amid_http_streaming_gives_the_slot_back(small: Client) -> 
     assert after["generated_tokens_total"] > 0
 
 
-def test_a_request_that_is_answered_once_can_be_cancelled_too(small: Client) -> None:
+def test_non_streaming_request_can_be_cancelled(small: Client) -> None:
     before = small.quiet()["requests_cancelled_total"]
     with small.stream(**LONG | {"stream": False}):
         small.settled(requests_running=1)
     small.settled(**IDLE, requests_cancelled_total=before + 1)
 
 
-def test_a_deadline_ends_a_running_request(small: Client) -> None:
+def test_deadline_ends_a_running_request(small: Client) -> None:
     small.settled(**IDLE)
     with small.stream(timeout_us=300_000, **LONG) as stream:
         began = time.monotonic()
@@ -127,7 +127,7 @@ def test_a_deadline_ends_a_running_request(small: Client) -> None:
     small.settled(**IDLE)
 
 
-def test_a_deadline_ends_a_waiting_request(small: Client) -> None:
+def test_deadline_ends_a_waiting_request(small: Client) -> None:
     small.settled(**IDLE)
     with ExitStack() as stack:
         started(small, stack, SLOTS)
@@ -138,6 +138,6 @@ def test_a_deadline_ends_a_waiting_request(small: Client) -> None:
     small.settled(**IDLE)
 
 
-def test_a_deadline_that_is_far_away_changes_nothing(small: Client) -> None:
+def test_request_within_its_deadline_finishes(small: Client) -> None:
     with small.stream(timeout_us=60_000_000, **SHORT) as stream:
         assert [reply.reason for reply in stream][-1] == "length"

@@ -32,7 +32,7 @@ def command(client: Client, *flags: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(call, capture_output=True, text=True, timeout=60)
 
 
-def test_a_killed_backend_is_noticed_and_brought_back(explicit: Client, llm: LLM) -> None:
+def test_killed_backend_is_detected_and_recovered(explicit: Client, llm: LLM) -> None:
     assert is_alive(explicit.server.http, "vault")
     assert command(explicit).returncode == 0
     pid = backend_of(explicit.server, "vault")
@@ -47,7 +47,7 @@ def test_a_killed_backend_is_noticed_and_brought_back(explicit: Client, llm: LLM
     assert explicit.generate(**asked).text == explicit.infer(**asked).text == expected.text
 
 
-def test_a_backend_that_dies_under_load_comes_back(explicit: Client) -> None:
+def test_backend_killed_under_load_is_recovered(explicit: Client) -> None:
     long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
     with explicit.stream(**long) as one, explicit.stream(**long) as other:
         one.next()
@@ -58,7 +58,7 @@ def test_a_backend_that_dies_under_load_comes_back(explicit: Client) -> None:
     assert (alive.returncode, alive.stdout) == (0, "vault: answers\n")
 
 
-def test_unloading_lets_what_runs_come_to_its_end(explicit: Client, llm: LLM) -> None:
+def test_unloading_lets_running_requests_finish(explicit: Client, llm: LLM) -> None:
     asked = {"input_ids": [5] * 30, "max_tokens": 1500, "ignore_eos": True}
     (expected,) = llm.generate([5] * 30, SamplingParams(max_tokens=1500, ignore_eos=True))
     pid = backend_of(explicit.server, "vault")
@@ -73,13 +73,13 @@ def test_unloading_lets_what_runs_come_to_its_end(explicit: Client, llm: LLM) ->
         time.sleep(0.05)
 
 
-def test_a_model_that_is_not_there_does_not_answer(client: Client) -> None:
+def test_missing_model_is_not_alive(client: Client) -> None:
     assert not is_alive(client.server.http, "another")
     assert not is_alive("http://127.0.0.1:9", "vault", seconds=1)
     assert not recover(client.server.http, "vault"), "not without explicit model control"
 
 
-def test_the_unary_model_comes_back_though_it_waited_for_the_dead(
+def test_unary_model_recovers_although_it_waited_for_the_killed_backend(
     explicit: Client, llm: LLM
 ) -> None:
     """The last one here: what waited goes on to ask the model that came back."""

@@ -163,7 +163,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_refused(
+def test_check_refuses_a_planted_fault_of_the_repository(
     written: Path, fault: str, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant, message = FAULTS[fault]
@@ -174,7 +174,7 @@ def test_a_planted_fault_is_refused(
     assert message in told and told.startswith("error: ") and "\n\nhint: " in told
 
 
-def test_the_python_backend_s_own_parameters_are_no_fault(written: Path) -> None:
+def test_check_accepts_parameters_of_tritons_python_backend(written: Path) -> None:
     for name in ("vault", "vault_unary"):
         config = config_of(written / name)
         config.parameters["EXECUTION_ENV_PATH"].string_value = "/opt/env.tar.gz"
@@ -183,7 +183,7 @@ def test_the_python_backend_s_own_parameters_are_no_fault(written: Path) -> None
     assert list(checks.faults(written)) == []
 
 
-def test_a_repository_is_not_written_into_its_build(build: Path, tmp_path: Path) -> None:
+def test_repository_inside_its_build_is_refused(build: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "copy.build"))
     before = sorted(copy.rglob("*"))
     with pytest.raises(UserError, match="inside the build"):
@@ -191,7 +191,7 @@ def test_a_repository_is_not_written_into_its_build(build: Path, tmp_path: Path)
     assert sorted(copy.rglob("*")) == before
 
 
-def test_a_fault_in_what_is_written_leaves_nothing(
+def test_repository_that_fails_its_check_is_not_written(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from snapexport.serving.triton import model_config
@@ -205,7 +205,7 @@ def test_a_fault_in_what_is_written_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_config_is_the_streaming_model_s(written: Path) -> None:
+def test_config_has_the_settings_of_streaming_and_unary_model(written: Path) -> None:
     config = config_of(written / "vault")
     assert config.model_transaction_policy.decoupled and config.max_batch_size == 1
     assert config.instance_group[0].kind == schema.ModelInstanceGroup.KIND_CPU
@@ -217,7 +217,7 @@ def test_the_config_is_the_streaming_model_s(written: Path) -> None:
     assert [one.name for one in unary.input] == [one.name for one in config.input]
 
 
-def test_names_flags_and_overwriting(
+def test_triton_command_writes_its_flags_and_overwrites_only_on_request(
     build: Path, tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "repository"
@@ -253,7 +253,7 @@ def test_names_flags_and_overwriting(
         (["BUILD", "--check", "OUT"], "--check goes without BUILD"),
     ],
 )
-def test_wrong_arguments_are_refused(
+def test_triton_command_refuses_wrong_arguments(
     build: Path,
     tmp_path: Path,
     command: Callable[..., int],
@@ -268,7 +268,7 @@ def test_wrong_arguments_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_build_is_not_overwritten(
+def test_triton_command_never_overwrites_a_build(
     build: Path, tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "copy.build"))
@@ -291,7 +291,7 @@ def engine(tensorrt: str) -> EngineEntry:
     )
 
 
-def test_a_build_with_engines_is_placed_on_the_gpu(build: Path, tmp_path: Path) -> None:
+def test_repository_of_a_build_with_engines_runs_on_the_gpu(build: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "engines.build"))
     manifest = Manifest.read(copy)
     engines = {"h200": engine("10.13.3")}
@@ -311,7 +311,7 @@ def test_a_build_with_engines_is_placed_on_the_gpu(build: Path, tmp_path: Path) 
         assert Client(server, "engines").generate(text_input="The", max_tokens=2).reason == "length"
 
 
-def test_a_copy_serves_from_wherever_it_is_and_as_its_readme_says(
+def test_copied_repository_serves_after_a_move_as_its_readme_says(
     build: Path, tmp_path: Path
 ) -> None:
     options = RepositoryOptions(build, tmp_path / "repository", name="moved", copy=True)
@@ -338,5 +338,5 @@ def _python() -> list[str]:
     return [sys.executable, "-c"]
 
 
-def test_the_checks_find_nothing_in_a_sound_repository(repository: Path) -> None:
+def test_check_finds_nothing_in_a_sound_repository(repository: Path) -> None:
     assert list(checks.faults(repository)) == []

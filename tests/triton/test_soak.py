@@ -40,7 +40,9 @@ class Record:
     memory: list[tuple[float, int, int]] = field(default_factory=list)
 
 
-def test_clients_that_come_and_go_for_two_minutes(server: Server, client: Client, llm: LLM) -> None:
+def test_soak_of_64_clients_crosses_no_stream_and_leaks_no_memory(
+    server: Server, client: Client, llm: LLM
+) -> None:
     before = client.quiet()
     asked, record = make(llm, 40, max_tokens=120), Record()
     asyncio.run(soak(server, client, asked, record))

@@ -83,7 +83,7 @@ def test_responses_arrive_in_order_and_the_last_is_final(bench: Bench) -> None:
     assert one.closed and other.closed
 
 
-def test_answer_that_is_no_stream_goes_out_at_its_end_with_its_echo(bench: Bench) -> None:
+def test_non_streaming_answer_is_sent_once_with_its_echo(bench: Bench) -> None:
     one, port = active(stream=False, echo="prompt ")
     bench.sender.start()
     for text, reason in (("a", None), ("b", None), ("c", "length")):
@@ -93,7 +93,7 @@ def test_answer_that_is_no_stream_goes_out_at_its_end_with_its_echo(bench: Bench
     assert port.sent == [("prompt abc", True)]
 
 
-def test_outputs_that_wait_go_out_as_one_response(bench: Bench) -> None:
+def test_waiting_outputs_are_sent_as_one_response(bench: Bench) -> None:
     one, port = active()
     for text in "abc":
         bench.queue.put([(one, output(text))])
@@ -102,7 +102,7 @@ def test_outputs_that_wait_go_out_as_one_response(bench: Bench) -> None:
     assert port.sent == [("abc", False)]
 
 
-def test_long_queue_is_sent_to_its_end(bench: Bench) -> None:
+def test_sender_sends_a_long_queue_to_its_end(bench: Bench) -> None:
     """More steps than are heard at once, and the end right behind them."""
     one, port = active()
     for step in range(MOST_STEPS + 8):
@@ -145,7 +145,7 @@ def test_response_that_cannot_be_sent_stops_no_other(bench: Bench) -> None:
     assert "cannot be sent" in bench.logged[0]
 
 
-def test_stop_sends_what_is_left(bench: Bench) -> None:
+def test_sender_stop_sends_the_remaining_outputs(bench: Bench) -> None:
     one, port = active()
     bench.queue.put([(one, output("a", "length"))])
     bench.sender.start()
