@@ -139,7 +139,7 @@ def test_plan_counts_the_bytes_of_fp16_caches() -> None:
     assert counted == cache_bytes(manifest).decode
     asked = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
     half, single = (
-        make_plan(PlanRequest(2**30, asked | choice)).recommendation.eligible
+        make_plan(PlanRequest(2**30, asked | choice)).recommendation.alternative
         for choice in ({"cache_dtype": "fp16", "kv_budget": 32}, {"kv_budget": 32})
     )
     assert 2 * half.at(3).decode_cache == single.at(3).decode_cache
