@@ -1,4 +1,4 @@
-"""Caches of fewer bits than the model's: against transformers, and where they are refused."""
+"""fp16 caches of fp32 models: against transformers, and with unsupported options."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ from snapexport.runtime.requests import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.oracle.compare import handed_over
+from tests.oracle.compare import prefill_and_compress
 
 Logits = NDArray[np.float32]
 
@@ -37,7 +37,7 @@ GEMMA = Case("gemma2", cache_dtype="fp16", target="portable", prefill_chunk=96)
 """Soft-capped scores, sliding layers, prefill in a single shot."""
 LENGTHS = (1, 20, 40, 96)
 NOISE = 0.005
-"""What fp16 caches may add to logits, as a part of how much these differ among themselves."""
+"""Largest noise of logits with fp16 caches, relative to the logits' standard deviation."""
 
 
 def build_of(case: Case) -> Build:
@@ -45,13 +45,13 @@ def build_of(case: Case) -> Build:
 
 
 def logits(build: Build, tokens: list[int], prompt_length: int) -> Logits:
-    """Of the prompt's last token and of each forced one after it."""
+    """Logits of the prompt's last token and of each forced token after it."""
     with GraphRunner(build) as backend:
         return np.asarray(backend.logits(np.array(tokens), prompt_length))
 
 
 def noise(got: Logits, expected: Logits) -> float:
-    """Standard deviations: that of the error to that of the logits."""
+    """Standard deviation of the error, relative to that of the logits."""
     return float((got - expected).std() / expected.std())
 
 
@@ -68,7 +68,8 @@ def test_fp16_cache_holds_the_rounded_keys_and_values_of_the_same_positions(tmp_
     build = build_of(FP16)
     plain = derive(build, build.manifest.geometry, tmp_path / "plain", GraphOptions())
     (_, half), (_, single) = (
-        handed_over(cases.RawBuild(one.directory), cases.prompt(70)) for one in (build, plain)
+        prefill_and_compress(cases.RawBuild(one.directory), cases.prompt(70))
+        for one in (build, plain)
     )
     for got, expected in zip(half.cache, single.cache, strict=True):
         for states, exact in zip(got, expected, strict=True):
@@ -137,9 +138,9 @@ def test_plan_counts_the_bytes_of_fp16_caches() -> None:
     manifest = build.manifest
     counted = request_bytes(manifest.model, manifest.geometry, "fp16") * manifest.batch
     assert counted == cache_bytes(manifest).decode
-    asked = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
+    flags = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
     half, single = (
-        make_plan(PlanRequest(2**30, asked | choice)).recommendation.alternative
+        make_plan(PlanRequest(2**30, flags | choice)).recommendation.alternative
         for choice in ({"cache_dtype": "fp16", "kv_budget": 32}, {"kv_budget": 32})
     )
     assert 2 * half.at(3).decode_cache == single.at(3).decode_cache
@@ -149,8 +150,8 @@ def test_plan_counts_the_bytes_of_fp16_caches() -> None:
 def test_inspect_shows_cache_dtype_and_decode_attention(capsys: Any) -> None:
     directory = str(build_of(FP16).directory)
     assert main(["inspect", directory, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["cache_dtype"], told["decode_attention"]) == ("fp16", "all")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["cache_dtype"], report["decode_attention"]) == ("fp16", "all")
     assert main(["inspect", directory]) == 0
     assert "caches in fp16, attention over all cache slots" in capsys.readouterr().out
 

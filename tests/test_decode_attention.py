@@ -1,4 +1,4 @@
-"""Decode attention that reads valid slots alone: equal to the one over all, and in place."""
+"""Decode attention over valid cache slots alone: equal to that over all, and in place."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ both_models = pytest.mark.parametrize("case", [LLAMA, GEMMA], ids=["llama", "gem
 
 
 @pytest.fixture(autouse=True)
-def _outspoken() -> None:
-    """`snapexport diff` silences the library for its process, which may be this one."""
+def _library_warnings() -> None:
+    """Warnings of ONNX Runtime, which `snapexport diff` may have silenced in this process."""
     ort.set_default_logger_severity(2)
 
 
@@ -41,7 +41,7 @@ def build_of(case: Case) -> Build:
 
 
 def filled(build: Build, graph: str = "decode") -> BoundGraph:
-    """Random caches; requests of which some have a ring half full, or have gone around it."""
+    """Random caches; rings that are half full, full, and past their first turn."""
     bound, rng = BoundGraph(build, graph), np.random.default_rng(0)
     for name, array in bound.arrays.items():
         if names.is_past(name):

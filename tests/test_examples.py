@@ -1,4 +1,4 @@
-"""The scripts in examples/ run on the bundled checkpoint, and print what they promise."""
+"""The scripts in examples/ run on the bundled checkpoint, and their output is right."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ def _build(out: Path, model: Path = CHECKPOINT, **options: object) -> Path:
 
 
 def run(example: str, *arguments: object) -> str:
-    """What an example prints."""
+    """Standard output of an example."""
     command = [sys.executable, EXAMPLES / example, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

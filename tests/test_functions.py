@@ -126,7 +126,7 @@ def test_select_keeps_the_winners_of_the_vote(options: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_vote_option_can_change_the_kept_positions(stage: str) -> None:
-    """But for sum and mean over a group of fixed size, which rank alike."""
+    """Sum and mean over a group of fixed size rank alike: each stage has two outcomes."""
     attributes = {"L_sink": 2, "L_recent": 7, "K": [6], "pool_kernel": [1, 5], "scale": 0.35}
     rng = np.random.default_rng(0)
     key = rng.standard_normal((1, 2, 64, 8)).astype(np.float32)

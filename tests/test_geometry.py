@@ -1,4 +1,4 @@
-"""The slots' arithmetic against a cache that is simulated position by position."""
+"""Arithmetic of cache slots against a cache that is simulated position by position."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integ
 
 
 def simulated(place: LayerGeometry, length: int) -> dict[int, int]:
-    """Write every position to its slot, one after the other: what is held afterwards, by slot."""
+    """Positions by cache slot, after each position was written to its slot in turn."""
     return {place.cache_slot(position): position for position in range(length)}
 
 

@@ -44,7 +44,7 @@ def goldens(*families: str) -> list[Any]:
 
 
 def published(vote: Golden) -> list[list[int]]:
-    """Its positions by head, ascending."""
+    """The published positions by head, ascending."""
     return np.sort(VOTES[vote["name"]]).tolist()
 
 
@@ -64,7 +64,7 @@ def select(
 
 
 def ours(vote: Golden, L_sink: int = 0, **changes: str) -> list[list[int]]:
-    """What we keep of the same prompt in as many slots, with the same options or others."""
+    """Our kept positions of the same prompt in as many cache slots, with given options changed."""
     query, key = VOTES["query"], VOTES["key"][:, : vote["length"]]
     query = query[:: len(query) // vote["heads"], : vote["length"]]
     if vote["family"] == "snapkv-per-query-head":
@@ -86,7 +86,7 @@ def test_votes_of_equal_definition_keep_the_published_positions(vote: Golden) ->
 
 @pytest.mark.parametrize("vote", goldens("factory-kv-head"))
 def test_group_before_pool_equals_ours_exactly_where_they_commute(vote: Golden) -> None:
-    """KVCache-Factory's kv_head layout groups first; kvpress and KV-Compress pool first, and we."""
+    """KVCache-Factory's kv_head layout groups first. kvpress, KV-Compress and we pool first."""
     commutes = (vote["pool"], vote["group"]) in POOL_AND_GROUP_COMMUTE
     assert (ours(vote) == published(vote)) == commutes
 
@@ -122,13 +122,13 @@ def test_pool_does_not_see_the_windows_own_votes(vote: Golden) -> None:
 
 @pytest.mark.parametrize("vote", goldens("snapkv")[:4])
 def test_kept_positions_ascend(vote: Golden) -> None:
-    """The original keeps the order of the votes; ascending ones can be told apart and compared."""
+    """The original keeps the order of the votes; we sort them."""
     assert VOTES[vote["name"]].tolist() != published(vote)
     assert ours(vote) == [sorted(head) for head in ours(vote)]
 
 
 def test_equal_votes_keep_the_lower_positions() -> None:
-    """A highest vote is its neighbours' too. Which of them the original keeps is torch's affair."""
+    """Neighbours share a highest vote. The original leaves the choice among equals to torch."""
     vote = json.loads(VOTES["tied"].item())
     kept, theirs = ours(vote), np.sort(VOTES["tied.kept"]).tolist()
     assert kept != theirs
@@ -211,7 +211,7 @@ def our_pyramid(row: Golden) -> list[int]:
 
 @pytest.mark.parametrize("row", [row for row, long in zip(PYRAMIDS, IS_LONG, strict=True) if long])
 def test_pyramid_equals_kvcache_factorys_up_to_rounding(row: Golden) -> None:
-    """It floors each step, and keeps up to 15 % more than K a layer. Ours keeps the budget."""
+    """It rounds each step down, and keeps up to 15 % more than K a layer. Ours keeps the budget."""
     theirs, ours = row["factory"], our_pyramid(row)
     assert theirs[0] == ours[0]
     over = np.subtract(theirs, ours)
@@ -231,7 +231,7 @@ def test_pyramid_does_not_depend_on_the_prompt_length(row: Golden) -> None:
 
 @pytest.mark.parametrize("row", PYRAMIDS)
 def test_kvpress_pyramid_includes_the_window_in_its_budget(row: Golden) -> None:
-    """So that its mean is K, the window among it; ours is K beside the ring."""
+    """Its mean is K including the window. Ours is K beside the ring."""
     least = 2 * row["K"] - max(our_pyramid(row))
     if least < row["window"]:  # it keeps the layers alike rather than go below the window
         assert set(row["kvpress"]) == {row["K"]}

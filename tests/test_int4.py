@@ -1,4 +1,4 @@
-"""4-bit weights: their layout as ONNX Runtime reads it, and whole builds against transformers."""
+"""4-bit weights: their layout against ONNX Runtime's, and whole builds against transformers."""
 
 import json
 from pathlib import Path
@@ -136,7 +136,9 @@ def test_int4_decode_graph_holds_no_unread_weight(int4_build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}]
+    "choice",
+    [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}],
+    ids=["portable", "tensorrt", "bf16"],
 )
 def test_int4_weights_are_refused_with_unsupported_options(
     choice: dict[str, str], tmp_path: Path

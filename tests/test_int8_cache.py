@@ -36,8 +36,8 @@ INT8 = Case(cache_dtype="int8", decode_batches=(1, 3), baseline=True)
 GEMMA = Case("gemma2", cache_dtype="int8", prefill_chunk=96)
 """Soft-capped scores, sliding layers, prefill in a single shot."""
 NOISE = {1: 0.15, 20: 0.08, 96: 0.05}
-"""What 8 bits may add to logits by the prompt's length, as a part of how much these differ among
-themselves: the attention of these models is sharp, and one token says little of what comes."""
+"""Largest noise of logits by prompt length, relative to the logits' standard deviation.
+It is largest for one token: a scale of one token fits later ones badly."""
 
 
 def expected_scale(states: Array, length: int, parts: int) -> Array:
@@ -75,7 +75,7 @@ def test_int8_scale_ignores_padding() -> None:
 
 
 def test_int8_scale_of_keys_does_not_change_under_rope() -> None:
-    """RoPE turns a pair; so does a decoded token's later position."""
+    """RoPE rotates pairs of channels. Their scale must not change with the position."""
     rng = np.random.default_rng(0)
     pairs, angle = rng.standard_normal((2, 80, 4, 2)), rng.uniform(0, 6, (2, 80, 4))
     turned = np.stack(
@@ -114,7 +114,7 @@ def build_of(case: Case) -> Build:
 
 
 def noise(got: Array, expected: Array) -> float:
-    """Standard deviations: that of the error to that of the logits."""
+    """Standard deviation of the error, relative to that of the logits."""
     return float((got - expected).std() / expected.std())
 
 
@@ -163,7 +163,7 @@ def test_int8_decode_step_equals_fp32_attention_over_the_dequantized_caches(
 
 
 def filled(graph: BoundGraph) -> BoundGraph:
-    """Random numbers in the caches, and scales; positions whose slots are 7, 13 and 6."""
+    """Random caches and scales; positions in cache slots 7, 13 and 6."""
     rng = np.random.default_rng(0)
     for name, array in graph.arrays.items():
         if name.endswith("_scale"):
@@ -186,7 +186,7 @@ def test_int8_decode_graph_of_one_batch_slot_equals_that_of_all() -> None:
 
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["chunked", "single shot"])
 def test_int8_cache_outputs_do_not_depend_on_neighbours(case: Case) -> None:
-    """Through slots that others had, with scales of their own."""
+    """Through batch slots that earlier requests used, with their own scales."""
     llm = LLM.from_executor(open_executor(build_of(case), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)

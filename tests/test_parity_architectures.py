@@ -1,4 +1,4 @@
-"""Every verified architecture: the built graphs answer like transformers."""
+"""The built graphs of every verified architecture agree with transformers."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.oracle.compare import (
     assert_agrees,
     assert_agrees_with_plain,
     assert_decodes,
-    handed_over,
+    prefill_and_compress,
 )
 
 torch.set_num_threads(1)
@@ -42,5 +42,5 @@ def test_decode_agrees_up_to_the_models_position_limit(name: str) -> None:
     case = with_baseline(name)
     want = cases.oracle(case, case.L_max, MAX_POSITIONS - case.L_max)
     build = cases.built(case)
-    _, request = handed_over(build, want.prompt)
+    _, request = prefill_and_compress(build, want.prompt)
     assert_decodes(build, [request], [want], name)

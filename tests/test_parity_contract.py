@@ -1,4 +1,4 @@
-"""What the contract promises whoever runs the graphs: stale slots, pads, neighbours, buffers."""
+"""The contract of the graphs: stale cache slots, padding, other batch slots, shared buffers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.oracle.compare import assert_agrees_with_plain, expected_slots, handed_over
+from tests.oracle.compare import assert_agrees_with_plain, expected_slots, prefill_and_compress
 from tests.oracle.raw import Compressed, RawBuild, Slots, present
 
 torch.set_num_threads(1)
@@ -27,8 +27,8 @@ def test_baseline_of_a_single_shot_build_agrees_with_plain_transformers() -> Non
 @pytest.mark.parametrize("length", [1, 20, 21, 33, 64, 95, 96])
 def test_single_shot_and_chunked_prefill_fill_the_same_cache(length: int) -> None:
     ids = cases.oracle(CHUNKED, length).prompt
-    chunked_logits, chunked = handed_over(cases.built(CHUNKED), ids)
-    single_logits, single = handed_over(cases.built(SINGLE_SHOT), ids)
+    chunked_logits, chunked = prefill_and_compress(cases.built(CHUNKED), ids)
+    single_logits, single = prefill_and_compress(cases.built(SINGLE_SHOT), ids)
     assert np.abs(chunked_logits - single_logits).max() < 1e-4
     for one, other in zip(chunked.topk, single.topk, strict=True):
         assert np.array_equal(one, other)
@@ -72,7 +72,7 @@ def test_padding_of_a_single_shot_prompt_leaves_outputs_unchanged(length: int) -
 
 
 def request_of(build: RawBuild, length: int) -> Compressed:
-    return handed_over(build, cases.prompt(length))[1]
+    return prefill_and_compress(build, cases.prompt(length))[1]
 
 
 def test_decode_logits_do_not_depend_on_other_batch_slots() -> None:

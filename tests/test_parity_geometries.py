@@ -1,4 +1,4 @@
-"""Geometries of the cache, and prompts at every edge of them."""
+"""Geometries of the cache, with prompts at every edge of them."""
 
 import pytest
 import torch
@@ -59,7 +59,9 @@ def test_vote_ties_keep_the_lowest_positions() -> None:
     case = Case("llama-blind")
     assert_agrees(case, (21, 50, 96))
     kept = cases.oracle(case, 50).topk_positions[0][0]
-    assert kept.tolist() == list(range(6, 18))  # the pool's padding lowers eligible 4 and 5
+    assert kept.tolist() == list(
+        range(6, 18)
+    )  # the pool's padding lowers eligible positions 4 and 5
 
 
 def test_full_policy_agrees_with_plain_transformers() -> None:

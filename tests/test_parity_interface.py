@@ -1,4 +1,4 @@
-"""The names, types and shapes of the contract, spelled out, and the manifest that repeats them."""
+"""Names, types and shapes of the contract, spelled out here, in the graphs and in the manifest."""
 
 import pytest
 

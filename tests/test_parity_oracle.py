@@ -1,4 +1,4 @@
-"""The oracle itself: checked against plain transformers, explicit 4-D masks, and loops."""
+"""The oracle itself, against plain transformers, explicit 4-D masks, and loops."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

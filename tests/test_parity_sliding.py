@@ -27,9 +27,9 @@ from tests.oracle.raw import RawBuild
 torch.set_num_threads(1)
 
 LENGTHS = (1, 8, 23, 24, 25, 33, 48, 49, 72, 95, 96)
-"""Shorter than the window, at its edges, at those of the chunks, and up to four windows long.
+"""Below the window, at its edges, at those of the chunks, and up to four windows long.
 
-64 tokens are decoded after each: the longest sequences come to six windows and a half."""
+64 tokens are decoded after each: the longest sequence has over six windows."""
 
 MIXED = (
     Case("qwen2-sliding", prefill_chunk=25, target="portable"),
@@ -95,7 +95,7 @@ def test_fp16_prefill_of_gemma2_is_close_to_transformers(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["mistral-sliding", "gemma2", "gemma3"])
 def test_oracle_plain_decoding_of_sliding_models_equals_generate(name: str) -> None:
-    """Whose cache drops what has left the window, where the oracle's keeps it."""
+    """generate's cache drops positions outside of the window; the oracle's keeps them."""
     want = cases.plain(name, 70)
     ids = torch.tensor([want.prompt])
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": 999, "pad_token_id": 0}
@@ -107,7 +107,7 @@ def test_oracle_plain_decoding_of_sliding_models_equals_generate(name: str) -> N
 def test_one_position_more_in_the_window_changes_the_logits_of_sliding_checkpoints(
     name: str,
 ) -> None:
-    """Or the tests above would prove little."""
+    """Otherwise the tests above would prove little."""
     want = cases.plain(name, 70)
     model = AutoModelForCausalLM.from_pretrained(
         cases.checkpoint(name), sliding_window=WINDOW + 1, attn_implementation="eager"
@@ -151,6 +151,13 @@ def test_ring_of_another_size_than_the_window_is_refused() -> None:
             ),
             [0, 64],
         ),
+    ],
+    ids=[
+        "all slide",
+        "no window",
+        "window as long as the model",
+        "sliding off",
+        "upper layers slide",
     ],
 )
 def test_sliding_windows_are_read_from_the_config_by_layer(

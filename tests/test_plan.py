@@ -1,4 +1,4 @@
-"""What `snapexport plan` counts, against builds and known sizes; and what it recommends."""
+"""`snapexport plan`: its counts against builds and known sizes, and its recommendations."""
 
 import dataclasses
 import json
@@ -75,14 +75,14 @@ def planned(model: PlannedModel, memory: int, L_max: int = 131072, **flags: Any)
 
 
 def options_of(line: str) -> BuildOptions:
-    """What `snapexport build` would be asked for by a command line."""
+    """The build options of a `snapexport build` command line."""
     program, *words = shlex.split(line)
     assert program == "snapexport"
     arguments = app.parser().parse_args(words)
     return BuildOptions(**values(arguments, build_command.CHOICES | build_command.CACHE))
 
 
-# Sizes that are known.
+# Known sizes.
 
 
 def test_plan_counts_the_cache_bytes_of_llama_3_1() -> None:
@@ -145,7 +145,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def require_counted(build: Build, model: Path, **flags: Any) -> None:
-    """The caches and weights of a build are those that were counted for its options."""
+    """Assert that the planned bytes of caches and weights are those of the build."""
     options = BuildOptions(model=str(model), out=Path("o"), L_max=64, **flags)
     counted, manifest = read_model(str(model)), build.manifest
     facts, geometry = counted.facts, options.geometry(counted.facts)
@@ -186,7 +186,7 @@ def test_command_of_the_recommendation_builds_the_planned_geometry(
     assert cache_bytes(manifest).decode == chosen.alternative.at(chosen.batch).decode_cache
 
 
-# What is recommended.
+# Recommendations.
 
 memories = st.integers(1, 600).map(lambda gib: gib * GIB)
 flags = st.fixed_dictionaries(
@@ -243,7 +243,7 @@ def test_recommendation_has_the_least_compression_that_holds_the_batch() -> None
 
 
 def test_plan_shrinks_the_prefill_chunk_before_the_cache() -> None:
-    """Between the least that a chunk of 512 takes and the least of 128, the chunk gives way."""
+    """Memory just below the need of a chunk of 512: the plan takes a chunk of 256."""
     given: dict[str, Any] = {"target": "tensorrt", "kv_budget": 32768, "batch": 4}
     found = planned(LLAMA_8B, 100 * GIB, **given).alternatives
     needs = {one.chunk: one.at(4).prefill_peak for one in found}
@@ -252,7 +252,7 @@ def test_plan_shrinks_the_prefill_chunk_before_the_cache() -> None:
 
 
 def test_recommended_dtype_follows_the_requested_cache_dtype(checkpoint: Path) -> None:
-    """TensorRT: bf16 for a checkpoint in fp32."""
+    """A bf16 cache of an fp32 checkpoint, for TensorRT."""
     flags = {"model": str(checkpoint), "L_max": 64, "target": "tensorrt", "cache_dtype": "bf16"}
     assert make_plan(PlanRequest(1 * GIB, flags)).recommendation.options.dtype == "bf16"
 
@@ -265,7 +265,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "memory of words": (["--memory", "plenty"], "--memory 'plenty' is no size"),
     "too little": (["--memory", "50MB"], "nothing fits into 47.7 MiB: the least is"),
     "L_max above the model's": (["--L-max", "99999"], "--L-max 99999 is above the model's"),
-    "no prompt": (["--L-max", "0"], "--L-max 0 is below 1"),
+    "L_max 0": (["--L-max", "0"], "--L-max 0 is below 1"),
     "full, compressed": (["--policy", "full", "--K", "3"], "--policy full keeps everything"),
     "budget and parts": (
         ["--kv-budget", "30", "--K", "3", "--L-recent", "9"],
@@ -273,7 +273,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "no ring": (["--L-sink", "9", "--K", "9", "--L-recent", "0"], "larger than --L-recent 0"),
     "chunk above L_max": (["--prefill-chunk", "65"], "--prefill-chunk 65 is not between"),
-    "no slots": (["--batch", "0"], "--batch 0 is below 1"),
+    "batch 0": (["--batch", "0"], "--batch 0 is below 1"),
     "bf16 on the CPU": (["--dtype", "bf16"], "cannot calculate in bf16"),
     "int4 for TensorRT": (["--weights", "int4", "--target", "tensorrt"], "--weights int4"),
 }
@@ -316,7 +316,7 @@ def test_plan_hint_names_a_memory_size_that_fits(
     assert app.main([*plan_flags, "--memory", least]) == 0
 
 
-# What is printed.
+# Output.
 
 
 def test_plan_json_bytes_add_up(plan_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

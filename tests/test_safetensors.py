@@ -1,4 +1,4 @@
-"""Headers of .safetensors files: what we write, others read; what cannot be true is refused."""
+"""Headers of .safetensors files: the library reads ours, and inconsistent ones are refused."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""What finished graphs consist of, and that a pass which finds the wrong thing says so."""
+"""Operators of finished graphs, and errors of passes that do not match."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the onnxruntime target does for speed, held against plain operators and numbers."""
+"""Fast operators of the onnxruntime target, against plain operators and numbers."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
 def test_onnxruntime_vote_over_the_prompt_equals_one_over_the_whole_cache(
     tiny_build: Build, prompt_length: int
 ) -> None:
-    """What lies behind the prompt is left by a longer one, and far larger."""
+    """Keys beyond the prompt, as a longer prompt left them, are 1000 times larger."""
     trace, geometry = Traces.of(tiny_build).prefill, tiny_build.manifest.geometry
     ours, plain = (surgery.compress(trace, geometry, t) for t in ("onnxruntime", "portable"))
     assert "Slice" in {node.op_type for node in ours.graph.node}

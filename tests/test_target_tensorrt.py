@@ -1,7 +1,7 @@
 """The tensorrt target without TensorRT: ONNX Runtime runs the same graphs, and agrees.
 
 `PYTHONPATH=. python -m tests.test_target_tensorrt` writes the golden structures anew. Read their
-diff: what changes there changes what users' engines are built from.
+diff: it shows changes of the graphs that users' engines are built from.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_tensorrt_target_full_cache_agrees_with_plain_transformers() -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def tensorrt_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("tensorrt") / "b"
     options: dict[str, Any] = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "dtype": "fp16"}
     options |= {"prefill_chunk": 32, "batch": 2, "baseline": True}
@@ -67,13 +67,15 @@ def tiny(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def test_fp16_tensorrt_target_agrees_with_the_onnxruntime_target(
-    tiny: Build, tmp_path: Path
+    tensorrt_build: Build, tmp_path: Path
 ) -> None:
     """Prefill in two chunks, compression and eight decode steps. 60 tokens don't fit the cache."""
-    manifest = tiny.manifest.model_copy(update={"target": "onnxruntime"})
-    other = derive(replace(tiny, manifest=manifest), manifest.geometry, tmp_path / "other")
+    manifest = tensorrt_build.manifest.model_copy(update={"target": "onnxruntime"})
+    other = derive(
+        replace(tensorrt_build, manifest=manifest), manifest.geometry, tmp_path / "other"
+    )
     assert {node.op_type for node in load(other, "prefill").graph.node} >= {"GroupQueryAttention"}
-    assert np.abs(answer(tiny) - answer(other)).max() < FP16
+    assert np.abs(answer(tensorrt_build) - answer(other)).max() < FP16
 
 
 def answer(made: Build) -> Array:
@@ -93,9 +95,9 @@ def test_lint_finds_nothing_in_builds_for_tensorrt(case: Case) -> None:
     assert lint_build(made, table_for(None)) == lint_build(made, table_for("10.15")) == []
 
 
-def test_tensorrt_target_graphs_have_standard_operators_alone(tiny: Build) -> None:
-    for name in tiny.manifest.graphs:
-        model = load(tiny, name)
+def test_tensorrt_target_graphs_have_standard_operators_alone(tensorrt_build: Build) -> None:
+    for name in tensorrt_build.manifest.graphs:
+        model = load(tensorrt_build, name)
         assert {node.domain for node in model.graph.node} <= {"", "snapexport"}
         inlined = inliner.inline_local_functions(model)
         assert {node.domain for node in inlined.graph.node} == {""}
@@ -111,24 +113,24 @@ def without_weights(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tensor.dims, kind), tensor.name))
 
 
-def test_tensorrt_target_layers_share_one_mask(tiny: Build) -> None:
+def test_tensorrt_target_layers_share_one_mask(tensorrt_build: Build) -> None:
     for name in ("prefill", "decode"):
-        nodes = load(tiny, name).graph.node
+        nodes = load(tensorrt_build, name).graph.node
         masks = [node.input[3] for node in nodes if node.op_type == "Attention"]
         assert len(masks) == 2 and len(set(masks)) == 1 and masks[0]
 
 
 def test_trt_decomposable_is_off_by_default_and_refused_for_portable(
-    tiny: Build, tmp_path: Path
+    tensorrt_build: Build, tmp_path: Path
 ) -> None:
-    for name in tiny.manifest.graphs:
-        assert not marked(load(tiny, name))
+    for name in tensorrt_build.manifest.graphs:
+        assert not marked(load(tensorrt_build, name))
     with pytest.raises(UserError, match="not supported with --target portable"):
         BuildOptions(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
 
 
 def marked(model: onnx.ModelProto) -> int:
-    """How many nodes carry attributes that are TensorRT's own."""
+    """Number of nodes with TensorRT's own attributes."""
     return sum(any(a.name.startswith("TRT_") for a in n.attribute) for n in model.graph.node)
 
 
@@ -168,7 +170,7 @@ SnapKVSelect <K> (x) => (values, places)
 def test_topk_in_rounds_equals_one_large_topk_including_ties(
     monkeypatch: pytest.MonkeyPatch, k: int, kind: type, largest: int
 ) -> None:
-    """Of 32 numbers with few different values, as many as all of them."""
+    """Top k of 32 numbers with few different values, up to all 32."""
     monkeypatch.setattr(topk_rounds, "MOST", 4)
     x = np.random.default_rng(k).integers(-1, 5, (2, 3, 32)).astype(kind)
     whole = calling(onnx.parser.parse_function(TOPK % largest), {"x": x}, K=[k])
@@ -213,8 +215,8 @@ def test_select_keeps_the_same_positions_with_topk_in_rounds(length: int, sharpn
     assert np.array_equal(run(split, feeds)[0], run(whole, feeds)[0])
 
 
-def test_small_topk_is_not_split_into_rounds(tiny: Build) -> None:
-    (body,) = [f for f in load(tiny, "compress").functions if f.name == "SnapKVSelect"]
+def test_small_topk_is_not_split_into_rounds(tensorrt_build: Build) -> None:
+    (body,) = [f for f in load(tensorrt_build, "compress").functions if f.name == "SnapKVSelect"]
     assert body == function("SnapKVSelect")
 
 
@@ -236,7 +238,7 @@ def real_build(architecture: str, directory: Path) -> Build:
 
 
 def structure(made: Build) -> dict[str, Any]:
-    """What the graphs consist of, function calls and bodies apart."""
+    """Operators, inputs and outputs of the graphs; function bodies apart."""
     return {
         name: {
             "operators": counts(load(made, name).graph.node),
@@ -266,7 +268,7 @@ def test_graphs_of_real_heads_at_131072_tokens_equal_the_golden_structure(
 
 
 def renew() -> None:
-    """Write the golden structures from what is built now."""
+    """Write the golden structures of the present builds."""
     import tempfile
 
     for architecture in REAL:

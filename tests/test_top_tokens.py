@@ -1,4 +1,4 @@
-"""Builds with top_tokens: what their graphs tell, and that requests are answered as without."""
+"""Builds with top tokens: outputs of their graphs, and requests answered as without them."""
 
 from dataclasses import replace
 from functools import cache
@@ -44,7 +44,7 @@ def build_of(case: Case) -> Build:
 
 @cache
 def session(vocabulary: int, count: int) -> ort.InferenceSession:
-    """The pass by itself, behind a graph that gives the logits that it is given."""
+    """The pass alone, on a graph that returns its input as logits."""
     shape = (ROWS, vocabulary)
     given, logits = (gs.Variable(name, np.float32, shape) for name in ("given", names.LOGITS))
     nodes = [gs.Node("Identity", inputs=[given], outputs=[logits])]
@@ -56,7 +56,7 @@ def session(vocabulary: int, count: int) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), providers=providers)
 
 
-def told(logits: Logits, count: int, temperature: Any = 1.0) -> dict[str, NDArray[Any]]:
+def run_pass(logits: Logits, count: int, temperature: Any = 1.0) -> dict[str, NDArray[Any]]:
     run = session(logits.shape[1], count)
     temperatures = np.full(ROWS, temperature, np.float32)
     outputs = run.run(None, {"given": logits, names.TEMPERATURE: temperatures})
@@ -72,7 +72,7 @@ def normal(vocabulary: int, scale: float = 3.0) -> Logits:
 @pytest.mark.parametrize("temperature", [1.0, (0.01, 0.7, 50.0)])
 def test_top_tokens_and_log_normalizer_equal_torchs(vocabulary: int, temperature: Any) -> None:
     logits = normal(vocabulary)
-    out = told(logits, 50, temperature)
+    out = run_pass(logits, 50, temperature)
     np.testing.assert_array_equal(out[names.LOGITS], logits)
     values, tokens = torch.from_numpy(logits).topk(50)
     np.testing.assert_array_equal(out[names.TOP_LOGITS], values)
@@ -86,13 +86,15 @@ def test_log_normalizer_keeps_many_small_weights_beside_a_large_one() -> None:
     logits = np.full((ROWS, 128256), np.log(1e-8), np.float32)
     logits[:, 0] = 0
     log_sum = np.log1p(128255e-8)
-    np.testing.assert_allclose(told(logits, 1)[names.LOG_NORMALIZER], log_sum, rtol=1e-3)
+    np.testing.assert_allclose(run_pass(logits, 1)[names.LOG_NORMALIZER], log_sum, rtol=1e-3)
 
 
 def test_top_tokens_list_the_lower_token_first_in_a_tie() -> None:
     logits = np.zeros((ROWS, 257), np.float32)
     logits[:, [40, 200]] = 1
-    np.testing.assert_array_equal(told(logits, 5)[names.TOP_TOKENS], [[40, 200, 0, 1, 2]] * ROWS)
+    np.testing.assert_array_equal(
+        run_pass(logits, 5)[names.TOP_TOKENS], [[40, 200, 0, 1, 2]] * ROWS
+    )
 
 
 @pytest.mark.parametrize("place", [0, 100, 256])
@@ -104,11 +106,11 @@ def test_log_normalizer_is_finite_exactly_if_a_token_can_be_chosen(
     logits[1, place] = broken
     logits[2, :] = -np.inf
     for temperature in (1e-20, 0.7, 1e20):
-        found = np.isfinite(told(logits, 8, temperature)[names.LOG_NORMALIZER])
+        found = np.isfinite(run_pass(logits, 8, temperature)[names.LOG_NORMALIZER])
         assert found.tolist() == [True, False, False]
     logits[:, :] = -np.inf
     logits[:, place] = -5.0
-    assert np.isfinite(told(logits, 8, 1e20)[names.LOG_NORMALIZER]).all()
+    assert np.isfinite(run_pass(logits, 8, 1e20)[names.LOG_NORMALIZER]).all()
 
 
 def test_top_tokens_pass_refuses_a_graph_without_logits() -> None:
@@ -153,11 +155,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "top-k": {"temperature": 0.8, "top_k": 5},
     "top-k of all top_tokens, top-p": {"temperature": 0.8, "top_k": 8, "top_p": 0.9},
-    "top-k beyond them": {"temperature": 0.8, "top_k": 9},
+    "top-k beyond top_tokens": {"temperature": 0.8, "top_k": 9},
     "top-p": {"temperature": 0.8, "top_p": 0.5},
     "top-p of nearly all": {"temperature": 2.0, "top_p": 0.99},
     "temperature": {"temperature": 0.8},
-    "hardly warm": {"temperature": 1e-320, "top_p": 0.9},
+    "temperature near zero": {"temperature": 1e-320, "top_p": 0.9},
     "logprobs": {"logprobs": 3},
     "drawn logprobs": {"temperature": 0.8, "top_k": 5, "logprobs": 2},
 }
@@ -166,7 +168,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @layouts
 @pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
 def test_outputs_with_and_without_top_tokens_are_equal(case: Case, baseline: bool) -> None:
-    """All kinds at once, after prompts and after continuations."""
+    """All kinds of sampling in one batch, after prompts and after continuations."""
     ours, plain = (
         LLM.from_executor(
             open_executor(build_of(replace(case, top_tokens=count)), baseline=baseline, threads=1),
@@ -247,8 +249,8 @@ def test_top_tokens_flag_out_of_range_is_refused(
 ) -> None:
     model, out = str(cases.checkpoint("llama")), tmp_path / "b"
     assert main(["build", "--model", model, "--L-max", "64", "--out", str(out), *flags]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and message in said and "\nhint: " in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and "\nhint: " in error
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""A trace from the cache becomes the same graph as a fresh one, and nothing stale is taken."""
+"""A trace from the cache becomes the same graph as a fresh one. Its key changes with each input."""
 
 import copy
 import inspect

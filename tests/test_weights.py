@@ -1,4 +1,4 @@
-"""Weights are copied where their dtype serves, converted where it does not, and never guessed."""
+"""Weights are copied, or converted exactly to another dtype; missing ones are refused."""
 
 import errno
 import json
@@ -171,17 +171,17 @@ def test_downloaded_hash_is_trusted_only_for_an_unmodified_file(
 def test_hub_download_skips_duplicate_weight_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {}
+    download = {}
 
     def snapshot_download(model: str, **patterns: list[str]) -> str:
-        asked.update(patterns, model=model)
+        download.update(patterns, model=model)
         return str(checkpoint)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     build("owner/name", tmp_path / "b", L_max=32)
-    assert asked["model"] == "owner/name"
-    assert "*.safetensors" in asked["allow_patterns"]
-    assert "consolidated*" in asked["ignore_patterns"]
+    assert download["model"] == "owner/name"
+    assert "*.safetensors" in download["allow_patterns"]
+    assert "consolidated*" in download["ignore_patterns"]
 
 
 def test_verify_weights_finds_a_changed_byte(checkpoint: Path, tmp_path: Path) -> None:

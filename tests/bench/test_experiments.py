@@ -22,23 +22,23 @@ DRY_RUN = ["--device", "cuda", "--dry-run", "--threads", "1", "--rounds", "1"]
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds are made once."""
+def work_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose builds all tests of this file share."""
     return tmp_path_factory.mktemp("work")
 
 
-def run(work: Path, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[str, Any]:
-    """What was printed, and its last line as JSON."""
-    assert main([*given, "--work", str(work)]) == 0
+def run(work_directory: Path, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[str, Any]:
+    """All printed text, and its last line as JSON."""
+    assert main([*given, "--work", str(work_directory)]) == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()
     return "\n".join(shown), json.loads(last)
 
 
 def test_an_experiment_measures_draws_and_prints(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    work_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--quick", "--rounds", "1", "--threads", "1", "--set", "steps=2"]
-    shown, report = run(work, capsys, "context", *flags)
+    shown, report = run(work_directory, capsys, "context", *flags)
     assert report["complete"]
     assert report["command"].endswith("context --quick --rounds 1 --set steps=2")
     decode = report["sections"]["decode"]
@@ -46,29 +46,32 @@ def test_an_experiment_measures_draws_and_prints(
     assert cells == {(at, b) for at in (512, 1024, 2048) for b in (None, 128, 256)}
     assert all(row["seconds"]["samples"] == 2 and row["ratio"] for row in decode)
     assert "| 2,048 |" in shown
-    results = work / "quick" / "results" / "cpu"
+    results = work_directory / "quick" / "results" / "cpu"
     assert json.loads((results / "context.json").read_text()) == report
-    assert str(work) not in (results / "context.json").read_text()
+    assert str(work_directory) not in (results / "context.json").read_text()
     assert (results / "context.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_resumed_cuda_dry_run_measures_only_the_missing_row(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    work_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["context", *DRY_RUN, "--prepare", "--work", str(work)]) == 0
-    out = work / "quick" / "results" / "cuda"
+    assert main(["context", *DRY_RUN, "--prepare", "--work", str(work_directory)]) == 0
+    out = work_directory / "quick" / "results" / "cuda"
     assert not out.exists()
-    _, first = run(work, capsys, "context", *DRY_RUN)
+    _, first = run(work_directory, capsys, "context", *DRY_RUN)
     assert first["device"] == "cuda" and "nothing of a GPU" in first["notes"][0]
     (operators, *_) = first["sections"]["operators"]
     assert operators["on_cpu"]["decode"]["FusedMatMul"] > 0 and not operators["captured"]
     lost = first["sections"]["decode"].pop(1)
     (out / "context.json").write_text(json.dumps(first))
-    _, again = run(work, capsys, "context", *DRY_RUN, "--resume")
+    _, again = run(work_directory, capsys, "context", *DRY_RUN, "--resume")
     *kept, last = again["sections"]["decode"]
     assert kept == first["sections"]["decode"]
     assert (last["context"], last["kv_budget"]) == (lost["context"], lost["kv_budget"])
-    assert main(["context", *DRY_RUN, "--resume", "--set", "steps=9", "--work", str(work)]) == 2
+    assert (
+        main(["context", *DRY_RUN, "--resume", "--set", "steps=9", "--work", str(work_directory)])
+        == 2
+    )
     assert "has rows of other settings" in capsys.readouterr().err
 
 
@@ -87,28 +90,36 @@ def test_derived_builds_keep_top_tokens_and_restore_missing_weights(
 
 
 def test_interrupted_experiment_keeps_its_measurements(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_short(groups: Sequence[Group], rounds: int) -> Iterator[tuple[Case, float]]:
         yield groups[-1][-1], 0.5
         raise KeyboardInterrupt
 
     monkeypatch.setattr(turns, "take_turns", cut_short)
-    assert main(["context", "--quick", "--work", str(work), "--out", str(tmp_path)]) == 130
+    assert (
+        main(["context", "--quick", "--work", str(work_directory), "--out", str(tmp_path)]) == 130
+    )
     report = json.loads((tmp_path / "context.json").read_text())
     assert not report["complete"]
     assert [row["seconds"]["median"] for row in report["sections"]["decode"]] == [0.5]
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "rounds": (["context", "--rounds", "0"], "--rounds 0 is below 1"),
-    "device": (["naive", "--device", "cuda", "--dry-run"], "naive is not for --device cuda"),
-    "dry run": (["context", "--dry-run"], "--dry-run is of --device cuda"),
-    "option": (["context", "--set", "depth=1"], "--set: context has no option 'depth'"),
-    "value": (["context", "--set", "steps=two"], "--set steps=two is not NAME=JSON"),
-    "setting": (["plan", "--quick", "--set", 'only=["none"]'], "no setting 'none'"),
-    "page": (["tables", "--write", "none.md"], "none.md is not there"),
-    "budget": (
+    "0 rounds": (["context", "--rounds", "0"], "--rounds 0 is below 1"),
+    "experiment of another device": (
+        ["naive", "--device", "cuda", "--dry-run"],
+        "naive is not for --device cuda",
+    ),
+    "dry run on the CPU": (["context", "--dry-run"], "--dry-run is of --device cuda"),
+    "unknown option": (["context", "--set", "depth=1"], "--set: context has no option 'depth'"),
+    "value that is not JSON": (
+        ["context", "--set", "steps=two"],
+        "--set steps=two is not NAME=JSON",
+    ),
+    "unknown setting": (["plan", "--quick", "--set", 'only=["none"]'], "no setting 'none'"),
+    "missing page": (["tables", "--write", "none.md"], "none.md is not there"),
+    "budget below one batch slot": (
         ["equal_memory", "--device", "cuda", "--dry-run", "--cache-budget", "1"],
         "equal_memory: --cache-budget 1 does not hold one slot of SnapStream",
     ),

@@ -1,4 +1,4 @@
-"""Many clients: their requests, the tokens that are counted, and the ratio of the two sides."""
+"""Load of many clients: their requests, counted tokens, and the server against the runtime."""
 
 import signal
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
     sent = [one.sent for one in exchanges]
     assert sent == sorted(sent)
     ends = sorted(one.arrivals[-1][0] for one in exchanges)
-    # Five ask at once; each later request is sent when one of those before it has ended.
+    # Five clients send at once; each later request is sent when one of those before it has ended.
     assert all(later > end for later, end in zip(sent[5:], ends, strict=False))
 
 
@@ -90,8 +90,8 @@ def test_load_client_sends_every_prompt_once_and_counts_its_tokens(server: FakeT
     assert [one.error for one in exchanges] == [None] * 6
     for first, second in zip(exchanges[::2], exchanges[1::2], strict=True):
         assert second.sent > first.arrivals[-1][0]
-    asked = sorted(server.asked, key=lambda body: body["input_ids"])
-    assert asked == [
+    bodies = sorted(server.requests, key=lambda body: body["input_ids"])
+    assert bodies == [
         {"input_ids": [first, 7, 8], "max_tokens": 5}
         | {"stream": True, "ignore_eos": True, "return_num_output_tokens": True}
         for first in range(10, 16)
@@ -99,7 +99,7 @@ def test_load_client_sends_every_prompt_once_and_counts_its_tokens(server: FakeT
 
 
 def test_load_client_notes_a_token_before_the_stream_ends(server: FakeTriton) -> None:
-    """The fake holds its second answer back until the client has noted the first."""
+    """The fake holds its second event back until the client has noted the first."""
     server.hold = Event()
     ticks = Ticks()
 
@@ -119,7 +119,7 @@ def test_load_client_goes_on_after_refused_and_broken_requests(server: FakeTrito
     workload = Workload([prompts(server.refused, server.broken, 9)], max_tokens=4)
     refused, broken, good = TritonModel(server.address, "tiny").drive(workload, Ticks())
     assert refused.error == 'HTTPException: status 503: {"error": "the queue is full"}'
-    assert broken.error == "the engine broke"
+    assert broken.error == "the executor broke"
     assert (good.error, good.tokens) == (None, 4)
 
 
@@ -131,7 +131,7 @@ def test_load_client_counts_requests_to_a_vanished_server_as_errors() -> None:
 
 
 def test_interrupted_load_client_closes_its_connection(server: FakeTriton) -> None:
-    """Ctrl-C while the server keeps everybody waiting."""
+    """Ctrl-C while the server holds every stream."""
     server.hold = Event()
 
     def interrupt() -> None:
@@ -150,7 +150,7 @@ def test_interrupted_load_client_closes_its_connection(server: FakeTriton) -> No
     finally:
         signal.signal(signal.SIGUSR1, former)
         thread.join()
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_missing_server_or_model_is_refused(server: FakeTriton) -> None:
@@ -212,11 +212,11 @@ def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build)
 
         return drive
 
-    told: list[tuple[int, int]] = []
-    tell = lambda _, done, total: told.append((done, total))  # noqa: E731
+    progress: list[tuple[int, int]] = []
+    tell = lambda _, done, total: progress.append((done, total))  # noqa: E731
     results = Results("load", "", plan.options, tell=tell)
     measure(plan, {"in_process": side("a"), "server": side("b")}, results)
-    assert told == [(done, 8) for done in range(9)]
+    assert progress == [(done, 8) for done in range(9)]
     assert [name for name, _ in seen] == ["a", "b"] * 5
     pairs = [(one, other) for (_, one), (_, other) in zip(seen[::2], seen[1::2], strict=True)]
     assert all(one == other for one, other in pairs)

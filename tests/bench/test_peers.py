@@ -1,4 +1,4 @@
-"""A peer's process: what it answers, and the error of one that can't."""
+"""A peer's process: its answers, and the errors of one that cannot start."""
 
 import sys
 from pathlib import Path

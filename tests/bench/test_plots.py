@@ -1,4 +1,4 @@
-"""Pictures of results, for every shape of report."""
+"""Plots of results, for every shape of report."""
 
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,13 @@ REPORTS = {
     ),
     "load": (loads(LOADS), ["load_by_clients"]),
     "load that failed": (loads([load("server", 4, None)]), ["load_by_clients"]),
-    "nothing": (loads([]), []),
+    "load without rows": (loads([]), []),
 }
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer pixels to paint."""
+def low_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer pixels, which draw faster."""
     monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
 
 

@@ -1,4 +1,4 @@
-"""The results file: one format, kept when a run is cut, and gone on with."""
+"""The results file: its format, interrupted runs, and resumed ones."""
 
 import json
 from collections.abc import Callable

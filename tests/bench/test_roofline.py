@@ -1,4 +1,4 @@
-"""Spreads, rooflines, and the work that they are made of."""
+"""Spreads of samples, rooflines, and the counted work behind a roofline."""
 
 import math
 from itertools import product

@@ -1,4 +1,4 @@
-"""`snapexport bench BUILD`: what is measured in which order, and what is refused before."""
+"""`snapexport bench BUILD`: the order of its measurements, and refused options."""
 
 from functools import partial
 from typing import Any
@@ -76,18 +76,21 @@ def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Buil
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "too many slots": ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
-    "too long": ({"contexts": (1001,)}, "--contexts 1001 is longer than a prompt can be: 1000"),
-    "no room": (
+    "too many batch slots": ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
+    "context too long": (
+        {"contexts": (1001,)},
+        "--contexts 1001 is longer than a prompt can be: 1000",
+    ),
+    "no room to decode": (
         {"contexts": (1000,), "batches": (1,), "decode_steps": 1001},
         "--contexts 1000 leaves no room for 1001 decoded tokens",
     ),
-    "no context": ({"contexts": ()}, "--contexts is empty"),
-    "a context of nothing": ({"contexts": (0,)}, "--contexts 0 is below 1"),
-    "a context twice": ({"contexts": (4, 4)}, "--contexts has 4 twice"),
-    "no round": ({"repeat": 0}, "--repeat 0 is below 1"),
-    "no step": ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
-    "no thread": ({"threads": 0}, "--threads 0 is below 1"),
+    "no contexts": ({"contexts": ()}, "--contexts is empty"),
+    "context 0": ({"contexts": (0,)}, "--contexts 0 is below 1"),
+    "context twice": ({"contexts": (4, 4)}, "--contexts has 4 twice"),
+    "repeat 0": ({"repeat": 0}, "--repeat 0 is below 1"),
+    "decode steps 0": ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
+    "threads 0": ({"threads": 0}, "--threads 0 is below 1"),
 }
 
 
@@ -100,11 +103,17 @@ def test_speed_options_that_cannot_be_measured_are_refused(tiny_build: Build, na
 
 
 BAD_LOADS: dict[str, tuple[dict[str, Any], str]] = {
-    "no scheme": ({"server": "localhost:8000"}, "--server localhost:8000 is no HTTP address"),
-    "gRPC": ({"server": "grpc://localhost:1"}, "--server grpc://localhost:1 is no HTTP address"),
-    "no client": ({"clients": (0,)}, "--clients 0 is below 1"),
-    "no token": ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
-    "no prompt": ({"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
+    "server without a scheme": (
+        {"server": "localhost:8000"},
+        "--server localhost:8000 is no HTTP address",
+    ),
+    "gRPC server": (
+        {"server": "grpc://localhost:1"},
+        "--server grpc://localhost:1 is no HTTP address",
+    ),
+    "clients 0": ({"clients": (0,)}, "--clients 0 is below 1"),
+    "max tokens 0": ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
+    "prompt tokens 0": ({"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
 }
 
 

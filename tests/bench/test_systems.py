@@ -1,4 +1,4 @@
-"""A build's executor as a system: the runtime's own tokens, and the memory that it takes."""
+"""A build's executor as a benchmarked system: its tokens are the runtime's; its memory."""
 
 from functools import partial
 

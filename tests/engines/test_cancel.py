@@ -1,4 +1,4 @@
-"""Work in a thread ends when a signal comes, whenever it comes."""
+"""A signal ends work in a thread, at any moment."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from snapexport.engines.progress import cancellable
 
 
 @pytest.fixture(autouse=True)
-def interrupts() -> Iterator[None]:
-    """Python's own, whatever the tests of commands have left behind."""
+def default_sigint() -> Iterator[None]:
+    """Python's own SIGINT handler, in place of one that tests of commands left behind."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)

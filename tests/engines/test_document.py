@@ -1,4 +1,4 @@
-"""docs/how-to/tensorrt.md: its commands are taken by the programs that they are for."""
+"""Commands of docs/how-to/tensorrt.md parse in their programs."""
 
 import re
 import subprocess

@@ -12,7 +12,7 @@ from tests.plugins.loud import skip_loudly
 FAKE = FAKES / "tensorrt" / "__init__.py"
 
 Members = dict[str, list[list[str]]]
-"""By name, the parameters of each overload; an attribute has none."""
+"""Parameters of each overload, by name; an attribute has none."""
 
 
 def members(node: ast.ClassDef | ast.Module) -> Members:
@@ -45,12 +45,12 @@ def classes(module: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def is_ours(name: str) -> bool:
-    """The fake's own: private names, and what plants and records."""
+    """Whether a name is the fake's own: private, or for planting and recording."""
     return name.startswith("_") or name in ("planted", "calls", "libraries")
 
 
 def drift(fake: str, real: str) -> list[str]:
-    """What `fake` has and `real` hasn't."""
+    """Members of `fake` that `real` lacks."""
     wrong = []
     module, stub = ast.parse(fake), ast.parse(real)
     pairs = [("", module, stub)]

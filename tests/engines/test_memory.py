@@ -1,4 +1,4 @@
-"""The estimate counts by hand-checkable sums, from a manifest alone; options that can't be."""
+"""The estimate of memory, from a manifest alone, against sums by hand; refused options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def spec(name: str, dtype: str, *shape: int) -> TensorSpec:
 
 
 def caches(prefix: str, batch: int, slots: int) -> list[TensorSpec]:
-    """Of one layer."""
+    """Key and value caches of one layer."""
     return [
         spec(f"{prefix}.0.{part}", "bfloat16", batch, 8, slots, 128) for part in ("key", "value")
     ]
@@ -94,24 +94,24 @@ def manifest() -> Manifest:
 
 
 def test_estimate_counts_weights_inputs_and_outputs_of_each_graph(manifest: Manifest) -> None:
-    needed = estimate(manifest, manifest.graphs, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, stripped=False)
     window, logits, ids = 32 * 8 * 128 * 2, 4000, CHUNK * 8
-    prefill = needed.graphs["prefill"]
+    prefill = estimated.graphs["prefill"]
     assert prefill.host == LIBRARY_HOST + 2 * WEIGHTS
     # Caches are written in place: counted once.
     assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
     assert prefill.engine == WEIGHTS
     # The compress graph has no weights, and reads other caches than it writes.
-    compress = needed.graphs["compress"]
+    compress = estimated.graphs["compress"]
     assert (compress.host, compress.engine) == (LIBRARY_HOST, 0)
     assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
 def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Manifest) -> None:
-    needed = estimate(manifest, manifest.graphs, stripped=False)
-    assert needed.host == needed.graphs["decode"].host
-    assert needed.gpu == needed.graphs["baseline-decode"].gpu
-    assert needed.disk == 4 * WEIGHTS
+    estimated = estimate(manifest, manifest.graphs, stripped=False)
+    assert estimated.host == estimated.graphs["decode"].host
+    assert estimated.gpu == estimated.graphs["baseline-decode"].gpu
+    assert estimated.disk == 4 * WEIGHTS
 
 
 def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manifest) -> None:
@@ -123,17 +123,17 @@ def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manife
 
 
 def test_estimate_of_stripped_plans_saves_a_weight_copy_and_the_disk(manifest: Manifest) -> None:
-    needed = estimate(manifest, manifest.graphs, stripped=True)
-    assert (needed.host, needed.disk) == (LIBRARY_HOST + WEIGHTS, 0)
+    estimated = estimate(manifest, manifest.graphs, stripped=True)
+    assert (estimated.host, estimated.disk) == (LIBRARY_HOST + WEIGHTS, 0)
     whole = estimate(manifest, manifest.graphs, stripped=False)
-    assert (needed.gpu, needed.running) == (whole.gpu, whole.running)
+    assert (estimated.gpu, estimated.running) == (whole.gpu, whole.running)
 
 
 PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
 
 
 @pytest.fixture
-def needed(manifest: Manifest) -> Estimate:
+def estimated(manifest: Manifest) -> Estimate:
     return estimate(manifest, manifest.graphs, stripped=False)
 
 
@@ -146,22 +146,22 @@ def needed(manifest: Manifest) -> Estimate:
     ],
 )
 def test_engine_build_that_cannot_fit_is_refused(
-    needed: Estimate, free: Free, message: str
+    estimated: Estimate, free: Free, message: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        require_room(needed, free, stripped=False)
+        require_room(estimated, free, stripped=False)
     assert message in refused.value.message
     assert ("--strip-weights" in refused.value.hint) == ("GPU" not in message)
 
 
-def test_engine_inputs_and_outputs_are_no_reason_to_refuse(needed: Estimate) -> None:
-    assert needed.gpu_fixed == LIBRARY_GPU + WEIGHTS < needed.gpu
-    require_room(needed, replace(PLENTY, gpu=needed.gpu_fixed), stripped=False)
+def test_engine_inputs_and_outputs_are_no_reason_to_refuse(estimated: Estimate) -> None:
+    assert estimated.gpu_fixed == LIBRARY_GPU + WEIGHTS < estimated.gpu
+    require_room(estimated, replace(PLENTY, gpu=estimated.gpu_fixed), stripped=False)
 
 
-def test_engine_build_with_enough_or_unknown_memory_is_allowed(needed: Estimate) -> None:
-    require_room(needed, PLENTY, stripped=False)
-    require_room(needed, replace(PLENTY, host=None), stripped=False)
+def test_engine_build_with_enough_or_unknown_memory_is_allowed(estimated: Estimate) -> None:
+    require_room(estimated, PLENTY, stripped=False)
+    require_room(estimated, replace(PLENTY, host=None), stripped=False)
 
 
 def test_free_host_memory_is_read_from_meminfo(tmp_path: Path) -> None:

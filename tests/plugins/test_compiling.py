@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU without warnings, and the layers keep to themselves."""
+"""The kernels compile for a GPU without warnings, and each layer includes only lower ones."""
 
 import re
 import shutil

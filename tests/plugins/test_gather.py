@@ -1,4 +1,4 @@
-"""SnapStreamGather's kernel, run thread by thread on the host, against its definitions."""
+"""SnapStreamGather's kernel, run thread by thread on the host, against its definition."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def kept_positions(p: GatherProblem, length: int) -> torch.Tensor:
-    """Some eligible of each KV head, ascending, [Hkv,K]."""
+    """Random eligible positions of each KV head, ascending, [Hkv,K]."""
     kept = torch.full((p.kv_heads, p.K), -1)
     count = min(max(0, length - p.sink - p.recent), p.K)
     generator = torch.Generator().manual_seed(length)

@@ -87,7 +87,7 @@ def test_loadable_plugin_library_needs_no_tensorrt_symbol(built: Built) -> None:
 
 
 def test_registering_plugin_library_registers_itself(built: Built) -> None:
-    """In a process of its own, as Triton does it: a plain dlopen."""
+    """A plain dlopen in another process, as Triton does it."""
     code = (
         "import ctypes, sys\n"
         "stub = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)\n"
@@ -161,7 +161,7 @@ def test_cloned_attached_and_deserialized_select_plugins_equal_the_onnx_function
 
 @pytest.mark.parametrize("stage", VOTE)
 def test_select_plugin_options_survive_serialization(registry: Registry, stage: str) -> None:
-    """Each option selects something of its own, and does so still after a round trip."""
+    """Each option changes the kept positions, before and after serialization."""
     other = {"softmax": "causal", "vote": "sum-squares", "pool": "max", "group": "max"}
     kept = {}
     for name, options in {"default": VOTE, "other": VOTE | {stage: other[stage]}}.items():
@@ -253,9 +253,9 @@ def test_select_plugin_refuses_a_bad_attribute_with_a_message(
 ) -> None:
     registry.messages()
     assert registry.create("SnapKVSelect", REFUSED[message]) is None
-    told = registry.messages()
-    assert told.startswith("error: snapexport: SnapKVSelect 'test': attribute ")
-    assert message in told
+    error = registry.messages()
+    assert error.startswith("error: snapexport: SnapKVSelect 'test': attribute ")
+    assert message in error
 
 
 def test_gather_plugin_refuses_missing_and_unknown_attributes(registry: Registry) -> None:

@@ -45,7 +45,7 @@ class Case:
 def by_function(
     case: Case, query: Tensor, key: Tensor, length: int, vote: dict[str, str]
 ) -> list[Any]:
-    """What the body of the ONNX function keeps."""
+    """Positions that the body of the ONNX function keeps."""
     attributes = {
         "L_sink": case.sink,
         "L_recent": case.recent,
@@ -81,10 +81,10 @@ def test_select_kernel_applies_the_softcap(emulated: Emulated) -> None:
 
 
 def check(emulated: Emulated, case: Case, length: int, vote: dict[str, str]) -> None:
-    """Against float64, and the same whichever warp is late."""
+    """Against float64, and the same for any late warp."""
     p = case.problem(vote)
     query, key = case.data(length)
-    key[:, length:] = torch.nan  # what lies beyond the prompt must not matter
+    key[:, length:] = torch.nan  # keys beyond the prompt must not matter
     kept = emulated.select(p, query, key, length)
     scores = reference.scores(p, query, key, length)
     assert reference.complaint(p, scores, kept, length, 1e-4) == ""

@@ -21,7 +21,7 @@ from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.oracle.compare import handed_over
+from tests.oracle.compare import prefill_and_compress
 from tests.oracle.raw import Slots
 from tests.runtime.traffic import assert_neighbours_change_nothing
 
@@ -54,7 +54,7 @@ def executor_of(case: Case, baseline: bool = False) -> Executor:
 def by_hand(case: Case, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     """Greedy tokens of the graphs, run with plain arrays and one request at a time."""
     graphs = cases.built(case)
-    logits, request = handed_over(graphs, ids)
+    logits, request = prefill_and_compress(graphs, ids)
     slots, out = Slots(graphs, [request]), [int(logits.argmax())]
     while len(out) < tokens:
         out.append(int(slots.step([out[-1]])[0].argmax()))
@@ -91,7 +91,7 @@ def test_outputs_do_not_depend_on_neighbours(case: Case, baseline: bool) -> None
 
 
 def slots_in_use_at_once(llm: LLM) -> int:
-    """How many of very many requests decode in one step."""
+    """The largest number of requests that decode in one step."""
     for seed in range(2 * llm.executor.limits.batch):
         llm.submit(cases.prompt(1, seed), SamplingParams(max_tokens=30, ignore_eos=True))
     most = 0
@@ -174,7 +174,7 @@ def test_a_compressed_cache_goes_on_past_L_max_and_a_full_cache_does_not() -> No
 def test_topk_positions_are_those_of_the_last_prompt(case: Case) -> None:
     executor, ids = executor_of(case), cases.prompt(70)
     LLM.from_executor(executor).generate(ids, SamplingParams(max_tokens=1))
-    _, request = handed_over(cases.built(replace(case, baseline=False)), ids)
+    _, request = prefill_and_compress(cases.built(replace(case, baseline=False)), ids)
     kept = executor.topk_positions()
     assert kept is not None and len(kept) == len(request.topk)
     for got, expected in zip(kept, request.topk, strict=True):

@@ -99,7 +99,7 @@ def llms(built: Build, baseline: bool = False) -> list[LLM]:
 def test_cuda_gives_the_cpus_tokens(
     gpu: FakeCuda, builds: dict[str, Build], name: str, baseline: bool
 ) -> None:
-    """In slots that others had before."""
+    """In batch slots that earlier requests used."""
     ours, theirs = llms(builds[name], baseline)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     got, expected = (
@@ -314,5 +314,5 @@ def test_threads_are_refused_on_cuda(builds: dict[str, Build]) -> None:
 def test_decode_by_group_query_attention_is_one_launch(
     gpu: FakeCuda, builds: dict[str, Build]
 ) -> None:
-    """Its total length is a constant: a calculated one would be read on the host amid the graph."""
+    """The total length is a constant. The host would have to read a computed one."""
     assert on_gpu(builds["chunked"], baseline=True).captured

@@ -1,4 +1,4 @@
-"""What runs keep and move: caches stay where they are, weights stay in their file."""
+"""Memory of the CPU backend: caches are updated in place, weights are mapped from their file."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,8 @@ from .processes import run_python
 
 
 @pytest.fixture(autouse=True)
-def _outspoken() -> None:
-    """`snapexport diff` silences the library for its process, which may be this one."""
+def _library_warnings() -> None:
+    """Warnings of ONNX Runtime, which `snapexport diff` may have silenced in this process."""
     ort.set_default_logger_severity(2)
 
 
@@ -82,7 +82,7 @@ def test_past_and_present_cache_are_one_buffer(buffers: Buffers) -> None:
 
 
 def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
-    """Its operator copies the whole cache otherwise."""
+    """Otherwise GroupQueryAttention copies the whole cache."""
     built = Build.open(cases.built(Case(decode_attention="valid")).directory)
     arrays = open_executor(built, threads=1).decode_buffers
     attended = [name for name in arrays if names.is_attended(name)]

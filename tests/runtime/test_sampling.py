@@ -22,7 +22,7 @@ def logits_of(seed: int, vocabulary: int = VOCABULARY) -> NDArray[np.float32]:
 
 
 def predicted(logits: NDArray[np.float32]) -> Prediction:
-    """By an engine without top_tokens."""
+    """A prediction of a build without top tokens."""
     return Prediction(lambda: logits)
 
 
@@ -142,7 +142,7 @@ def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 300), st.floats(0, 1, exclude_max=True))
 def test_a_draw_is_where_the_sums_exceed_the_share(seed: int, size: int, share: float) -> None:
-    """In blocks as one by one, and never a weight of zero."""
+    """Sums by blocks give the same index as sums one by one, and never one of weight zero."""
     rng = np.random.default_rng(seed)
     weights = rng.random(size) * (rng.random(size) < 0.3)
     weights[rng.integers(size)] = 1e-3

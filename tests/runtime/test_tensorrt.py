@@ -181,7 +181,7 @@ def test_garbage_may_be_collected_during_a_capture(gpu: FakeCuda) -> None:
 
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
 def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, case: Case) -> None:
-    """Its neighbour goes on, and the next prompt in its slot answers as it should."""
+    """The neighbour goes on, and the next prompt in the same batch slot has its right answer."""
     ours, theirs = llms(case, tmp_path)
     for slot in (0, 1):
         feed_whole(ours, theirs, slot)

@@ -1,4 +1,4 @@
-"""Which engine of a build is taken, how it is loaded, and what is refused: over FAKES."""
+"""Choice and loading of a build's engine, and refusals, over FAKES."""
 
 import logging
 import shlex
@@ -232,7 +232,7 @@ def test_plugin_library_is_loaded_before_the_plans(
 def test_version_compatible_plans_bring_their_plugins(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
-    """What lies beside them is no library that the fake could load."""
+    """The file beside the plans is empty: loading it would fail."""
     entry = changed(version_compatible=True, plugins=file(tmp_path / "empty.so", b""))
     entry = entry_of(tiny_build, tmp_path, entry, version_compatible=True)
     open_executor(with_engines(tiny_build, it=entry), backend="tensorrt")
@@ -322,7 +322,7 @@ def test_a_tensorrt_package_without_its_library_is_refused(
 def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
-    """TensorRT where there are engines, ONNX Runtime where there are none or it is asked for."""
+    """TensorRT where there are engines, ONNX Runtime where there are none or it is requested."""
     engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     onnxruntime = (
         open_executor(tiny_build),

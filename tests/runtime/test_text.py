@@ -20,7 +20,9 @@ def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
 
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["level", "fallback"])
+@pytest.mark.parametrize(
+    "tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte level", "byte fallback"]
+)
 @given(text=texts | st.just("né 漢字 🙂👩‍👩‍👧 fin"))
 def test_text_never_ends_within_a_character(tokenizer: Tokenizer, text: str) -> None:
     parts = deltas(tokenizer, tokenizer.encode(text).ids)

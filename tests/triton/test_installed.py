@@ -1,4 +1,4 @@
-"""Says aloud when the other tests of this folder did not run."""
+"""Warns if the other tests of this folder did not run."""
 
 from snapexport.serving.triton.installation import find
 from tests.plugins.loud import skip_loudly

@@ -1,4 +1,4 @@
-"""What is wrong with a request is told by the input's name, and harms nobody else."""
+"""A malformed request is refused by the name of its input, and others are served."""
 
 from typing import Any
 
@@ -88,11 +88,11 @@ def test_malformed_request_is_refused_by_its_input(client: Client, case: str) ->
         with pytest.raises(InferenceServerException, match="(?i)" + message) as refused:
             raw_client.infer(client.unary_name, inputs)
         assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
-        told: list[Any] = []
-        raw_client.start_stream(lambda result, error: told.append(error))
+        errors: list[Any] = []
+        raw_client.start_stream(lambda result, error: errors.append(error))
         raw_client.async_stream_infer(client.name, inputs)
         raw_client.stop_stream()
-    assert len(told) == 1 and message.lower() in str(told[0]).lower()
+    assert len(errors) == 1 and message.lower() in str(errors[0]).lower()
     assert client.generate(**PROMPT).reason == "length"
 
 
@@ -140,8 +140,8 @@ def test_refusals_take_no_place_in_the_unary_models_queue(client: Client) -> Non
 
 def test_error_code_is_in_the_message_only_on_request(client: Client) -> None:
     for path in (client.name, client.unary_name):
-        for asked, begins in ((True, True), (False, False)):
-            inputs = {"max_tokens": 2, "error_code_in_message": asked}
+        for with_code, begins in ((True, True), (False, False)):
+            inputs = {"max_tokens": 2, "error_code_in_message": with_code}
             with pytest.raises(HttpError) as refused:
                 client.post(f"{path}/generate", inputs)
             assert ("INVALID_ARG: neither" in refused.value.message) == begins

@@ -1,4 +1,4 @@
-"""The model's metrics: their names, and their values after traffic that is known."""
+"""The model's metrics: names, and values after known traffic."""
 
 from pathlib import Path
 

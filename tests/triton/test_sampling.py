@@ -1,4 +1,4 @@
-"""What a request says about sampling means what SamplingParams means."""
+"""Sampling inputs of a Triton request have the meaning of SamplingParams."""
 
 import json
 
@@ -52,15 +52,15 @@ def test_triton_logprobs_equal_the_runtimes(client: Client, llm: LLM, count: int
     inputs = {"max_tokens": 8, "temperature": 0.9, "seed": 3, "logprobs": count}
     (expected,) = llm.generate(PROMPT, SamplingParams(**inputs))
     replies = client.stream_all(text_input=PROMPT, **inputs)
-    told = [one for reply in replies for one in json.loads(reply.outputs["output_logprobs"][0])]
-    assert told == json.loads(
+    logprobs = [one for reply in replies for one in json.loads(reply.outputs["output_logprobs"][0])]
+    assert logprobs == json.loads(
         client.generate(text_input=PROMPT, **inputs).outputs["output_logprobs"][0]
     )
-    assert [one["id"] for one in told] == list(expected.token_ids)
-    for one, of_llm in zip(told, expected.logprobs, strict=True):
+    assert [one["id"] for one in logprobs] == list(expected.token_ids)
+    for one, of_llm in zip(logprobs, expected.logprobs, strict=True):
         assert one["logprob"] == pytest.approx(of_llm.logprob, abs=1e-12)
         top = [(other["id"], other["logprob"]) for other in one["top"]]
         assert top == [pytest.approx(pair, abs=1e-12) for pair in of_llm.top]
         assert len(top) == count
-    text = "".join(one["text"] for one in told).removesuffix("</s>")
+    text = "".join(one["text"] for one in logprobs).removesuffix("</s>")
     assert text == expected.text

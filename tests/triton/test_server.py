@@ -1,4 +1,4 @@
-"""The server's process: found, started, told of when it fails, and surely gone."""
+"""The server's process: how it is found, started, reported if it fails, and stopped."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ PREFIX = f"test-{os.getpid()}"
 
 @pytest.fixture(autouse=True)
 def known_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other servers of this machine are not looked at."""
+    """A shared-memory prefix that no other server of this machine has."""
     monkeypatch.setattr(secrets, "token_hex", lambda count: PREFIX)
 
 
@@ -62,9 +62,9 @@ def test_stopped_server_leaves_no_process_and_no_shared_memory(repository: Path)
 def test_server_with_running_streams_stops_in_time(repository: Path) -> None:
     with ExitStack() as stack, Server(repository) as server:
         client = Client(server, "vault")
-        asked = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
+        inputs = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
         for _ in range(8):
-            stack.enter_context(client.stream(**asked)).next()
+            stack.enter_context(client.stream(**inputs)).next()
         began = time.monotonic()
         server.stop()
         assert time.monotonic() - began < EXIT_SECONDS + 6 and is_gone(server.pid)

@@ -1,4 +1,4 @@
-"""A request's tensors read, without a server."""
+"""Reads a request's tensors, without a server."""
 
 from typing import Any
 

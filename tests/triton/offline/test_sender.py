@@ -16,7 +16,7 @@ OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
 
 
 class FakePort:
-    """Keeps what is sent; `gone` and `broken` are the client's doing."""
+    """Records sent responses. `gone`: the client left; `broken`: sending fails."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bool]] = []
@@ -103,7 +103,7 @@ def test_waiting_outputs_are_sent_as_one_response(bench: Bench) -> None:
 
 
 def test_sender_sends_a_long_queue_to_its_end(bench: Bench) -> None:
-    """More steps than are heard at once, and the end right behind them."""
+    """More steps than the sender merges at once, then its stop."""
     one, port = active()
     for step in range(MOST_STEPS + 8):
         bench.queue.put([(one, output(chr(ord("A") + step)))])
@@ -117,9 +117,9 @@ def test_sender_sends_a_long_queue_to_its_end(bench: Bench) -> None:
 def test_merging_keeps_each_requests_order_and_its_failure_last() -> None:
     (one, _), (other, _) = active(), active()
     failure = Failure("no", "internal")
-    said = [(one, output("a")), (other, output("x")), (one, output("b")), (one, failure)]
+    outputs = [(one, output("a")), (other, output("x")), (one, output("b")), (one, failure)]
     both = OutputDelta(0, "ab", (1, 1))
-    assert merged(said) == [(one, both), (other, output("x")), (one, failure)]
+    assert merged(outputs) == [(one, both), (other, output("x")), (one, failure)]
 
 
 def test_client_that_left_is_reported_once_unless_its_request_has_ended(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""What config.pbtxt says to the backend."""
+"""The backend's settings, read from config.pbtxt."""
 
 import json
 from pathlib import Path
