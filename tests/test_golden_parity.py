@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from snapexport.builder import build
-from snapexport.contract.budget import pyramid
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.geometry import LayerGeometry, pyramid
 from tests.oracle.raw import RawBuild
 from tests.test_functions import run
 

@@ -131,7 +131,7 @@ def test_ring_of_another_size_than_the_window_is_refused() -> None:
     positions = gs.Variable("position_ids", np.int64, (1, 1))
     graph = gs.Graph(nodes=[marker], inputs=[positions])
     geometry = CacheGeometry("streaming", 96, 1, L_sink=0, L_recent=23, K=0)
-    with pytest.raises(SurgeryError, match="slides over 24 positions"):
+    with pytest.raises(SurgeryError, match="window of 24 positions"):
         DecodeCache(geometry, GraphOptions()).apply(graph)
 
 

@@ -274,7 +274,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no ring": (["--L-sink", "9", "--K", "9", "--L-recent", "0"], "larger than --L-recent 0"),
     "chunk above L_max": (["--prefill-chunk", "65"], "--prefill-chunk 65 is not between"),
     "batch 0": (["--batch", "0"], "--batch 0 is below 1"),
-    "bf16 on the CPU": (["--dtype", "bf16"], "cannot calculate in bf16"),
+    "bf16 on the CPU": (["--dtype", "bf16"], "--dtype bf16 is not supported with --target"),
     "int4 for TensorRT": (["--weights", "int4", "--target", "tensorrt"], "--weights int4"),
 }
 

@@ -114,7 +114,7 @@ def test_log_normalizer_is_finite_exactly_if_a_token_can_be_chosen(
 
 
 def test_top_tokens_pass_refuses_a_graph_without_logits() -> None:
-    with pytest.raises(SurgeryError, match="for its logits"):
+    with pytest.raises(SurgeryError, match="not one float32 tensor"):
         TopTokens(4).apply(gs.Graph(opset=24))
 
 

@@ -224,9 +224,9 @@ def test_engines_of_several_kinds_live_side_by_side(fake_tensorrt: Any, own_buil
             {"build_error": "no implementation"},
             "of decode: no implementation (after 1 other error)",
         ),
-        ({"no_plan": "out of memory"}, "an engine of decode and does not load it: out of memory"),
+        ({"no_plan": "out of memory"}, "an engine of decode but does not load it: out of memory"),
         ({"not_aliased": 1}, "present.0.key does not share the memory of past_key_values.0.key"),
-        ({"other_shape": "logits"}, "takes logits of"),
+        ({"other_shape": "logits"}, "logits of"),
     ],
 )
 def test_failed_engine_build_leaves_only_its_log_and_timing_cache(

@@ -140,8 +140,8 @@ def estimated(manifest: Manifest) -> Estimate:
 @pytest.mark.parametrize(
     ("free", "message"),
     [
-        (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory, and 20 GiB are free"),
-        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory, and 8 GiB are free"),
+        (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory; 20 GiB are free"),
+        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory; 8 GiB are free"),
         (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space, and 40 GiB are"),
     ],
 )
@@ -194,7 +194,10 @@ def test_malformed_workspace_sizes_are_refused(text: str) -> None:
         ({"optimization_level": 6}, "--optimization-level 6"),
         ({"workspace": 0}, "--workspace 0"),
         ({"plugins": Path("/no/library.so")}, "--plugins /no/library.so is no file"),
-        ({"timing_cache": Path("/no/cache")}, "--timing-cache /no/cache is in no directory"),
+        (
+            {"timing_cache": Path("/no/cache")},
+            "the directory of --timing-cache /no/cache does not exist",
+        ),
     ],
 )
 def test_wrong_engine_options_are_refused(options: dict[str, Any], message: str) -> None:

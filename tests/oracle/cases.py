@@ -15,8 +15,7 @@ import torch
 from snapexport.builder import build
 from snapexport.builder.options import CACHE_FIELDS
 from snapexport.builder.presets import VOTE_FIELDS
-from snapexport.contract.budget import topk_per_layer
-from snapexport.contract.geometry import CacheGeometry, Policy
+from snapexport.contract.geometry import CacheGeometry, Policy, topk_per_layer
 from snapexport.exporter.architectures import sliding_windows
 
 from . import checkpoints, masked

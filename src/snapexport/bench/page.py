@@ -1,4 +1,4 @@
-"""Writes the tables of results files into a page: no number is typed by hand."""
+"""Writes the tables of results files into a page of the documentation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def block(report: Row) -> str:
 
 
 def write(page: Path, directory: Path) -> list[str]:
-    """Put each block between its marks in the page; the names of those whose results are there."""
+    """Put each block between its marks in the page. Returns the names of the written ones."""
     if not page.is_file():
         raise UserError(f"{page} is not there", "name the page with the tables' places")
     text, written = page.read_text(), []

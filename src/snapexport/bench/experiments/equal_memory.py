@@ -1,4 +1,4 @@
-"""Throughput at equal memory: as many batch slots as one size of decode cache has room for."""
+"""Measures throughput at equal memory: each cache with as many batch slots as fit."""
 
 import json
 from collections import defaultdict
@@ -33,9 +33,9 @@ PAPER = (
 
 @dataclass(frozen=True)
 class Cache:
-    """compression: positions of the prompt to a cache slot; kv_budget: so many slots whatever the
-    prompt. Neither: the full cache's own graphs. smaller: how many of its elements take the bytes
-    of one of the full cache's."""
+    """A cache to compare. compression: prompt positions / cache slots. kv_budget: cache slots for
+    every prompt. Neither: the full cache. smaller: bytes of the full cache's element / bytes of
+    this cache's."""
 
     name: str
     compression: int | None = None
@@ -76,7 +76,7 @@ CUDA = Options(32 << 30, "8b", caches=(FULL, Cache("8,192", kv_budget=8192)), ro
 
 @dataclass(frozen=True)
 class Entry:
-    """A row to be measured."""
+    """A row to measure."""
 
     prompt: int
     cache: Cache
@@ -121,9 +121,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 def builds(setup: Setup, options: Options) -> Iterator[Entry]:
-    """Each with the largest batch that the memory has room for. Raises UserError.
+    """The builds, each with the largest batch that fits the memory. Raises UserError.
 
-    A full cache of which not even one fits is left out.
+    Leaves out a full cache that does not fit even once.
     """
     made, position = setup.builds(options.checkpoint), _position_bytes(setup, options.checkpoint)
     positions = options.cache_bytes // position
@@ -167,12 +167,12 @@ def _position_bytes(setup: Setup, checkpoint: str) -> int:
 
 
 def _others(labels: Row) -> Row:
-    """But the context, which a case has by itself."""
+    """All labels but the context, which each case adds."""
     return {name: value for name, value in labels.items() if name != "context"}
 
 
 def summary(sections: Row) -> list[Row]:
-    """Tokens a second of each cache, and how many times those of FULL and of WHOLE."""
+    """Tokens a second of each cache, and their ratios to those of FULL and of WHOLE."""
     rates = {
         (row["context"], row["cache"]): row["batch"] / row["seconds"]["median"]
         for row in sections.get("decode", [])

@@ -26,7 +26,7 @@ FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
 
 @dataclass(frozen=True)
 class Options:
-    """shapes: of `checkpoints.SHAPES`, the smaller first: peaks are of the largest child so far."""
+    """shapes: of `checkpoints.SHAPES`, ascending: a peak is that of the largest child so far."""
 
     shapes: tuple[str, ...] = ("8b", "70b")
     rounds: int = 1
