@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that bad input is told in one way and leaves nothing."""
+"""The command line: its output, and bad input, which has one form of error and leaves nothing."""
 
 import argparse
 import json

@@ -33,8 +33,8 @@ def sources() -> Iterator[tuple[str, str]]:
             yield file.relative_to(PACKAGE).as_posix(), file.read_text()
 
 
-@pytest.mark.parametrize("what", HOMES)
-def test_no_other_module_does_what_has_a_home(what: str) -> None:
-    pattern, homes = HOMES[what]
+@pytest.mark.parametrize("task", HOMES)
+def test_task_with_a_home_module_is_done_in_no_other(task: str) -> None:
+    pattern, homes = HOMES[task]
     found = {path for path, text in sources() if re.search(pattern, text)}
     assert found <= homes

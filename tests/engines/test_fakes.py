@@ -12,7 +12,7 @@ from tests.plugins.loud import skip_loudly
 FAKE = FAKES / "tensorrt" / "__init__.py"
 
 Members = dict[str, list[list[str]]]
-"""By name, the parameters of each overload; an attribute has none."""
+"""Parameters of each overload, by name; an attribute has none."""
 
 
 def members(node: ast.ClassDef | ast.Module) -> Members:
@@ -45,12 +45,12 @@ def classes(module: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def is_ours(name: str) -> bool:
-    """The fake's own: private names, and what plants and records."""
+    """Whether a name is the fake's own: private, or for planting and recording."""
     return name.startswith("_") or name in ("planted", "calls", "libraries")
 
 
 def drift(fake: str, real: str) -> list[str]:
-    """What `fake` has and `real` hasn't."""
+    """Members of `fake` that `real` lacks."""
     wrong = []
     module, stub = ast.parse(fake), ast.parse(real)
     pairs = [("", module, stub)]
@@ -77,11 +77,11 @@ def _is_known(name: str, parameters: list[str], known: Members) -> bool:
     return parameters in known.get(name, [])
 
 
-def test_the_fake_has_only_what_the_bindings_have(stubs: Path) -> None:
+def test_fake_tensorrt_has_only_members_of_the_bindings(stubs: Path) -> None:
     assert drift(FAKE.read_text(), (stubs / "tensorrt" / "__init__.pyi").read_text()) == []
 
 
-def test_the_fake_gpu_has_only_what_cuda_has() -> None:
+def test_fake_cuda_has_only_members_of_the_bindings() -> None:
     try:
         from cuda.bindings import runtime
     except ModuleNotFoundError:
@@ -103,7 +103,9 @@ def test_the_fake_gpu_has_only_what_cuda_has() -> None:
         ("self.engine_host_code_allowed", "self.host_code_allowed", "Runtime.host_code_allowed"),
     ],
 )
-def test_a_drift_is_found(stubs: Path, before: str, after: str, found: str) -> None:
+def test_drift_of_the_fake_tensorrt_is_found(
+    stubs: Path, before: str, after: str, found: str
+) -> None:
     source = FAKE.read_text()
     assert before in source
     real = (stubs / "tensorrt" / "__init__.pyi").read_text()

@@ -138,7 +138,7 @@ class ICudaEngine:
         self.inputs, self.outputs = map(_described, (graph.input, graph.output))
         self.tensors = self.inputs | self.outputs
         if plan["bf16"]:
-            self.tensors = {name: _as_bf16(name, *told) for name, told in self.tensors.items()}
+            self.tensors = {name: _as_bf16(name, *spec) for name, spec in self.tensors.items()}
         for name, shape in plan["shapes"].items():
             self.tensors[name] = self.tensors[name][0], tuple(shape)
 

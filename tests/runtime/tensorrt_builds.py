@@ -26,7 +26,7 @@ PLAN: dict[str, Any] = {
     "bf16": False,
     "shapes": {},
 }
-"""What a plan of the fake says beside its graph."""
+"""Fields of a fake plan beside its graph."""
 
 ENTRY = EngineEntry(
     tensorrt=fake_tensorrt.__version__,

@@ -22,7 +22,7 @@ planted: dict[str, Any] = {}
 not_aliased. other_shape: of the tensor so named. steps, step_seconds: of a build."""
 _number = itertools.count()
 calls: list[tuple[str, Any]] = []
-"""What was asked of the fake, for tests to read."""
+"""Calls of the fake, recorded for tests."""
 
 
 def _reset() -> None:
@@ -97,7 +97,7 @@ class IStreamWriter:
 
 
 class IPluginRegistry:
-    """Of one builder or one runtime, to whose logger it speaks."""
+    """The registry of one builder or runtime, which logs to that one's logger."""
 
     def __init__(self, _owner: str, _logger: ILogger) -> None:
         self.libraries: list[str] = []
@@ -235,7 +235,7 @@ class IBuilderConfig:
         return ITimingCache(bytes(serialized_timing_cache))
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        """It fits where this version wrote it, or where it is new."""
+        """True for a cache that is new or that this version wrote."""
         fits = not cache._content or cache._content.startswith(__version__.encode())
         if fits or ignore_mismatch:
             self._cache = cache
@@ -277,8 +277,8 @@ class Builder:
             config.plugins_to_serialize if BuilderFlag.VERSION_COMPATIBLE in config._flags else []
         )
         outside = [path for path in self._registry.libraries if path not in inside]
-        said = {"aliases": network._aliases, "unlike": next(_number), "plugins": outside}
-        plan = json.dumps(said).encode().ljust(20_000)
+        content = {"aliases": network._aliases, "unlike": next(_number), "plugins": outside}
+        plan = json.dumps(content).encode().ljust(20_000)
         pieces = (plan[at : at + 1000] for at in range(0, len(plan), 1000))
         return all(writer.write(piece) == len(piece) for piece in pieces)
 

@@ -1,4 +1,4 @@
-"""A FAKE of the CUDA runtime: one GPU that can be asked what it is."""
+"""A FAKE of the CUDA runtime: one GPU that reports its properties."""
 
 import enum
 from types import SimpleNamespace
