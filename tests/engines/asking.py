@@ -13,10 +13,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.engines import EngineOptions, build_engines
-from tests.engines.conftest import FAKES
 
 GRAPHS = {"prefill", "compress", "decode", "baseline-prefill", "baseline-decode"}
-NAME = "sm_90-nvidia_h200"
+NAME = "sm_90-nvidia_fake"
 
 
 def entry_of(made: Build, name: str = NAME) -> EngineEntry:
@@ -28,10 +27,6 @@ def files(made: Build) -> set[str]:
     return {str(path.relative_to(engines)) for path in engines.rglob("*") if path.is_file()}
 
 
-def asked(fake: Any, what: str) -> list[Any]:
-    return [value for name, value in fake.calls if name == what]
-
-
 def refusal(made: Build, **options: Any) -> str:
     with pytest.raises(UserError) as refused:
         build_engines(Build.open(made.directory), EngineOptions(**options))
@@ -40,11 +35,10 @@ def refusal(made: Build, **options: Any) -> str:
 
 def start(made: Build) -> "subprocess.Popen[str]":
     """A process whose first engine is under way."""
-    path = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
-    slow = {"FAKE_TENSORRT": json.dumps({"steps": 100_000, "step_seconds": 0.01})}
+    slow = json.dumps({"steps": 100_000, "step_seconds": 0.01})
     process = subprocess.Popen(
-        [sys.executable, "-m", "snapexport", "engine", str(made.directory)],
-        env=os.environ | slow | {"PYTHONPATH": path},
+        [sys.executable, "-m", "tests.fakes.process", slow, "engine", str(made.directory)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stderr=subprocess.PIPE,
         text=True,
     )

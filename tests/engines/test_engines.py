@@ -15,7 +15,11 @@ from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import Manifest
 from snapexport.engines import EngineOptions, build_engines
 from snapexport.engines.folder import EngineFolder
-from tests.engines.asking import GRAPHS, NAME, asked, entry_of, files, refusal, start
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.requests import SamplingParams
+from tests.engines.asking import GRAPHS, NAME, entry_of, files, refusal, start
+from tests.fakes.cuda import install
 
 
 def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, made: Build) -> None:
@@ -31,7 +35,7 @@ def test_every_graph_becomes_a_plan_that_the_manifest_vouches_for(fake: Any, mad
     assert facts == {
         "tensorrt": fake.__version__,
         "compute_capability": "9.0",
-        "gpu": "NVIDIA H200",
+        "gpu": "NVIDIA Fake",
         "hardware_compatibility": "none",
         "version_compatible": False,
         "stripped": False,
@@ -62,20 +66,20 @@ def test_what_tensorrt_is_asked_for(
         ),
     )
     assert name == "sm_90-version_compatible-stripped"
-    (config,) = asked(fake, "build")
+    (config,) = fake.asked("build")
     assert {flag.name for flag in config._flags} == {
         *("STRIP_PLAN", "REFIT_IDENTICAL", "VERSION_COMPATIBLE")
     }
     assert config.hardware_compatibility_level.name == "SAME_COMPUTE_CAPABILITY"
     assert (config.builder_optimization_level, config._pools) == (5, {"WORKSPACE": 2**30})
     assert config.plugins_to_serialize == [str(library)]
-    assert asked(fake, "network") == [1 << fake.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
-    assert asked(fake, "parse") == [str(made.directory / "decode.onnx")]
-    assert asked(fake, "load") == [True]
+    assert fake.asked("network") == [1 << fake.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
+    assert fake.asked("parse") == [str(made.directory / "decode.onnx")]
+    assert fake.asked("load") == [True]
     entry = entry_of(made, name)
     assert (entry.stripped, entry.version_compatible, set(entry.graphs)) == (True, True, {"decode"})
     assert (entry.optimization_level, entry.workspace) == (5, 2**30)
-    assert asked(fake, "plugins") == [("builder", str(library))], "the engine brings its own"
+    assert fake.asked("plugins") == [("builder", str(library))], "the engine brings its own"
     assert entry.plugins is not None and entry.plugins.sha256 == sha256_of(library)
     assert not entry.needs_plugins
 
@@ -83,7 +87,7 @@ def test_what_tensorrt_is_asked_for(
 def test_refit_is_for_other_weights(fake: Any, made: Build) -> None:
     options = EngineOptions(graphs=("decode",), strip_weights=True, refit=True)
     assert build_engines(made, options) == f"{NAME}-stripped-refit"
-    (config,) = asked(fake, "build")
+    (config,) = fake.asked("build")
     assert {flag.name for flag in config._flags} == {"STRIP_PLAN", "REFIT"}
     assert entry_of(made, f"{NAME}-stripped-refit").refit
 
@@ -98,7 +102,7 @@ def test_the_plugin_library_lies_beside_the_plans(
     assert (copy.read_bytes(), copy.parent.name) == (library.read_bytes(), NAME)
     assert (plugins.size, plugins.sha256) == (copy.stat().st_size, sha256_of(copy))
     both = [("builder", str(library)), ("runtime", str(library))]
-    assert asked(fake, "plugins") == both and entry_of(made).needs_plugins
+    assert fake.asked("plugins") == both and entry_of(made).needs_plugins
     library.write_bytes(b"\x7fELF of another kind")
     assert f"plugins {plugins.file} (" in refusal(made, graphs=("decode",), plugins=library)
     other = library.rename(tmp_path / "libother.so")
@@ -106,6 +110,25 @@ def test_the_plugin_library_lies_beside_the_plans(
     build_engines(Build.open(made.directory), options)
     left = {Path(file).name for file in files(made) if file.startswith(f"{NAME}/")}
     assert left == {"decode.engine", "libother.so"}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"strip_weights": True}, {"version_compatible": True}, {"plugins": True}]
+)
+def test_the_runtime_runs_what_was_built(
+    fake: Any, made: Build, library: Path, options: dict[str, Any]
+) -> None:
+    """Graphs of the runtime's fake are those of the builder's: the plan names them."""
+    if options.get("plugins"):
+        options = {"plugins": library}
+    build_engines(made, EngineOptions(**options))
+    build, params = Build.open(made.directory), SamplingParams(max_tokens=4, ignore_eos=True)
+    ours, theirs = (
+        LLM.from_executor(open_executor(build, backend=backend)).generate([[5] * 40], params)
+        for backend in ("tensorrt", "onnxruntime")
+    )
+    assert ours == theirs
+    assert {"prefill", "compress", "decode"} <= set(fake.asked("run"))
 
 
 def test_a_library_that_is_none_is_refused(fake: Any, made: Build, tmp_path: Path) -> None:
@@ -119,7 +142,7 @@ def test_what_is_there_is_not_built_again(fake: Any, made: Build) -> None:
     build_engines(made, EngineOptions(graphs=("decode", "compress")))
     fake.calls.clear()
     build_engines(Build.open(made.directory), EngineOptions())
-    assert len(asked(fake, "parse")) == len(GRAPHS) - 2
+    assert len(fake.asked("parse")) == len(GRAPHS) - 2
     assert set(entry_of(made).graphs) == GRAPHS
     assert "has every engine already" in refusal(made)
     build_engines(Build.open(made.directory), EngineOptions(graphs=("decode",), overwrite=True))
@@ -315,10 +338,8 @@ def test_an_old_tensorrt_is_refused(
 
 
 def test_no_gpu_is_told(fake: Any, made: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cuda.bindings import runtime
-
-    monkeypatch.setattr(runtime, "problem", runtime.cudaError_t.cudaErrorNoDevice)
-    assert "CUDA finds no GPU: cudaErrorNoDevice" in refusal(made)
+    install(monkeypatch, driver=False)
+    assert "CUDA finds no GPU: cudaErrorInsufficientDriver" in refusal(made)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
