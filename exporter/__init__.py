@@ -1,5 +1,5 @@
-"""From a Hugging Face checkpoint to traced ONNX graphs whose attention is still a marker.
+"""Traces a Hugging Face checkpoint into ONNX graphs with markers for attention.
 
-checkpoint -> architectures -> skeleton -> trace -> weights (place, link). Knows nothing of cache
-policies or targets: `graphs/` decides those on what is traced here.
+checkpoint -> architectures -> skeleton -> trace -> weights (place, link). Does not know cache
+policies or targets, which `graphs/` applies to the traces.
 """

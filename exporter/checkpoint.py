@@ -1,4 +1,4 @@
-"""Opens a checkpoint directory: its configs, and where the bytes of each tensor are.
+"""Opens a checkpoint directory: its configs, and the file and offset of each tensor.
 
 Reads headers only, never a weight.
 """
@@ -61,7 +61,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[str]:
-    """Names of the shards, none where there is no index."""
+    """Names of the shards; empty without an index."""
     if not index.is_file():
         return []
     weight_map = _read_object(index).get("weight_map")

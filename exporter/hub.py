@@ -10,11 +10,11 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _METADATA = ".cache/huggingface/download"
 _WANTED = ["*.json", "*.safetensors"]
 _UNWANTED = ["consolidated*", "*/*"]
-"""A second copy of the weights in the vendor's own layout, and whatever is in subfolders."""
+"""The vendor's second copy of the weights, and all subfolders."""
 
 
 def resolve(model: str) -> Path:
-    """Directory of the checkpoint; a Hub id is fetched into the Hub's own cache first."""
+    """The checkpoint's directory. A Hub id is downloaded to the Hub's cache first."""
     path = Path(model).expanduser()
     if path.exists() or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         return path
@@ -31,19 +31,19 @@ def _download(model: str) -> Path:
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise UserError(
-            f"'{model}' is no local directory, and the Hub did not give it: {first_line(error)}",
+            f"'{model}' is no local directory, and its download failed: {first_line(error)}",
             "check the name, the network and `hf auth login`, or pass a local directory",
         ) from None
     return Path(directory)
 
 
 def recorded_sha256(file: Path) -> str | None:
-    """The hash that the Hub gave a file: the name of its blob, or the etag kept beside it."""
+    """The file's hash from the Hub: the name of its blob, or the etag beside it."""
     if _SHA256.fullmatch(file.name):
         return file.name
     metadata = file.parent / _METADATA / f"{file.name}.metadata"
     lines = metadata.read_text().split() if metadata.is_file() else []
     if len(lines) != 3 or not _SHA256.fullmatch(lines[1]):
         return None
-    # commit, etag, time of the download: a file written later is no longer what was downloaded
+    # The lines are commit, etag and time of the download. A later file has other content.
     return lines[1] if file.stat().st_mtime <= float(lines[2]) + 1 else None

@@ -1,9 +1,9 @@
 """Quantizes linear layers to 4 bits: blocks of 32 along K share a scale.
 
 A tensor [N,K] becomes two parts: `.int4` uint8 [N,K/32,16], element 2i of a block in the low half
-of byte i, and `.scales` [N,K/32]. Element w is (q - 8) * scale, 0 <= q < 16. The scale maps the
-block's largest value, with its sign, to -8, the end that has one step more (as llama.cpp's Q4_0
-does). K is padded with zeros to whole blocks.
+of byte i, and `.scales` [N,K/32]. w = (q - 8) * scale, 0 <= q < 16. The block's value of largest
+magnitude gets q = 0, since -8 has a larger magnitude than 7 (as in llama.cpp's Q4_0). K is padded
+with zeros to whole blocks.
 """
 
 from collections.abc import Iterator
@@ -29,15 +29,15 @@ def parts(name: str) -> tuple[str, str]:
 
 
 def whole(part: str) -> str:
-    """The tensor that a part is made from; any other name stays."""
+    """The tensor of a part; other names are returned unchanged."""
     return part.removesuffix(_PACKED).removesuffix(_SCALES)
 
 
 def mark(model: ir.Model, sources: dict[str, str]) -> dict[str, str]:
-    """Put a marker in place of every linear layer's matrix product.
+    """Replace every linear layer's matrix product by a marker.
 
-    sources: initializer -> checkpoint tensor. Returned with the parts in place of the weights that
-    nothing reads any more.
+    sources: initializer -> checkpoint tensor. Returns sources with the new parts, and without the
+    weights that no node reads any more.
     """
     for transpose in [n for n in model.graph if n.op_type == "Transpose"]:
         weight, transposed = transpose.inputs[0], transpose.outputs[0]
@@ -78,7 +78,7 @@ def _replace(
     made: tuple[ir.Value, ir.Value],
     weight: ir.Value,
 ) -> None:
-    """x @ Transpose(W) -> BlockMatMul(x, made), under the product's own output."""
+    """x @ Transpose(W) -> BlockMatMul(x, made), with the same output."""
     assert product.op_type == "MatMul" and product.inputs[1] is transposed, product
     assert weight.shape is not None
     rows, columns = weight.shape.numpy()
@@ -99,7 +99,7 @@ def _part_of(sources: dict[str, str], weight: ir.Value, part: ir.Value) -> str:
 
 
 def _is_read(model: ir.Model, name: str) -> bool:
-    """Whether the graph still needs an initializer; if not, it goes."""
+    """Whether a node reads an initializer; if not, remove it."""
     value = model.graph.initializers[name]
     if value.consumers():
         return True
@@ -129,13 +129,13 @@ def write(
 def _quantized(
     name: str, span: TensorSpan
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float32]]]:
-    """Some rows at a time."""
+    """Quantize a tensor, some rows at a time."""
     columns = span.shape[1]
     for block in blocks(span, columns):
         rows = block.astype(np.float32).reshape(-1, columns)
         if not np.isfinite(rows).all():
             raise UserError(
-                f"the tensor {name} has values that are no numbers", "leave out --weights int4"
+                f"the tensor {name} has NaN or infinite values", "leave out --weights int4"
             )
         yield quantize(rows)
 

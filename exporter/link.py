@@ -1,4 +1,4 @@
-"""Ties a traced graph to the placed weights: initializers become references into their files."""
+"""Links a traced graph to the placed weights: initializers become references into their files."""
 
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,9 @@ _DTYPES = {
 def checkpoint_tensors(
     model: ir.Model, checkpoint: Checkpoint, config: "PretrainedConfig"
 ) -> dict[str, str]:
-    """Initializer -> checkpoint tensor, for those of the graph that have no data of their own.
+    """{initializer without data: checkpoint tensor} of a traced graph.
 
-    Raises UserError where the checkpoint lacks a tensor or has it in another shape.
+    Raises UserError if the checkpoint lacks a tensor or has it in another shape.
     """
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     values = {name: value for name, value in model.graph.initializers.items() if _is_fake(value)}
@@ -62,9 +62,9 @@ def _is_fake(value: ir.Value) -> bool:
 
 
 def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]) -> None:
-    """Fold what is small, and point every initializer of `checkpoint_tensors` at its bytes."""
+    """Fold small constants, and point every initializer of `checkpoint_tensors` at its bytes."""
     for name in sources:
-        # No data: nothing that reads a weight is folded, no two weights are taken for the same.
+        # Without data the optimizer folds no reader of a weight, and merges no two weights.
         model.graph.initializers[name].const_value = None
     with quiet():
         optimizer.optimize_ir(model)

@@ -1,4 +1,4 @@
-"""Keep the export libraries' progress and remarks off the user's terminal."""
+"""Keeps the export libraries' progress and warnings off the terminal."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ _LOGGERS = ("torch.onnx", "onnx_ir", "onnxscript", "transformers")
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Errors still come through: as exceptions, and in the log."""
+    """Silence the libraries in a block. Exceptions and logged errors still come through."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,8 +1,8 @@
-"""Makes the checkpoint's own transformers model without weights, and with markers in it.
+"""Makes a checkpoint's transformers model without weights and with markers for attention.
 
-All tensors are fake (shape and dtype, no memory). Three modules of every model are replaced while
-it is traced: attention by a marker that `graphs/` fills in, RoPE and RMSNorm by the standard ONNX
-operators, which no exporter emits by itself. How an architecture differs is in its record.
+All tensors are fake (shape and dtype, no memory). While the model is traced, attention becomes a
+marker that `graphs/` replaces, and RoPE and RMSNorm become the standard ONNX operators, which no
+exporter emits by itself. Differences between architectures are in their records.
 """
 
 import functools
@@ -36,7 +36,7 @@ def _attention_marker(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [B,H,C,D] and [B,Hkv,C,D] in, [B,C,H,D] out.
 
-    Queries and keys arrive after RoPE, which is how the cache keeps keys.
+    Queries and keys arrive after RoPE; caches hold such keys.
     """
     batch, heads, chunk, head_dim = query.shape
     attributes: dict[str, Any] = {
@@ -62,7 +62,7 @@ def _layer_index(module: nn.Module) -> int:
     return index
 
 
-# Registered for attention alone: without a mask function of that name, transformers builds no mask.
+# No mask function is registered under this name, so transformers builds no mask.
 AttentionInterface.register(ATTENTION_IMPLEMENTATION, _attention_marker)
 
 
@@ -85,7 +85,7 @@ def _rms_norm(norm: RMSNorm, module: Any, hidden_states: Tensor) -> Tensor:
 def _apply_rotary_pos_emb(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    # transformers repeats the frequencies for both halves of a head; the operator wants them once.
+    # transformers repeats the frequencies for both halves of a head; the operator takes one half.
     width = cos.shape[-1]
     cos, sin = cos[..., : width // 2], sin[..., : width // 2]
     partial = width if width < query.shape[-1] else 0  # 0: all of a head is rotated
@@ -97,7 +97,7 @@ def _apply_rotary_pos_emb(
 
 @contextmanager
 def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any, FakeTensorMode]]:
-    """The marked model and the mode in which its inputs have to be made. Undone at the end."""
+    """Yield the model with markers and the mode of its inputs; restore transformers at the end."""
     config._attn_implementation = ATTENTION_IMPLEMENTATION
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
@@ -116,7 +116,7 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
 
 
 def _compute_buffers(model: Any, config: PretrainedConfig, scaled_embedding: bool) -> None:
-    """What is computed and not loaded has to be real, to become a constant."""
+    """Make computed buffers real tensors, so that they become constants of the graph."""
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     if scaled_embedding:
         embedding = model.model.embed_tokens

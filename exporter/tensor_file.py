@@ -1,6 +1,6 @@
 """Reads tensors from .safetensors files block by block, and writes a file for each weight.
 
-Nothing here holds a whole tensor.
+Never holds a whole tensor in memory.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ NUMPY_DTYPE = {
     "U8": np.dtype(np.uint8),
 }
 BLOCK = 1 << 24
-"""Elements that are read at a time."""
+"""Elements read at a time."""
 
 _WORTH_CLONING = 1 << 16
-"""Bytes of a tensor that is written so that its blocks could be shared with the checkpoint."""
+"""Smallest tensor, in bytes, that is aligned so that a reflink can share its blocks."""
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were written."""
+"""Called with the number of bytes just written."""
 
 
 def blocks(span: TensorSpan, multiple: int = 1) -> Iterator[NDArray[np.generic]]:
-    """The tensor's elements in order, flat, as many at a time as `multiple` divides."""
+    """The tensor's elements in order, flat, in blocks whose size is a multiple of `multiple`."""
     dtype = NUMPY_DTYPE[span.dtype]
     data = np.memmap(span.file, dtype, "r", span.offset, shape=(span.nbytes // dtype.itemsize,))
     step = max(1, BLOCK // multiple) * multiple
@@ -42,9 +42,9 @@ def blocks(span: TensorSpan, multiple: int = 1) -> Iterator[NDArray[np.generic]]
 
 
 class WeightWriter:
-    """The file of one weight: a header and its bytes. A file that exists is never written to.
+    """Writes the file of one weight: a header and its bytes. Refuses an existing file.
 
-    sha256: of the whole file, once it is closed; None where not all bytes passed through memory.
+    sha256: of the whole file, once closed; None if some bytes were shared by reflink.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class WeightWriter:
         self.sha256 = self._digest.hexdigest() if self._hashes else None
 
     def write(self, data: bytes) -> None:
-        """The next bytes of the tensor."""
+        """Write the next bytes of the tensor."""
         self._out.write(data)
         self._digest.update(data)
         self._progress(len(data))
 
     def copy(self, span: TensorSpan) -> None:
-        """All bytes of the tensor, from another file."""
+        """Copy all bytes of the tensor from another file."""
         self._out.flush()
         with span.file.open("rb") as source:
             self._hashes = copy_range(
@@ -99,12 +99,12 @@ class WeightWriter:
 
     @property
     def span(self) -> TensorSpan:
-        """Where the tensor lies."""
+        """The tensor's place in the file."""
         return read_header(self.file)[self.name]
 
 
 def place_of(span: TensorSpan) -> tuple[int, int]:
-    """`data_at` for a copy: the same on every file system, so that the graphs are the same too."""
+    """`data_at` for a copy of `span`. It is the same on every file system, so graphs are too."""
     if span.nbytes < _WORTH_CLONING:
         return 64, 0
     return CLONE_BLOCK, span.offset % CLONE_BLOCK

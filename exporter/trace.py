@@ -34,7 +34,7 @@ class _Prefill(nn.Module):
     def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Tensor:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
         hidden = _hidden_states(self.model, input_ids, position_ids)
-        # Not by the model's own logits_to_keep: that transposes the whole chunk, twice.
+        # The model's own logits_to_keep would transpose the whole chunk, twice.
         last = hidden.index_select(1, chunk_length - 1)
         return _logits(self.model, last)
 
@@ -65,13 +65,13 @@ def _logits(model: Any, hidden_states: Tensor) -> Tensor:
 
 
 def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:
-    """A chunk of `chunk` tokens of one prompt."""
+    """Trace prefill of `chunk` tokens of one prompt."""
     shapes = {names.INPUT_IDS: (1, chunk), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
     return _trace(config, dtype, _Prefill, shapes)
 
 
 def trace_decode(config: PretrainedConfig, dtype: torch.dtype, batch: int) -> ir.Model:
-    """One token for each of `batch` batch slots."""
+    """Trace decode of one token for each of `batch` batch slots."""
     shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
     return _trace(config, dtype, _Decode, shapes)
 
@@ -94,7 +94,7 @@ def _export(step: nn.Module, inputs: tuple[Tensor, ...], input_names: list[str])
             step,
             inputs,
             dynamo=True,
-            optimize=False,  # the optimizer wants data, and there is none
+            optimize=False,  # the optimizer needs data, and fake tensors have none
             verbose=False,
             opset_version=OPSET,
             input_names=input_names,
@@ -103,7 +103,7 @@ def _export(step: nn.Module, inputs: tuple[Tensor, ...], input_names: list[str])
 
 
 def _with_checkpoint_names(model: ir.Model) -> ir.Model:
-    """Drop the wrapper's own `model.` before each initializer's name."""
+    """Remove the wrapper's prefix `model.` from each initializer's name."""
     for value in list(model.graph.initializers.values()):
         assert value.name is not None
         value.name = value.name.removeprefix(_MODEL_PREFIX)

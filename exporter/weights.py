@@ -1,8 +1,8 @@
-"""Puts the checkpoint's weights where the graphs read them, one file each, never held in memory.
+"""Writes the checkpoint's weights into the build, a file for each tensor, without loading them.
 
-A tensor whose dtype serves is copied, by reflink where the file system can. A tensor of another
+A tensor of the build's dtype is copied, by reflink where the file system can. A tensor of another
 dtype is converted block by block. With `link`, the checkpoint's files are hard-linked instead of
-copied. A file that exists is never written to: a hard link is the user's own checkpoint.
+copied. Existing files are never written to, since a hard link is the user's own checkpoint.
 """
 
 import os
@@ -32,14 +32,14 @@ from snapexport.exporter.tensor_file import (
 WEIGHTS = "weights"
 _FLOATS = tuple(DTYPES.values())
 _HASHED_BYTES = 1 << 30
-"""Weights beyond this are only hashed where that takes no further reading."""
+"""Larger weights get a hash only if it is known without reading them again."""
 
 
 @dataclass
 class PlacedWeights:
-    """Where each tensor lies now, and the files that hold them.
+    """The placed tensors and their files.
 
-    hashes: of each file in the build, where it is known. linked: whether some are hard links.
+    hashes: file -> SHA-256, None if unknown. linked: whether some files are hard links.
     """
 
     tensors: dict[str, TensorSpan] = field(default_factory=dict)
@@ -69,9 +69,9 @@ def place(
     *,
     link: bool = False,
 ) -> PlacedWeights:
-    """Make `directory` hold every `wanted` tensor as `dtype`. Raises UserError.
+    """Write every `wanted` tensor as `dtype` into `directory`. Raises UserError.
 
-    What `int4` calls a part of a tensor is made from that tensor.
+    wanted: names of tensors, or of their 4-bit parts (`int4.parts`).
     """
     directory.mkdir(parents=True)
     names, stored, placed = set(wanted), DTYPES[dtype], PlacedWeights()
@@ -90,7 +90,7 @@ def place(
 def _written(
     name: str, span: TensorSpan, wanted: set[str], stored: str, directory: Path, progress: Progress
 ) -> Iterator[WeightWriter]:
-    """The files of one tensor of the checkpoint: of itself, of its 4-bit parts, or of both."""
+    """Write the files of one tensor: the tensor itself, its 4-bit parts, or both."""
     if name in wanted:
         at = place_of(span) if span.dtype == stored else (64, 0)
         with WeightWriter(directory, name, stored, span.shape, progress, at) as writer:
@@ -104,9 +104,9 @@ def _written(
 
 
 def place_again(source: Path, directory: Path, *, link: bool) -> bool:
-    """Give another build the weight files of `source`; whether they are hard links.
+    """Copy the weight files of `source` to another build. Returns whether they are hard links.
 
-    link: where the file system has no reflinks, link rather than copy.
+    link: without reflinks, hard-link instead of copying.
     """
     directory.mkdir(parents=True)
     linked = False
@@ -131,11 +131,11 @@ def _readable(name: str, span: TensorSpan) -> TensorSpan:
 def _link(
     sources: dict[str, TensorSpan], stored: str, directory: Path, placed: PlacedWeights
 ) -> None:
-    """Link each file that has tensors of the right dtype."""
+    """Hard-link each file that has tensors of the right dtype."""
     fits = {name: span for name, span in sources.items() if span.dtype == stored}
     links: dict[Path, Path] = {}
     for index, file in enumerate(sorted({span.file for span in fits.values()})):
-        # A blob of the Hub's cache has a bare hash for its name; readers go by the suffix.
+        # A blob in the Hub's cache is named by its hash alone; readers need the suffix.
         name = file.name if file.suffix == SUFFIX else f"{file.name}{SUFFIX}"
         taken = name.removesuffix(SUFFIX) in sources or directory / name in links.values()
         links[file] = directory / (f"{index}-{name}" if taken else name)
@@ -151,8 +151,8 @@ def _link_file(source: Path, target: Path) -> None:
     except OSError as error:
         raise UserError(
             f"--link-weights cannot link {source}: {error.strerror}",
-            "write the build to the checkpoint's file system, or leave the flag out: the weights "
-            "are copied then",
+            "write the build to the checkpoint's file system, or leave the flag out to copy the "
+            "weights",
         ) from None
 
 
@@ -164,7 +164,7 @@ def _convert(name: str, span: TensorSpan, dtype: str, writer: WeightWriter) -> N
 def _cast(name: str, block: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
     with np.errstate(all="ignore"):
         cast = block.astype(NUMPY_DTYPE[dtype])
-    # Widening to fp32 can't overflow, and is the one that has to be fast.
+    # Widening to fp32 cannot overflow, so the check is skipped.
     if dtype != "F32" and (np.isinf(cast) & ~np.isinf(block)).any():
         raise UserError(
             f"the tensor {name} has values that {dtype} cannot hold", "use --dtype fp32"

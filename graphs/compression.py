@@ -17,14 +17,14 @@ from snapexport.graphs.passes.storage import Prompt, Storage
 
 
 class Scores(NamedTuple):
-    """What attention does to the products of queries and keys. softcap 0: nothing more."""
+    """How attention turns a product of query and key into a score. softcap 0.0: no soft cap."""
 
     scale: float
     softcap: float
 
     @classmethod
     def of(cls, marker: gs.Node) -> "Scores":
-        """As a traced attention has it."""
+        """The attributes of a traced attention."""
         return cls(float(marker.attrs["scale"]), float(marker.attrs["softcap"]))
 
 
@@ -49,8 +49,8 @@ def compress_layer(
     """Append the layer's compression and its outputs: present.{l}.* and topk_positions.{l}."""
     layout = geometry.layers[layer]
     kept = [
-        cache_like(one, fresh(graph, "kept"), layout.cache_slots)
-        for one in (states.key, states.value)
+        cache_like(tensor, fresh(graph, "kept"), layout.cache_slots)
+        for tensor in (states.key, states.value)
     ]
     positions = _select(graph, geometry, layer, scores, states)
     inputs = [states.key, states.value, states.prompt_length, positions]

@@ -1,12 +1,15 @@
-"""Operators that stand for a decision not yet taken. None of them is left in a finished graph.
+"""Placeholder operators that passes replace. A finished graph holds none of them.
 
-trace::Attention -- a policy pass says where keys and values are kept -->
-cache::CacheAttention | cache::PromptAttention -- a target pass says with which operators --> ONNX.
+    trace::Attention
+      policy pass: chooses where keys and values are kept
+    -> cache::CacheAttention | cache::PromptAttention
+      target pass: chooses the operators
+    -> ONNX operators
 
-All take query [B,H,C,D], key and value [B,Hkv,C,D] (keys after RoPE), give the attention's output
-as [B,C,H,D], and have the attributes
+Inputs of attention markers: query [B,H,C,D], key and value [B,Hkv,C,D] (keys after RoPE). Output:
+[B,C,H,D]. Attributes:
 - `layer` and `scale`;
-- `window`: position i attends to i - window < j <= i alone, as in transformers. 0: to all j <= i;
+- `window`: position i attends to i - window < j <= i, as in transformers. 0: to all j <= i;
 - `softcap`: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2). 0.0: none.
 """
 
@@ -14,21 +17,20 @@ TRACE_DOMAIN = "snapexport.trace"
 CACHE_DOMAIN = "snapexport.cache"
 
 ATTENTION = "Attention"
-"""trace: (query, key, value). Causal attention to the past and to the chunk itself."""
+"""trace: (query, key, value) -> output. Causal attention to the past and the chunk itself."""
 
 CACHE_ATTENTION = "CacheAttention"
 """cache: (query, key, value, past_key, past_value [B,Hkv,S,D], slot, valid_length int64 [B])
 -> (output, present_key, present_value).
 
-Writes the C new rows at `slot`, then row i attends to the first valid_length - C + 1 + i slots.
-`appends` = 1 says that slot + C = valid_length always: the rows are written at the end, slots are
-positions, and there may be a window. `valid_only` = 1 asks for operators that read no slot from
-valid_length on."""
+Writes the C new rows at cache slot `slot`; row i then attends to the first valid_length - C + 1 + i
+cache slots. `appends` = 1: slot + C = valid_length always, so cache slots are positions, and a
+window is possible. `valid_only` = 1: the operators must not read cache slots >= valid_length."""
 
 PROMPT_ATTENTION = "PromptAttention"
-"""cache: (query, key, value). Causal attention inside one chunk that holds the whole prompt."""
+"""cache: (query, key, value) -> output. Causal attention inside a chunk that is a whole prompt."""
 
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])
--> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W's elements are 4 bits wide
-(exporter/int4.py has the layout); there is one where a build has such weights."""
+-> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W has 4-bit elements, in the layout of
+exporter/int4.py. Only builds with --weights int4 have this marker."""

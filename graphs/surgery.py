@@ -19,18 +19,17 @@ from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
-from snapexport.graphs.passes.prefill_cache import PrefillCache
-from snapexport.graphs.passes.query_windows import QueryWindows
+from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
 from snapexport.graphs.passes.top_tokens import TopTokens
 from snapexport.graphs.targets import MODEL_PASSES, TARGET_PASSES
 
 IR_VERSION = 12
-"""What opset 24 asks for; newer ones are not read by the ONNX Runtime that users have."""
+"""The version that opset 24 needs. The ONNX Runtime that users have reads no newer one."""
 
 DEFAULTS = GraphOptions()
 
-G_LOGGER.severity = G_LOGGER.ERROR  # it warns of every bf16 tensor that it passes through
+G_LOGGER.severity = G_LOGGER.ERROR  # the default warns of every bf16 tensor
 
 
 def prefill(
@@ -39,7 +38,7 @@ def prefill(
     target: Target,
     options: GraphOptions = DEFAULTS,
 ) -> onnx.ModelProto:
-    """One chunk of a prompt, or (traced at L_max) the whole of it."""
+    """The graph of one prompt chunk; single shot if `traced` has a chunk of L_max tokens."""
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
     passes: list[Pass]
@@ -58,7 +57,7 @@ def compress(
     target: Target,
     options: GraphOptions = DEFAULTS,
 ) -> onnx.ModelProto:
-    """The compress step after the last chunk. `traced` is prefill's trace, for its shapes."""
+    """The graph of the compress step. `traced` is prefill's trace, read for its shapes."""
     graph = compress_graph(gs.import_onnx(traced), geometry, options)
     return _finish(graph, geometry, [], target, options)
 
@@ -71,7 +70,7 @@ def decode(
     *,
     with_queries: bool = False,
 ) -> onnx.ModelProto:
-    """One token for each batch slot. with_queries: query.{l} [B,H,1,D] are outputs too."""
+    """The graph of one token for each batch slot. with_queries: adds output query.{l} [B,H,1,D]."""
     passes: list[Pass] = [DecodeCache(geometry, options)]
     if with_queries:
         passes.append(DecodeQueries())
@@ -90,8 +89,8 @@ def _finish(
     target: Target,
     options: GraphOptions,
 ) -> onnx.ModelProto:
-    for one in (*passes, *TARGET_PASSES[target]):
-        one.apply(graph)
+    for graph_pass in (*passes, *TARGET_PASSES[target]):
+        graph_pass.apply(graph)
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
     called = dict.fromkeys(node.op for node in graph.nodes if node.domain == DOMAIN)
     model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=_opsets(graph))

@@ -1,4 +1,4 @@
-"""One graph of a build on plain arrays, bound by the contract alone: caches in and out are one."""
+"""Runs one graph of a build on plain arrays. Input and output caches share their memory."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that bad input is told in one way and leaves nothing."""
+"""The command line: its output, and bad input, which has one form of error and leaves nothing."""
 
 import argparse
 import json
@@ -94,7 +94,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
             sliding_window=64,
             layer_types=["full_attention", "sliding_attention"],
         ),
-        "takes the checkpoint for a model_type 'ministral'",
+        "reads config.json as model_type 'ministral'",
     ),
     "layers that slide over nothing": (
         lambda m: edit_config(
@@ -128,7 +128,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda m: edit_config(
             m, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
         ),
-        "a model_type 'llama' has one RoPE",
+        "a model_type 'llama' has only one",
     ),
     "length-dependent RoPE of one layer type": (
         lambda m: edit_config(

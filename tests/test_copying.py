@@ -27,21 +27,23 @@ def test_a_copied_range_has_the_same_bytes(
     directory = tmp_path_factory.mktemp("range")
     content = os.urandom(50_000)
     (directory / "a").write_bytes(content)
-    for number, place in enumerate((at, begin % CLONE_BLOCK)):  # the second could be a reflink
+    for number, place in enumerate(
+        (at, begin % CLONE_BLOCK)
+    ):  # the second is aligned for a reflink
         found = copied(directory / "a", directory / str(number), begin, begin + length, place)
         assert found == content[begin : begin + length]
 
 
-def test_holes_stay_holes(tmp_path: Path) -> None:
+def test_copied_file_keeps_its_holes(tmp_path: Path) -> None:
     with (tmp_path / "a").open("wb") as file:
         file.write(b"begin")
         file.truncate(1 << 34)
         file.seek(1 << 33)
         file.write(b"middle")
-    told: list[int] = []
-    copy_file(tmp_path / "a", tmp_path / "b", told.append)
+    progress: list[int] = []
+    copy_file(tmp_path / "a", tmp_path / "b", progress.append)
     status = (tmp_path / "b").stat()
-    assert (status.st_size, sum(told)) == (1 << 34, 1 << 34)
+    assert (status.st_size, sum(progress)) == (1 << 34, 1 << 34)
     assert status.st_blocks * 512 < 1 << 20
     with (tmp_path / "b").open("rb") as file:
         assert file.read(6) == b"begin\0"
@@ -49,7 +51,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
         assert file.read(7) == b"middle\0"
 
 
-def test_all_bytes_without_holes_are_seen(tmp_path: Path) -> None:
+def test_copy_range_shows_every_copied_byte(tmp_path: Path) -> None:
     content = os.urandom(100_000)
     (tmp_path / "a").write_bytes(content)
     digest = hashlib.sha256()
@@ -62,11 +64,11 @@ def test_all_bytes_without_holes_are_seen(tmp_path: Path) -> None:
 def test_whole_blocks_are_cloned_and_the_rest_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that has reflinks, played by one that has none."""
-    asked: list[tuple[int, int, int]] = []
+    """A fake clone stands for a file system with reflinks."""
+    clones: list[tuple[int, int, int]] = []
 
     def clone(source: int, begin: int, end: int, target: int, shift: int) -> bool:
-        asked.append((begin, end, begin + shift))
+        clones.append((begin, end, begin + shift))
         os.pwrite(target, os.pread(source, end - begin, begin), begin + shift)
         return True
 
@@ -74,11 +76,11 @@ def test_whole_blocks_are_cloned_and_the_rest_is_copied(
     content = os.urandom(50_000)
     (tmp_path / "a").write_bytes(content)
     assert copied(tmp_path / "a", tmp_path / "b", 5000, 30_000, 904) == content[5000:30_000]
-    assert asked == [(8192, 28_672, 4096)]
+    assert clones == [(8192, 28_672, 4096)]
     assert copied(tmp_path / "a", tmp_path / "c", 5000, 50_000, 904) == content[5000:]
-    assert asked[1:] == [(8192, 50_000, 4096)]  # up to the end of both files
+    assert clones[1:] == [(8192, 50_000, 4096)]  # up to the end of both files
     assert copied(tmp_path / "a", tmp_path / "d", 5000, 30_000, 905) == content[5000:30_000]
-    assert len(asked) == 2
+    assert len(clones) == 2
 
 
 def test_a_file_that_cannot_be_cloned_leaves_no_target(

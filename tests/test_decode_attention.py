@@ -1,4 +1,4 @@
-"""Decode attention that reads valid slots alone: equal to the one over all, and in place."""
+"""Decode attention over valid cache slots alone: equal to that over all, and in place."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ both_models = pytest.mark.parametrize("case", [LLAMA, GEMMA], ids=["llama", "gem
 
 
 @pytest.fixture(autouse=True)
-def _outspoken() -> None:
-    """`snapexport diff` silences the library for its process, which may be this one."""
+def _library_warnings() -> None:
+    """Warnings of ONNX Runtime, which `snapexport diff` may have silenced in this process."""
     ort.set_default_logger_severity(2)
 
 
@@ -41,7 +41,7 @@ def build_of(case: Case) -> Build:
 
 
 def filled(build: Build, graph: str = "decode") -> BoundGraph:
-    """Random caches; requests of which some have a ring half full, or have gone around it."""
+    """Random caches; rings that are half full, full, and past their first turn."""
     bound, rng = BoundGraph(build, graph), np.random.default_rng(0)
     for name, array in bound.arrays.items():
         if names.is_past(name):
@@ -61,14 +61,16 @@ def require_same(got: BoundGraph, expected: BoundGraph, slots: int = 3) -> None:
 
 
 @both_models
-def test_gives_what_attention_to_all_slots_gives(case: Case, tmp_path: Path, capfd: Any) -> None:
+def test_valid_slot_attention_equals_attention_over_all_cache_slots(
+    case: Case, tmp_path: Path, capfd: Any
+) -> None:
     build = build_of(case)
     over_all = derive(build, build.manifest.geometry, tmp_path / "all", GraphOptions())
     require_same(filled(build), filled(over_all))
     assert "onnxruntime" not in capfd.readouterr().err, "a cache was copied"
 
 
-def test_so_does_the_graph_of_fewer_slots(capfd: Any) -> None:
+def test_valid_slot_decode_graph_of_one_batch_slot_equals_that_of_all(capfd: Any) -> None:
     whole, first = filled(build_of(LLAMA)), filled(build_of(LLAMA), "decode.1")
     for name, array in first.arrays.items():
         array[...] = whole.arrays[name][:1]
@@ -79,7 +81,9 @@ def test_so_does_the_graph_of_fewer_slots(capfd: Any) -> None:
 @pytest.mark.parametrize(
     ("sinks", "ring", "kept"), [(0, 1, 0), (4, 16, (0, 30)), (0, (9, 24), (7, 0))]
 )
-def test_geometries(sinks: int, ring: Any, kept: Any, tmp_path: Path) -> None:
+def test_valid_slot_attention_equals_attention_over_all_in_edge_geometries(
+    sinks: int, ring: Any, kept: Any, tmp_path: Path
+) -> None:
     """A ring of one slot, layers that differ."""
     build = build_of(LLAMA)
     geometry = CacheGeometry("snapstream", 96, 2, sinks, ring, kept, L_obs=1)
@@ -90,7 +94,7 @@ def test_geometries(sinks: int, ring: Any, kept: Any, tmp_path: Path) -> None:
     require_same(filled(valid), filled(over_all))
 
 
-def test_what_lies_beyond_the_valid_slots_is_not_read() -> None:
+def test_valid_slot_attention_does_not_read_invalid_cache_slots() -> None:
     clean, spoilt = filled(build_of(LLAMA)), filled(build_of(LLAMA))
     for name, array in spoilt.arrays.items():
         if names.is_past(name):
@@ -99,12 +103,12 @@ def test_what_lies_beyond_the_valid_slots_is_not_read() -> None:
 
 
 @both_models
-def test_answers_as_transformers_does(case: Case) -> None:
+def test_valid_slot_attention_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (1, 40, 96), steps=24)
 
 
 @both_models
-def test_a_request_is_answered_as_if_alone(case: Case) -> None:
+def test_valid_slot_attention_outputs_do_not_depend_on_neighbours(case: Case) -> None:
     engine = open_executor(build_of(case), threads=1)
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -113,7 +117,7 @@ def test_a_request_is_answered_as_if_alone(case: Case) -> None:
     assert together == [llm.generate([prompt], params)[0] for prompt in prompts]
 
 
-def test_the_caches_are_outputs_once_more() -> None:
+def test_valid_slot_decode_graph_outputs_each_cache_as_attended_too() -> None:
     manifest = build_of(LLAMA).manifest
     assert (manifest.graph_options.decode_attention, manifest.cache_dtype) == ("valid", "fp32")
     outputs = {spec.name: spec for spec in manifest.graphs["decode"].outputs}
@@ -124,7 +128,7 @@ def test_the_caches_are_outputs_once_more() -> None:
             assert names.past_of(once_more.name) == f"past_key_values.{layer}.{part}"
 
 
-def test_the_full_caches_graphs_stay_as_they_are() -> None:
+def test_valid_slot_attention_leaves_the_baseline_graphs_unchanged() -> None:
     build = build_of(LLAMA)
     outputs = {
         name: {spec.name.split(".")[0] for spec in graph.outputs}
@@ -143,13 +147,13 @@ def test_the_full_caches_graphs_stay_as_they_are() -> None:
         ({"policy": "full"}, "--policy is full"),
     ],
 )
-def test_refused_where_there_is_no_operator_or_no_ring(
+def test_valid_slot_attention_is_refused_with_unsupported_options(
     choice: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
         BuildOptions(model="m", out=tmp_path, L_max=64, decode_attention="valid", **choice)
 
 
-def test_an_unknown_one_is_refused(tmp_path: Path) -> None:
+def test_unknown_decode_attention_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--decode-attention 'some' is not known"):
         BuildOptions(model="m", out=tmp_path, L_max=64, decode_attention="some")

@@ -1,4 +1,4 @@
-"""Decode graphs of fewer slots compute what the one of all slots computes in its first ones."""
+"""Decode graphs of fewer batch slots equal the first rows of the graph of all."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from snapexport.contract.manifest import GraphName
 
 
 @pytest.fixture(scope="module")
-def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def small_batches_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("batches") / "b"
     return build(
         checkpoint,
@@ -27,9 +27,13 @@ def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     )
 
 
-def test_the_manifest_names_them(made: Build) -> None:
-    assert made.manifest.decode_graphs() == {1: "decode.1", 3: "decode.3", 4: "decode"}
-    assert made.manifest.decode_graphs("baseline-") == {
+def test_manifest_names_the_decode_graphs_of_fewer_batch_slots(small_batches_build: Build) -> None:
+    assert small_batches_build.manifest.decode_graphs() == {
+        1: "decode.1",
+        3: "decode.3",
+        4: "decode",
+    }
+    assert small_batches_build.manifest.decode_graphs("baseline-") == {
         1: "baseline-decode.1",
         3: "baseline-decode.3",
         4: "baseline-decode",
@@ -37,28 +41,36 @@ def test_the_manifest_names_them(made: Build) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "baseline-"])
-def test_they_agree_with_the_one_of_all_slots(made: Build, prefix: str) -> None:
+def test_decode_graphs_of_fewer_batch_slots_agree_with_that_of_all(
+    small_batches_build: Build, prefix: str
+) -> None:
     rng = np.random.default_rng(0)
     feeds = {}
-    for spec in made.manifest.graphs[f"{prefix}decode"].inputs:
+    for spec in small_batches_build.manifest.graphs[f"{prefix}decode"].inputs:
         floats = spec.dtype == "float32"
         feeds[spec.name] = (
             rng.standard_normal(spec.shape, np.float32)
             if floats
             else rng.integers(0, 20, spec.shape)
         )
-    whole = run(made, f"{prefix}decode", feeds)
-    for slots, graph in made.manifest.decode_graphs(prefix).items():
-        few = run(made, graph, {name: value[:slots] for name, value in feeds.items()})
+    whole = run(small_batches_build, f"{prefix}decode", feeds)
+    for slots, graph in small_batches_build.manifest.decode_graphs(prefix).items():
+        few = run(
+            small_batches_build, graph, {name: value[:slots] for name, value in feeds.items()}
+        )
         assert few.keys() == whole.keys()
         for name, value in few.items():
             np.testing.assert_allclose(value, whole[name][:slots], atol=1e-5, err_msg=name)
 
 
-def run(made: Build, graph: GraphName, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run(
+    small_batches_build: Build, graph: GraphName, feeds: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    session = ort.InferenceSession(made.graph(graph), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        small_batches_build.graph(graph), options, providers=["CPUExecutionProvider"]
+    )
     outputs = [node.name for node in session.get_outputs()]
     return dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
@@ -78,13 +90,16 @@ def run(made: Build, graph: GraphName, feeds: dict[str, np.ndarray]) -> dict[str
         (16, {"dtype": "fp16"}, []),
         (16, {"target": "tensorrt", "decode_batches": (1,)}, [1]),
     ],
+    ids=str,
 )
-def test_which_there_are(batch: int, choice: dict, expected: list[int], tmp_path: Path) -> None:
+def test_default_decode_batches_follow_from_batch_and_target(
+    batch: int, choice: dict, expected: list[int], tmp_path: Path
+) -> None:
     options = BuildOptions(model="m", out=tmp_path, L_max=64, batch=batch, **choice)
     assert options.smaller_batches == expected
 
 
 @pytest.mark.parametrize("slots", [0, 5])
-def test_more_than_all_or_none_is_refused(slots: int, tmp_path: Path) -> None:
+def test_decode_batches_flag_out_of_range_is_refused(slots: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--decode-batches {slots}"):
         BuildOptions(model="m", out=tmp_path, L_max=64, decode_batches=(1, slots))

@@ -1,4 +1,4 @@
-"""What diff can't compare is refused in one way, before anything is run."""
+"""`diff` refuses comparisons that it cannot make, before it runs a graph."""
 
 import json
 import shutil

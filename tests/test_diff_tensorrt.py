@@ -33,7 +33,7 @@ from tests.fakes.plans import ENTRY, LIBRARY, entry_of, file, install, with_engi
 
 
 class PolygraphyCuda:
-    """What Polygraphy calls of libcudart, on the fake GPU."""
+    """The functions of libcudart that Polygraphy calls, on the fake GPU."""
 
     def __init__(self, gpu: FakeCuda) -> None:
         self.gpu = gpu
@@ -153,7 +153,7 @@ def test_diff_refuses_other_backends(
 
 
 def parsed(command: str) -> argparse.Namespace:
-    """By Polygraphy's own parser, which imports no TensorRT."""
+    """The arguments as Polygraphy's own parser reads them. It imports no TensorRT."""
     command = command.replace('${PLUGINS:+--plugins "$PLUGINS"}', "--plugins registering.so")
     command = re.sub(r'"\$\{PLUGINS:\?[^}]*\}"', "registering.so", command)
     parser, run = argparse.ArgumentParser(), Run()
@@ -169,7 +169,7 @@ def parsed(command: str) -> argparse.Namespace:
 def test_plain_commands_parse_with_polygraphys_parser(
     capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
-    """Also where ONNX Runtime alone ran: whoever has a GPU repeats it there."""
+    """Also after a diff of ONNX Runtime alone: its commands repeat it on a machine with a GPU."""
     script = Path(diff(capsys, build, "--lengths", "30")["commands"])
     lines = [line for line in script.read_text().splitlines() if "polygraphy run" in line]
     commands = [parsed(line) for line in lines]

@@ -67,7 +67,7 @@ def by_page(pattern: str = "") -> "pytest.MarkDecorator":
 
 
 @by_page()
-def test_relative_links_resolve(page: str) -> None:
+def test_relative_links_of_docs_pages_resolve(page: str) -> None:
     text = FENCE.sub("", (ROOT / page).read_text())
     broken = [link for link in LINK.findall(text) if not resolves(ROOT / page, link)]
     assert broken == []
@@ -84,7 +84,7 @@ def resolves(page: Path, link: str) -> bool:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Anchors of the headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -111,7 +111,7 @@ def test_commands_are_found_in_readme_and_quickstart() -> None:
 
 
 @by_page()
-def test_flags_exist(page: str) -> None:
+def test_flags_of_docs_pages_exist(page: str) -> None:
     if page in FORMER:
         return
     named = set(FLAG.findall((ROOT / page).read_text()))
@@ -137,7 +137,7 @@ def test_every_command_is_in_the_reference() -> None:
     assert [name for name in subcommands if f"## snapexport {name}\n" not in text] == []
 
 
-def test_every_page_is_reached_from_the_index() -> None:
+def test_every_docs_page_is_linked_from_the_index() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {
         (index.parent / link.partition("#")[0]).resolve()
@@ -156,7 +156,7 @@ def test_glossary_has_each_term_once_and_in_order() -> None:
     assert terms[1:] == sorted(terms[1:])
 
 
-def test_pages_that_the_code_names_exist() -> None:
+def test_docs_pages_that_the_code_names_exist() -> None:
     homes = ("src/snapexport", "exporter", "graphs", "runtime", "plugins", "tools", "tests")
     files = [file for home in homes for file in (ROOT / home).rglob("*.py")] + [ROOT / "Makefile"]
     theirs = {"docs/operators.md", "docs/TRT_custom_ops.md", "docs/OperatorKernels.md"}
@@ -170,7 +170,7 @@ def test_every_metric_is_in_the_reference() -> None:
 
 
 @by_page()
-def test_files_and_folders_exist(page: str) -> None:
+def test_files_and_folders_of_docs_pages_exist(page: str) -> None:
     if page in FORMER:
         return
     named = set(PATH.findall((ROOT / page).read_text()))
@@ -191,7 +191,7 @@ def test_files_and_folders_exist(page: str) -> None:
         ("python.md", TokenLogprobs),
     ],
 )
-def test_every_field_is_in_the_reference(page: str, kind: type) -> None:
+def test_every_field_of_a_public_class_is_in_the_reference(page: str, kind: type) -> None:
     text = (ROOT / "docs" / "reference" / page).read_text()
     assert [name for name in kind.__annotations__ if f"`{name}`" not in text] == []
 

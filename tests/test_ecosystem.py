@@ -47,7 +47,7 @@ KINDS = {
 
 
 def make_checkpoint(kind: Kind, directory: Path) -> Path:
-    """In the Hub's cache each file is a symlink to a blob that has its hash for a name."""
+    """The Hub's cache has a symlink for each file, to a blob named by its hash."""
     sizes = {"max_shard_size": kind.shards} if kind.shards else {}
     model = checkpoints.make("llama", directory / "model", **sizes)
     if kind.in_hub_cache:
@@ -90,7 +90,9 @@ def require_opens(path: Path, *, runs: bool, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_graph_opens(name: str, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_graph_opens_in_the_tools_of_the_ecosystem(
+    name: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = built(name, workspace)
     files = {entry.file for entry in made.manifest.graphs.values()}
     traces = {entry.file for entry in made.manifest.traces.values()}
@@ -119,7 +121,7 @@ def test_weight_files_are_regular_and_have_one_link(workspace: Path) -> None:
 
 
 def test_onnx_refuses_hard_links_and_onnxruntime_does_not(workspace: Path, tmp_path: Path) -> None:
-    """As `inspect` says of builds with --link-weights."""
+    """`inspect` warns of this for builds with --link-weights."""
     model = make_checkpoint(KINDS["fp16"], tmp_path)
     made = build(model, tmp_path / "b", L_max=64, batch=1, policy="full", link_weights=True)
     path = made.graph("decode")

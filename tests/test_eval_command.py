@@ -26,7 +26,7 @@ from snapexport.eval.run import run
 from tests.eval import builds
 from tests.refused import refused
 
-ASKED: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "tasks": ("vault",),
     "lengths": (128, 384),
     "depths": (0.0, 0.5),
@@ -35,12 +35,12 @@ ASKED: dict[str, Any] = {
     "modes": ("aware",),
     "threads": 1,
 }
-FEW = ASKED | {"samples": 1, "depths": 0.0, "hit_samples": 0}
+FEW = OPTIONS | {"samples": 1, "depths": 0.0, "hit_samples": 0}
 
 
-def flags(**asked: Any) -> list[str]:
+def flags(**options: Any) -> list[str]:
     words = []
-    for name, value in asked.items():
+    for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
         words += ["--" + name.replace("_", "-"), *map(str, values)]
     return words
@@ -51,8 +51,8 @@ def build() -> Path:
     return builds.vault().directory
 
 
-def evaluate(build: Path, *more: object, **asked: Any) -> int:
-    return main(["eval", str(build), *flags(**asked), *map(str, more)])
+def evaluate(build: Path, *more: object, **options: Any) -> int:
+    return main(["eval", str(build), *flags(**options), *map(str, more)])
 
 
 def answers(out: Path) -> int:
@@ -62,10 +62,10 @@ def answers(out: Path) -> int:
 
 
 def kill_midway(build: Path, out: Path) -> None:
-    """In a process of its own, once there are some more answers."""
+    """Run eval in another process, and kill it after five more answers."""
     before = answers(out)
     command = [sys.executable, "-m", "snapexport", "eval", str(build), "--out", str(out)]
-    process = subprocess.Popen([*command, *flags(**ASKED)])
+    process = subprocess.Popen([*command, *flags(**OPTIONS)])
     while answers(out) < before + 5 and process.poll() is None:
         time.sleep(0.002)
     process.kill()
@@ -74,7 +74,7 @@ def kill_midway(build: Path, out: Path) -> None:
 
 
 def beside(build: Path) -> list[str]:
-    """What else lies where the build does."""
+    """Names of the other entries of the build's folder."""
     return sorted(path.name for path in build.parent.iterdir() if path != build)
 
 
@@ -97,7 +97,7 @@ def test_an_interrupted_eval_keeps_its_answers(
 
     monkeypatch.setattr(AnswerProgress, "advance", advance)
     with pytest.raises(SystemExit) as left:
-        evaluate(build, "--out", out, **ASKED)
+        evaluate(build, "--out", out, **OPTIONS)
     assert left.value.code == status
     assert [len(scratch) for scratch in seen] == [1, 1]
     assert beside(build) == []
@@ -111,16 +111,16 @@ def test_a_killed_eval_resumes_and_gives_the_same_report(
 ) -> None:
     out = tmp_path / "out"
     kill_midway(build, out)
-    assert len(beside(build)) == 1  # of which the next run knows that nobody holds it
+    assert len(beside(build)) == 1  # the next run removes it, since its lock is free
     with (out / JOURNAL).open("a") as journal:
         journal.write('{"system": "snap')
     known = (out / JOURNAL).read_text().splitlines()[:-1]
-    assert evaluate(build, "--out", out, "--json", **ASKED) == 0
+    assert evaluate(build, "--out", out, "--json", **OPTIONS) == 0
     assert beside(build) == []
     assert (out / JOURNAL).read_text().splitlines()[: len(known)] == known
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
-    assert report == run(make_grid(Build.open(build), EvalOptions(**ASKED)), None, print)
+    assert report == run(make_grid(Build.open(build), EvalOptions(**OPTIONS)), None, print)
     assert all(row["samples"] == 20 for row in report["results"])
 
 
@@ -143,14 +143,14 @@ def test_eval_does_not_resume_another_evaluation(
 def test_eval_prints_tables_or_one_json_object(
     capsys: pytest.CaptureFixture[str], build: Path
 ) -> None:
-    asked = FEW | {"hit_samples": 1}
-    assert evaluate(build, "--json", **asked) == 0
+    options = FEW | {"hit_samples": 1}
+    assert evaluate(build, "--json", **options) == 0
     out, err = capsys.readouterr()
     assert out.count("\n") == 1 and err == ""
     report = json.loads(out)
-    assert evaluate(build, **asked) == 0
+    assert evaluate(build, **options) == 0
     out, err = capsys.readouterr()
-    assert err == ""  # no progress where nobody looks
+    assert err == ""  # no progress bar without a terminal
     for row in report["results"]:
         assert f"{row['score']:.3f}" in out
     for word in ("128 tokens", "384 tokens", "question in the prompt", "snapstream", "hit rate"):
@@ -162,7 +162,7 @@ def test_eval_prints_tables_or_one_json_object(
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"lengths": 601}, "a task of 601 tokens is longer than the build's --L-max 600"),
         ({"lengths": 20, "budgets": 8}, "a sample of the task 'vault' does not fit into 20 tokens"),
@@ -194,11 +194,11 @@ def test_eval_refuses_impossible_options(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     message: str,
 ) -> None:
     assert message in refused(
-        capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW | asked)
+        capsys, "eval", build, "--out", tmp_path / "out", *flags(**FEW | options)
     )
     assert list(tmp_path.iterdir()) == []
     assert beside(build) == []

@@ -1,4 +1,4 @@
-"""The scripts in examples/ run on the bundled checkpoint, and print what they promise."""
+"""The scripts in examples/ run on the bundled checkpoint, and their output is right."""
 
 import importlib.util
 import json
@@ -34,14 +34,14 @@ def _build(out: Path, model: Path = CHECKPOINT, **options: object) -> Path:
 
 
 def run(example: str, *arguments: object) -> str:
-    """What an example prints."""
+    """Standard output of an example."""
     command = [sys.executable, EXAMPLES / example, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_every_example_is_run_here() -> None:
+def test_every_example_script_has_a_test() -> None:
     here = Path(__file__).read_text()
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in here] == []
 
@@ -53,11 +53,11 @@ def test_offline_generate_answers_each_prompt(vault: Path) -> None:
     assert " -> " in second
 
 
-def test_stream_prints_the_answer(vault: Path) -> None:
+def test_stream_example_prints_the_answer(vault: Path) -> None:
     assert run("stream.py", vault, PROMPT.text) == PROMPT.answer + "\n"
 
 
-def test_score_continuations_prefers_the_entry(vault: Path) -> None:
+def test_score_continuations_prefers_the_right_value(vault: Path) -> None:
     wrong = " ".join([*PROMPT.answer.split()[:-1], PROMPT.answer.split()[0]])
     out = run("score_continuations.py", vault, PROMPT.text, PROMPT.answer, f" {wrong}")
     right, other, later = out.splitlines()
@@ -96,5 +96,5 @@ def served(vault: Path) -> Iterator[str]:
         server.wait()
 
 
-def test_chat_streams_the_answer(served: str) -> None:
+def test_chat_example_streams_the_answer(served: str) -> None:
     assert PROMPT.answer.strip() in run("chat.py", served, PROMPT.text)

@@ -47,13 +47,13 @@ def run(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_body_is_standard_operators(name: str) -> None:
+def test_every_function_body_has_standard_operators_alone(name: str) -> None:
     proto = function(name)
     assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 24)]
     assert {node.domain for node in proto.node} == {""}
 
 
-def test_ring_slot_is_the_geometry() -> None:
+def test_ring_slot_function_equals_the_geometry() -> None:
     place = LayerGeometry(L_sink=3, L_recent=5, K=4)
     positions = np.arange(40)
     lengths = np.minimum(positions + 1, 11)
@@ -125,8 +125,8 @@ def test_select_keeps_the_winners_of_the_vote(options: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_option_can_change_what_is_kept(stage: str) -> None:
-    """But for sum and mean over a group of fixed size, which rank alike."""
+def test_each_vote_option_can_change_the_kept_positions(stage: str) -> None:
+    """Sum and mean over a group of fixed size rank alike: each stage has two outcomes."""
     attributes = {"L_sink": 2, "L_recent": 7, "K": [6], "pool_kernel": [1, 5], "scale": 0.35}
     rng = np.random.default_rng(0)
     key = rng.standard_normal((1, 2, 64, 8)).astype(np.float32)
@@ -139,7 +139,7 @@ def test_each_option_can_change_what_is_kept(stage: str) -> None:
     assert len(kept) == 2
 
 
-def test_a_tie_goes_to_the_lower_position() -> None:
+def test_select_resolves_ties_to_the_lower_position() -> None:
     query, key = np.zeros((1, 2, 3, 4), np.float32), np.ones((1, 1, 32, 4), np.float32)
     feeds = {"query_window": query, "key": key, "prompt_length": np.array([30])}
     attributes = {"L_sink": 2, "L_recent": 4, "K": [3], "pool_kernel": [1, 1], "scale": 0.5}

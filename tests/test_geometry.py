@@ -1,4 +1,4 @@
-"""The slots' arithmetic against a cache that is simulated position by position."""
+"""Arithmetic of cache slots against a cache that is simulated position by position."""
 
 import pytest
 from hypothesis import given
@@ -11,12 +11,12 @@ layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integ
 
 
 def simulated(place: LayerGeometry, length: int) -> dict[int, int]:
-    """Write every position to its slot, one after the other: what is held afterwards, by slot."""
+    """Positions by cache slot, after each position was written to its slot in turn."""
     return {place.cache_slot(position): position for position in range(length)}
 
 
 @given(layers, st.integers(1, 60))
-def test_prefill_leaves_what_writing_token_by_token_would(
+def test_source_positions_equal_those_of_writing_token_by_token(
     place: LayerGeometry, length: int
 ) -> None:
     held = simulated(place, length)
@@ -25,7 +25,9 @@ def test_prefill_leaves_what_writing_token_by_token_would(
 
 
 @given(layers, st.integers(1, 60), st.integers(0, 40))
-def test_valid_slots_are_a_contiguous_prefix(place: LayerGeometry, length: int, more: int) -> None:
+def test_valid_cache_slots_are_a_contiguous_prefix(
+    place: LayerGeometry, length: int, more: int
+) -> None:
     position = length + more
     written = simulated(place, position + 1)
     top = place.L_sink + place.L_recent
@@ -39,7 +41,7 @@ def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: i
     assert len(window) + place.eligible(length) == length
 
 
-def test_the_full_cache_is_the_geometry_of_sinks_alone() -> None:
+def test_full_cache_is_a_geometry_of_sinks_alone() -> None:
     (place,) = CacheGeometry.full(32, 1).layers
     assert [place.cache_slot(p) for p in range(32)] == list(range(32))
     assert [place.valid(p, 10) for p in range(32)] == list(range(1, 33))
@@ -58,7 +60,7 @@ def test_the_full_cache_is_the_geometry_of_sinks_alone() -> None:
         ({"L_max": 0}, "--L-max"),
     ],
 )
-def test_a_wrong_geometry_names_the_flag(change: dict[str, int], flag: str) -> None:
+def test_wrong_geometry_is_refused_by_its_flag(change: dict[str, int], flag: str) -> None:
     right = {"L_max": 64, "num_layers": 2, "L_sink": 4, "L_recent": 8, "K": 4, "L_obs": 8}
     CacheGeometry("snapstream", **right)
     with pytest.raises(UserError) as error:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from snapexport.builder import build
-from snapexport.contract.budget import pyramid
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.geometry import LayerGeometry, pyramid
 from tests.oracle.raw import RawBuild
 from tests.test_functions import run
 
@@ -44,7 +43,7 @@ def goldens(*families: str) -> list[Any]:
 
 
 def published(vote: Golden) -> list[list[int]]:
-    """Its positions by head, ascending."""
+    """The published positions by head, ascending."""
     return np.sort(VOTES[vote["name"]]).tolist()
 
 
@@ -64,7 +63,7 @@ def select(
 
 
 def ours(vote: Golden, L_sink: int = 0, **changes: str) -> list[list[int]]:
-    """What we keep of the same prompt in as many slots, with the same options or others."""
+    """Our kept positions of the same prompt in as many cache slots, with given options changed."""
     query, key = VOTES["query"], VOTES["key"][:, : vote["length"]]
     query = query[:: len(query) // vote["heads"], : vote["length"]]
     if vote["family"] == "snapkv-per-query-head":
@@ -79,26 +78,26 @@ def ours(vote: Golden, L_sink: int = 0, **changes: str) -> list[list[int]]:
 @pytest.mark.parametrize(
     "vote", goldens("snapkv", "snapkv-per-query-head", "per-kv-head", "squares", "snapstream")
 )
-def test_the_same_definition_keeps_the_same(vote: Golden) -> None:
+def test_votes_of_equal_definition_keep_the_published_positions(vote: Golden) -> None:
     """MHA is the original SnapKV; so is a KV head repeated for each of its query heads."""
     assert ours(vote) == published(vote)
 
 
 @pytest.mark.parametrize("vote", goldens("factory-kv-head"))
-def test_group_before_pool_is_ours_where_they_commute(vote: Golden) -> None:
-    """KVCache-Factory's kv_head layout groups first; kvpress and KV-Compress pool first, and we."""
+def test_group_before_pool_equals_ours_exactly_where_they_commute(vote: Golden) -> None:
+    """KVCache-Factory's kv_head layout groups first. kvpress, KV-Compress and we pool first."""
     commutes = (vote["pool"], vote["group"]) in POOL_AND_GROUP_COMMUTE
     assert (ours(vote) == published(vote)) == commutes
 
 
 @pytest.mark.parametrize("vote", goldens("snapstream"))
-def test_softmax_over_the_eligibles_is_another_vote_than_snapkv(vote: Golden) -> None:
+def test_softmax_over_eligible_positions_differs_from_snapkvs(vote: Golden) -> None:
     """SnapStream's default: a query that looks at its own window still casts a whole vote."""
     assert ours(vote, softmax="causal") != published(vote)
 
 
 @pytest.mark.parametrize("vote", goldens("snapkv-per-query-head"))
-def test_one_set_for_a_kv_head_not_one_for_each_query_head(vote: Golden) -> None:
+def test_kept_set_is_one_per_kv_head_not_one_per_query_head(vote: Golden) -> None:
     """SnapKV repeats keys before its cache: H sets, which differ. Ours are Hkv: less memory."""
     sets = published(vote)
     mean = ours(vote | {"family": "per-kv-head", "group": "mean"})
@@ -110,7 +109,7 @@ def test_one_set_for_a_kv_head_not_one_for_each_query_head(vote: Golden) -> None
 
 
 @pytest.mark.parametrize("vote", goldens("kv-compress"))
-def test_the_window_does_not_spill_into_the_pool(vote: Golden) -> None:
+def test_pool_does_not_see_the_windows_own_votes(vote: Golden) -> None:
     """KV-Compress pools the window's own votes too: the last eligible win by their neighbours."""
     end = vote["length"] - vote["window"]
     spilled = range(end - vote["kernel"] // 2, end)
@@ -121,14 +120,14 @@ def test_the_window_does_not_spill_into_the_pool(vote: Golden) -> None:
 
 
 @pytest.mark.parametrize("vote", goldens("snapkv")[:4])
-def test_ours_ascend(vote: Golden) -> None:
-    """The original keeps the order of the votes; ascending ones can be told apart and compared."""
+def test_kept_positions_ascend(vote: Golden) -> None:
+    """The original keeps the order of the votes; we sort them."""
     assert VOTES[vote["name"]].tolist() != published(vote)
     assert ours(vote) == [sorted(head) for head in ours(vote)]
 
 
-def test_of_equals_the_lower_positions_are_kept() -> None:
-    """A highest vote is its neighbours' too. Which of them the original keeps is torch's affair."""
+def test_equal_votes_keep_the_lower_positions() -> None:
+    """Neighbours share a highest vote. The original leaves the choice among equals to torch."""
     vote = json.loads(VOTES["tied"].item())
     kept, theirs = ours(vote), np.sort(VOTES["tied.kept"]).tolist()
     assert kept != theirs
@@ -157,7 +156,7 @@ def presses() -> list[Any]:
 
 
 @pytest.mark.parametrize(("index", "press"), presses())
-def test_kvpress_keeps_the_same_of_its_queries_and_keys(index: int, press: Golden) -> None:
+def test_select_equals_kvpress_on_its_queries_and_keys(index: int, press: Golden) -> None:
     for layer in range(2):
         kept = KVPRESS[f"{index}.kept.{layer}"]
         place = LayerGeometry(0, press["window"], kept.shape[1])
@@ -168,7 +167,7 @@ def test_kvpress_keeps_the_same_of_its_queries_and_keys(index: int, press: Golde
 @pytest.mark.parametrize(
     ("index", "press"), [each for each in presses() if each.values[1]["name"] == "snapkv"]
 )
-def test_a_build_of_the_same_checkpoint_keeps_what_kvpress_keeps(
+def test_build_keeps_the_positions_of_kvpress_on_the_same_checkpoint(
     index: int, press: Golden, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Trace, chunked prefill and compress step together. kvpress' capacity counts the window."""
@@ -210,8 +209,8 @@ def our_pyramid(row: Golden) -> list[int]:
 
 
 @pytest.mark.parametrize("row", [row for row, long in zip(PYRAMIDS, IS_LONG, strict=True) if long])
-def test_a_pyramid_is_kvcache_factorys_but_for_its_floored_steps(row: Golden) -> None:
-    """It floors each step, and keeps up to 15 % more than K a layer. Ours keeps the budget."""
+def test_pyramid_equals_kvcache_factorys_up_to_rounding(row: Golden) -> None:
+    """It rounds each step down, and keeps up to 15 % more than K a layer. Ours keeps the budget."""
     theirs, ours = row["factory"], our_pyramid(row)
     assert theirs[0] == ours[0]
     over = np.subtract(theirs, ours)
@@ -222,7 +221,7 @@ def test_a_pyramid_is_kvcache_factorys_but_for_its_floored_steps(row: Golden) ->
 @pytest.mark.parametrize(
     "row", [row for row, long in zip(PYRAMIDS, IS_LONG, strict=True) if not long]
 )
-def test_a_pyramid_stays_one_for_shorter_prompts(row: Golden) -> None:
+def test_pyramid_does_not_depend_on_the_prompt_length(row: Golden) -> None:
     """KVCache-Factory decides by prompt, and keeps a prompt below 2K evenly. Slots are fixed."""
     assert set(row["factory"]) == {row["K"]}
     assert our_pyramid(row) != row["factory"]
@@ -230,8 +229,8 @@ def test_a_pyramid_stays_one_for_shorter_prompts(row: Golden) -> None:
 
 
 @pytest.mark.parametrize("row", PYRAMIDS)
-def test_kvpress_counts_the_window_into_a_pyramid(row: Golden) -> None:
-    """So that its mean is K, the window among it; ours is K beside the ring."""
+def test_kvpress_pyramid_includes_the_window_in_its_budget(row: Golden) -> None:
+    """Its mean is K including the window. Ours is K beside the ring."""
     least = 2 * row["K"] - max(our_pyramid(row))
     if least < row["window"]:  # it keeps the layers alike rather than go below the window
         assert set(row["kvpress"]) == {row["K"]}

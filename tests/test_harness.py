@@ -102,12 +102,12 @@ def run(directory: Path) -> dict[str, float]:
     }
 
 
-def asked(kind: str, *arguments: Any) -> list[Instance]:
+def instances(kind: str, *arguments: Any) -> list[Instance]:
     return [Instance(kind, {}, one, index) for index, one in enumerate(arguments)]
 
 
 def loglikelihood(lm: SnapexportLM, context: str, continuation: str) -> tuple[float, bool]:
-    requests = asked("loglikelihood", (context, continuation))
+    requests = instances("loglikelihood", (context, continuation))
     (result,) = lm.loglikelihood(requests, disable_tqdm=True)
     return result
 
@@ -159,7 +159,7 @@ def test_loglikelihood_rolling_scores_each_token_once(
     rest = ids[window + 1 :]
     before = ids[len(ids) - window - 1 : -len(rest)]
     second, _ = expected(reference, before, rest)
-    (total,) = full.loglikelihood_rolling(asked("loglikelihood_rolling", (text,)), True)
+    (total,) = full.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)), True)
     assert total == pytest.approx(first + second, rel=1e-6)
 
 
@@ -183,7 +183,7 @@ def test_generate_until_keeps_the_order_of_the_requests(compressed: SnapexportLM
     texts = [make_prompt(SEED + seed, 64 + 40 * seed).text for seed in range(5)]
     lengths = [9, 1, 5, 2, 7]
     arguments = [{"until": [], "max_gen_toks": length} for length in lengths]
-    requests = asked("generate_until", *zip(texts, arguments, strict=True))
+    requests = instances("generate_until", *zip(texts, arguments, strict=True))
     answers = compressed.generate_until(requests, disable_tqdm=True)
     params = [SamplingParams(max_tokens=length) for length in lengths]
     assert answers == [done.text for done in compressed._llm.generate(texts, params)]
@@ -201,9 +201,9 @@ def test_results_go_to_the_harness_cache(snapstream: Path) -> None:
     lm = SnapexportLM(build=snapstream, threads=1)
     lm.set_cache_hook(memory := Remembers())
     generate = ("The old", {"until": ["\n"], "max_gen_toks": 3})
-    (text,) = lm.generate_until(asked("generate_until", generate), True)
+    (text,) = lm.generate_until(instances("generate_until", generate), True)
     scored = loglikelihood(lm, "The old", " clock")
-    (total,) = lm.loglikelihood_rolling(asked("loglikelihood_rolling", ("The old",)), True)
+    (total,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", ("The old",)), True)
     assert memory.partial == {
         "generate_until": [(generate, text)],
         "loglikelihood": [(("The old", " clock"), scored)],
@@ -215,7 +215,7 @@ def test_long_prompts_are_cut_from_the_left_with_one_warning(
     full: SnapexportLM, reference: torch.nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     long, short = make_prompt(SEED, 600), make_prompt(SEED, 100)
-    requests = asked("loglikelihood", *[(one.text, one.answer) for one in (long, short, long)])
+    requests = instances("loglikelihood", *[(one.text, one.answer) for one in (long, short, long)])
     with caplog.at_level(logging.WARNING):
         results = full.loglikelihood(requests, disable_tqdm=True)
     (warning,) = [one.getMessage() for one in caplog.records if "cut" in one.getMessage()]
@@ -235,13 +235,13 @@ def test_a_compressed_build_generates_past_its_longest_prompt(
 ) -> None:
     text = make_prompt(SEED, SIZES["L_max"]).text
     arguments = {"until": [], "max_gen_toks": 20}
-    (answer,) = compressed.generate_until(asked("generate_until", (text, arguments)), True)
+    (answer,) = compressed.generate_until(instances("generate_until", (text, arguments)), True)
     assert len(compressed.tok_encode(answer, add_special_tokens=False)) >= 4
     assert not caplog.records
 
 
 def test_a_length_that_leaves_no_prompt_is_refused(full: SnapexportLM) -> None:
-    requests = asked("generate_until", ("The", {"max_gen_toks": SIZES["L_max"]}))
+    requests = instances("generate_until", ("The", {"max_gen_toks": SIZES["L_max"]}))
     with pytest.raises(UserError, match="544 tokens after the prompt do not fit"):
         full.generate_until(requests, True)
 
@@ -373,9 +373,9 @@ def test_lm_eval_command_line_prints_errors_without_a_traceback(
         "lm_eval.__main__.cli_evaluate", lambda: lm_eval.simple_evaluate(**arguments)
     )
     assert main() == 2
-    told = capsys.readouterr().err
-    assert f"error: {tmp_path} is not a build directory" in told
-    assert "\n\nhint: make one with" in told
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path} is not a build directory" in error
+    assert "\n\nhint: make one with" in error
 
 
 def test_the_harness_model_loads_neither_torch_nor_transformers(snapstream: Path) -> None:

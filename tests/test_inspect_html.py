@@ -60,7 +60,7 @@ class Reader(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the page's script reads."""
+        """The data that the page's script reads."""
         found: dict[str, Any] = json.loads(self.texts["script"][0])
         return found
 
@@ -231,11 +231,11 @@ def test_inspect_html_writes_the_page_and_prints_its_size(
     page.write_text("an older page")
     argv = ["inspect", str(vault_build.directory), "--prompt", PROMPT, "--html", str(page)]
     assert main([*argv, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["html"] == {"file": str(page), "bytes": page.stat().st_size}
+    report = json.loads(capsys.readouterr().out)
+    assert report["html"] == {"file": str(page), "bytes": page.stat().st_size}
     data = Reader(page.read_text("utf-8")).data
-    assert (data["text"], data["tokens"]) == (PROMPT, told["prompt"]["prompt_tokens"])
-    positions = told["prompt"]["topk_positions"]
+    assert (data["text"], data["tokens"]) == (PROMPT, report["prompt"]["prompt_tokens"])
+    positions = report["prompt"]["topk_positions"]
     assert kept_in(data) == [[[p for p in row if p >= 0] for row in layer] for layer in positions]
     assert any(any(layer) for layer in kept_in(data))
     assert main(argv) == 0

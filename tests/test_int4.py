@@ -1,4 +1,4 @@
-"""4-bit weights: their layout as ONNX Runtime reads it, and whole builds against transformers."""
+"""4-bit weights: their layout against ONNX Runtime's, and whole builds against transformers."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 100), st.integers(0, 2**32 - 1))
-def test_onnxruntime_reads_the_layout_as_it_is_defined(rows: int, columns: int, seed: int) -> None:
+def test_int4_layout_is_read_by_onnxruntime_as_defined(rows: int, columns: int, seed: int) -> None:
     weights = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
     packed, scales = int4.quantize(weights)
     expected = dequantized(packed, scales, columns)
@@ -69,7 +69,7 @@ def test_onnxruntime_reads_the_layout_as_it_is_defined(rows: int, columns: int, 
     assert np.abs(expected - weights).mean() <= step.mean() / 2
 
 
-def test_the_largest_of_a_block_is_exact_and_zeros_stay() -> None:
+def test_int4_keeps_zeros_and_the_largest_value_of_a_block_exactly() -> None:
     weights = np.zeros((3, 64), np.float32)
     weights[0, 5], weights[0, 40], weights[2, 63] = -3.0, 7.0, 1e-30
     packed, scales = int4.quantize(weights)
@@ -82,7 +82,7 @@ def int4_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bu
     return build(checkpoint, out, L_max=64, policy="full", prefill_chunk=32, weights="int4")
 
 
-def test_a_build_is_the_model_of_its_rounded_weights(
+def test_int4_build_equals_transformers_with_the_rounded_weights(
     checkpoint: Path, int4_build: Build, tmp_path: Path
 ) -> None:
     """transformers, given the weights as they are stored, agrees up to 8-bit activations."""
@@ -125,7 +125,7 @@ def logits(checkpoint: Path, prompt: list[int]) -> Array:
     return found
 
 
-def test_no_copy_of_a_weight_in_another_form_is_kept(int4_build: Build) -> None:
+def test_int4_decode_graph_holds_no_unread_weight(int4_build: Build) -> None:
     graph = onnx.load(int4_build.graph("decode"), load_external_data=False).graph
     assert int4_build.manifest.quantization == "int4"
     operators = {node.op_type for node in graph.node}
@@ -136,26 +136,30 @@ def test_no_copy_of_a_weight_in_another_form_is_kept(int4_build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}]
+    "choice",
+    [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}],
+    ids=["portable", "tensorrt", "bf16"],
 )
-def test_only_onnxruntime_has_them(choice: dict[str, str], tmp_path: Path) -> None:
+def test_int4_weights_are_refused_with_unsupported_options(
+    choice: dict[str, str], tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="--weights int4 is not supported"):
         BuildOptions(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
 
 
-def test_a_weight_that_is_no_number_is_told(checkpoint: Path, tmp_path: Path) -> None:
+def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     broken = tmp_path / "m"
     broken.mkdir()
     (broken / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     tensors = load_file(checkpoint / "model.safetensors")
     tensors["lm_head.weight"][0, 0] = float("nan")
     save_file(tensors, broken / "model.safetensors")
-    with pytest.raises(UserError, match=r"lm_head\.weight has values that are no numbers"):
+    with pytest.raises(UserError, match=r"lm_head\.weight has NaN or infinite values"):
         build(broken, tmp_path / "b", L_max=64, weights="int4")
     assert not (tmp_path / "b").exists()
 
 
-def test_diff_tells_what_quantizing_costs(
+def test_diff_marks_int4_differences_as_quantized(
     checkpoint: Path, int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
@@ -165,7 +169,7 @@ def test_diff_tells_what_quantizing_costs(
     assert all(one["distance"]["max_abs_error"] > 0 for one in found)
 
 
-def test_diff_needs_the_original_weights(
+def test_diff_of_an_int4_build_needs_the_original_weights(
     int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
@@ -173,7 +177,7 @@ def test_diff_needs_the_original_weights(
     assert "has its linear layers only in int4" in capsys.readouterr().err
 
 
-def test_no_matrix_is_stored_in_two_forms(int4_build: Build, checkpoint: Path) -> None:
+def test_int4_build_stores_no_matrix_in_two_forms(int4_build: Build, checkpoint: Path) -> None:
     names = {
         Path(one.file).name.removesuffix(".safetensors") for one in int4_build.manifest.weights
     }

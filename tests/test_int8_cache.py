@@ -36,8 +36,8 @@ INT8 = Case(cache_dtype="int8", decode_batches=(1, 3), baseline=True)
 GEMMA = Case("gemma2", cache_dtype="int8", prefill_chunk=96)
 """Soft-capped scores, sliding layers, prefill in a single shot."""
 NOISE = {1: 0.15, 20: 0.08, 96: 0.05}
-"""What 8 bits may add to logits by the prompt's length, as a part of how much these differ among
-themselves: the attention of these models is sharp, and one token says little of what comes."""
+"""Largest noise of logits by prompt length, relative to the logits' standard deviation.
+It is largest for one token: a scale of one token fits later ones badly."""
 
 
 def expected_scale(states: Array, length: int, parts: int) -> Array:
@@ -59,7 +59,7 @@ def scale_of(states: Array, length: int, parts: int) -> Array:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("length", [1, 5, 63, 64, 80])
-def test_the_scale_is_as_defined(length: int, parts: int) -> None:
+def test_int8_scale_equals_its_definition(length: int, parts: int) -> None:
     states = np.random.default_rng(length).standard_normal((2, 80, 8)).astype(np.float32)
     states[0, :, 3] *= 50
     states[1, :, 5] = 0
@@ -67,15 +67,15 @@ def test_the_scale_is_as_defined(length: int, parts: int) -> None:
     np.testing.assert_allclose(scale, expected_scale(states, length, parts), rtol=1e-5)
 
 
-def test_padding_has_no_say() -> None:
+def test_int8_scale_ignores_padding() -> None:
     states = np.random.default_rng(0).standard_normal((2, 80, 8)).astype(np.float32)
     spoilt = states.copy()
     spoilt[:, 70:] = np.nan
     np.testing.assert_array_equal(scale_of(spoilt, 70, 2), scale_of(states, 70, 2))
 
 
-def test_keys_have_the_same_scale_wherever_they_stand() -> None:
-    """RoPE turns a pair; so does a decoded token's later position."""
+def test_int8_scale_of_keys_does_not_change_under_rope() -> None:
+    """RoPE rotates pairs of channels. Their scale must not change with the position."""
     rng = np.random.default_rng(0)
     pairs, angle = rng.standard_normal((2, 80, 4, 2)), rng.uniform(0, 6, (2, 80, 4))
     turned = np.stack(
@@ -90,7 +90,7 @@ def test_keys_have_the_same_scale_wherever_they_stand() -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_nothing_but_zeros_has_a_scale_too() -> None:
+def test_int8_scale_of_zeros_is_positive() -> None:
     zeros = np.zeros((1, 4, 8), np.float32)
     scale = scale_of(zeros, 3, 2)
     assert (scale > 0).all()
@@ -100,7 +100,7 @@ def test_nothing_but_zeros_has_a_scale_too() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(1e-3, 1e3))
-def test_rows_are_within_half_a_step_or_clipped(seed: int, spread: float) -> None:
+def test_int8_rows_are_rounded_and_clipped(seed: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
     states = (rng.standard_normal((1, 2, 3, 4)) * spread).astype(np.float32)
     scale = rng.uniform(0.01, 1, (1, 2, 1, 4)).astype(np.float32)
@@ -114,13 +114,13 @@ def build_of(case: Case) -> Build:
 
 
 def noise(got: Array, expected: Array) -> float:
-    """Standard deviations: that of the error to that of the logits."""
+    """Standard deviation of the error, relative to that of the logits."""
     return float((got - expected).std() / expected.std())
 
 
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["llama", "gemma2"])
 @pytest.mark.parametrize("length", NOISE)
-def test_answers_nearly_as_transformers_does(case: Case, length: int) -> None:
+def test_int8_cache_logits_are_close_to_transformers(case: Case, length: int) -> None:
     want = cases.oracle(case, length, 24)
     tokens = np.array([*want.prompt, *want.tokens[:24]])
     with GraphRunner(build_of(case)) as backend:
@@ -129,7 +129,9 @@ def test_answers_nearly_as_transformers_does(case: Case, length: int) -> None:
     assert 0 < noise(got[1:], want.decode_logits) < NOISE[length]
 
 
-def test_a_step_is_exact_attention_to_what_the_caches_hold(tmp_path: Path, capfd: Any) -> None:
+def test_int8_decode_step_equals_fp32_attention_over_the_dequantized_caches(
+    tmp_path: Path, capfd: Any
+) -> None:
     """fp32 caches of the same rounded numbers give the same logits, and nothing is copied.
 
     Up to the new token's own row, which is rounded on one side alone.
@@ -161,7 +163,7 @@ def test_a_step_is_exact_attention_to_what_the_caches_hold(tmp_path: Path, capfd
 
 
 def filled(graph: BoundGraph) -> BoundGraph:
-    """Random numbers in the caches, and scales; positions whose slots are 7, 13 and 6."""
+    """Random caches and scales; positions in cache slots 7, 13 and 6."""
     rng = np.random.default_rng(0)
     for name, array in graph.arrays.items():
         if name.endswith("_scale"):
@@ -175,7 +177,7 @@ def filled(graph: BoundGraph) -> BoundGraph:
     return graph
 
 
-def test_the_graph_of_fewer_slots_computes_the_same() -> None:
+def test_int8_decode_graph_of_one_batch_slot_equals_that_of_all() -> None:
     whole, first = (filled(BoundGraph(build_of(INT8), one)) for one in ("decode", "decode.1"))
     for name, array in first.arrays.items():
         array[...] = whole.arrays[name][:1]
@@ -183,8 +185,8 @@ def test_the_graph_of_fewer_slots_computes_the_same() -> None:
 
 
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["chunked", "single shot"])
-def test_a_request_is_answered_as_if_alone(case: Case) -> None:
-    """Through slots that others had, with scales of their own."""
+def test_int8_cache_outputs_do_not_depend_on_neighbours(case: Case) -> None:
+    """Through batch slots that earlier requests used, with their own scales."""
     llm = LLM.from_executor(open_executor(build_of(case), threads=1))
     prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -192,7 +194,7 @@ def test_a_request_is_answered_as_if_alone(case: Case) -> None:
     assert together == [llm.generate([prompt], params)[0] for prompt in prompts]
 
 
-def test_the_manifest_has_the_scales() -> None:
+def test_manifest_of_an_int8_cache_lists_the_scales() -> None:
     manifest = build_of(INT8).manifest
     assert manifest.graph_options == GraphOptions(cache_dtype="int8", decode_attention="valid")
     specs = {
@@ -208,7 +210,7 @@ def test_the_manifest_has_the_scales() -> None:
         assert specs["compress", f"present.1.{part}_scale"] == ("float32", [1, 2, 1, 16])
 
 
-def test_a_plan_and_a_benchs_floor_count_them() -> None:
+def test_plan_and_roofline_count_the_bytes_of_int8_caches() -> None:
     build = build_of(INT8)
     manifest, caches = build.manifest, cache_bytes(build.manifest)
     counted = request_bytes(manifest.model, manifest.geometry, "int8")
@@ -219,7 +221,7 @@ def test_a_plan_and_a_benchs_floor_count_them() -> None:
         assert manifest.batch * sum(held) == expected
 
 
-def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
+def test_diff_names_int8_rounding_as_the_cause(tmp_path: Path, capsys: Any) -> None:
     build = build_of(INT8)
     flags = ["--model", str(cases.checkpoint("llama")), "--steps", "4", "--lengths", "12"]
     assert main(["diff", str(build.directory), *flags, "--out", str(tmp_path / "d")]) == 0
@@ -236,11 +238,13 @@ def test_diff_tells_what_rounding_costs(tmp_path: Path, capsys: Any) -> None:
         ({"decode_attention": "all"}, "int8 is not supported with --decode-attention all"),
     ],
 )
-def test_refused(choice: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_int8_cache_is_refused_with_unsupported_options(
+    choice: dict[str, str], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=message):
         BuildOptions(model="m", out=tmp_path, L_max=64, cache_dtype="int8", **choice)
 
 
-def test_8_bits_go_with_4_bit_weights(tmp_path: Path) -> None:
+def test_int8_cache_is_supported_with_int4_weights(tmp_path: Path) -> None:
     options = BuildOptions(model="m", out=tmp_path, L_max=64, cache_dtype="int8", weights="int4")
     assert options.graph_options == GraphOptions(cache_dtype="int8", decode_attention="valid")

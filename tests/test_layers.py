@@ -1,4 +1,4 @@
-"""Imports run one way, and what runs a build needs no training framework."""
+"""Imports run one way, and the runtime needs no training framework."""
 
 import ast
 import subprocess
@@ -37,7 +37,7 @@ ALLOWED = {
         "vault",
     },
 }
-"""Who may import whom. Whatever a package is not allowed stays out of it."""
+"""The packages that each package may import."""
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -58,17 +58,17 @@ def test_imports_between_packages_run_one_way() -> None:
         for file in (PACKAGE / package).rglob("*.py"):
             others = {name for name in imported(file) if name.split(".")[0] != package}
             others.discard("__version__")
-            # Who may import a package may import its modules.
+            # A permission to import a package covers its modules.
             wrong = {name for name in others if not {name, name.split(".")[0]} & allowed}
             assert not wrong, f"{file} imports {sorted(wrong)}"
 
 
-def test_no_package_is_left_out() -> None:
+def test_every_package_has_an_import_rule() -> None:
     found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert found == set(ALLOWED)
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_command_line_parser_loads_no_heavy_library() -> None:
     code = (
         "import sys\nfrom snapexport.cli.app import parser\nparser()\n"
         f"print(*{set(HEAVY)!r} & set(sys.modules))"
@@ -80,8 +80,8 @@ def test_help_loads_nothing_heavy() -> None:
 def imported_modules(modules: Mapping[str, Path]) -> dict[str, set[str]]:
     """Each module and the modules that it imports.
 
-    Imports inside functions and for type checkers count too: each is a thing that its reader has to
-    know, and none is needed to break a circle. Packages that a name passes through do not count.
+    Imports inside functions and for type checkers count too: a reader has to know each, and none is
+    needed to break a circle. Packages that a name passes through do not count.
     """
     graph: dict[str, set[str]] = {}
     for module, file in modules.items():

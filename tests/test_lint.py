@@ -1,4 +1,4 @@
-"""The lint finds every planted fault, and nothing in what it was planted into."""
+"""The lint finds every planted fault, and nothing in the sound graph."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,14 +25,14 @@ Model = onnx.ModelProto
 
 
 @pytest.fixture(scope="module")
-def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def tensorrt_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("lint") / "b"
     options: dict[str, Any] = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "batch": 2}
     return build(checkpoint, out, target="tensorrt", prefill_chunk=24, baseline=True, **options)
 
 
-def load(made: Build, name: str) -> Model:
-    return onnx.load(made.directory / f"{name}.onnx", load_external_data=False)
+def load(tensorrt_build: Build, name: str) -> Model:
+    return onnx.load(tensorrt_build.directory / f"{name}.onnx", load_external_data=False)
 
 
 def first(model: Model, operator: str) -> NodeProto:
@@ -116,7 +116,7 @@ MASK3 = np.ones((2, 1, 20), bool)
 HALF = append(half=np.zeros((2, 2, 1, 16), np.float16))
 ROWS = np.zeros((2, 4, 1, 16), np.float32)
 
-# What a fault breaks for ONNX too is found as that as well.
+# Faults that also break ONNX's own rules have the rule "onnx" too.
 FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
     "another vendor's operator": (
         "decode",
@@ -298,9 +298,9 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(made: Build, fault: str) -> None:
+def test_lint_finds_a_planted_fault(tensorrt_build: Build, fault: str) -> None:
     graph, plant, rules = FAULTS[fault]
-    model = load(made, graph)
+    model = load(tensorrt_build, graph)
     assert lint_model(model, graph, table_for(None)) == []
     plant(model)
     findings = lint_model(model, graph, table_for(None))
@@ -311,23 +311,28 @@ def test_a_planted_fault_is_found(made: Build, fault: str) -> None:
 
 
 @pytest.mark.parametrize("names", list(product(*STAGES.values())), ids="-".join)
-def test_every_vote_is_clean(made: Build, names: tuple[str, ...]) -> None:
+def test_lint_finds_nothing_in_any_combination_of_vote_options(
+    tensorrt_build: Build, names: tuple[str, ...]
+) -> None:
     options: dict[str, Any] = dict(zip(STAGES, names, strict=True))
-    geometry = replace(made.manifest.geometry, **options)
-    model = surgery.compress(Traces.of(made).prefill, geometry, "tensorrt")
+    geometry = replace(tensorrt_build.manifest.geometry, **options)
+    model = surgery.compress(Traces.of(tensorrt_build).prefill, geometry, "tensorrt")
     assert lint_model(model, "compress", table_for(None)) == []
 
 
-def test_a_vote_for_many_is_clean_in_rounds_alone(made: Build) -> None:
-    trace, geometry = Traces.of(made).prefill, replace(made.manifest.geometry, L_max=8192, K=3841)
+def test_lint_accepts_a_large_vote_only_when_split_into_rounds(tensorrt_build: Build) -> None:
+    trace, geometry = (
+        Traces.of(tensorrt_build).prefill,
+        replace(tensorrt_build.manifest.geometry, L_max=8192, K=3841),
+    )
     whole_vote = surgery.compress(trace, geometry, "portable")
     assert {one.rule for one in lint_model(whole_vote, "c", table_for(None))} == {"topk-size"}
     in_rounds = surgery.compress(trace, geometry, "tensorrt")
     assert lint_model(in_rounds, "c", table_for(None)) == []
 
 
-def test_a_body_is_named_by_its_function(made: Build) -> None:
-    model = load(made, "compress")
+def test_lint_finding_in_a_function_body_names_the_function(tensorrt_build: Build) -> None:
+    model = load(tensorrt_build, "compress")
     change("TopK", sorted=0)(model)
     findings = lint_model(model, "compress", table_for(None))
     # One for each of the two calls.
@@ -335,15 +340,17 @@ def test_a_body_is_named_by_its_function(made: Build) -> None:
     assert all(one.node.startswith("SnapKVSelect.") for one in findings)
 
 
-def test_a_file_that_is_too_large_is_not_read(made: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made.directory / "decode.onnx"
+def test_lint_reports_a_file_over_the_size_limit(
+    tensorrt_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tensorrt_build.directory / "decode.onnx"
     monkeypatch.setattr(whole, "MOST_BYTES", path.stat().st_size - 1)
     (finding,) = lint_file(path, "decode", table_for(None))
     assert finding.rule == "model-size"
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"),
+    ("requested", "table"),
     [
         (None, "11.0"),
         ("11", "11.0"),
@@ -352,15 +359,17 @@ def test_a_file_that_is_too_large_is_not_read(made: Build, monkeypatch: pytest.M
         ("10.16.1", "10.15"),
     ],
 )
-def test_the_table_is_the_newest_that_is_not_newer(asked: str | None, got: str) -> None:
-    assert table_for(asked).version == got
+def test_lint_table_is_the_newest_up_to_the_requested_version(
+    requested: str | None, table: str
+) -> None:
+    assert table_for(requested).version == table
 
 
-@pytest.mark.parametrize(("asked", "why"), [("10.14", "too old"), ("newest", "no version")])
-def test_other_versions_are_refused(asked: str, why: str) -> None:
+@pytest.mark.parametrize(("requested", "why"), [("10.14", "too old"), ("newest", "no version")])
+def test_lint_refuses_old_and_malformed_versions(requested: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        table_for(asked)
+        table_for(requested)
 
 
-def test_versions_differ_in_what_they_know() -> None:
+def test_lint_tables_of_two_versions_differ_in_operators() -> None:
     assert "Swish" in table_for("11.0").types and "Swish" not in table_for("10.15").types

@@ -1,4 +1,4 @@
-"""`snapexport lint`: what it prints, for people and for programs, and its exit status."""
+"""`snapexport lint`: its text, its JSON and its exit status."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,15 @@ from snapexport.contract.build_directory import Build
 
 
 @pytest.fixture(scope="module")
-def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def tensorrt_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("lint") / "b"
     return build(checkpoint, out, target="tensorrt", L_max=64, kv_budget=24, baseline=True)
 
 
-def test_lint_finds_nothing_in_a_build(made: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", str(made.directory), "--for", "tensorrt"]) == 0
+def test_lint_finds_nothing_in_a_build(
+    tensorrt_build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", str(tensorrt_build.directory), "--for", "tensorrt"]) == 0
     assert "found for TensorRT 11.0: nothing (checked: baseline-decode, " in (
         capsys.readouterr().out
     )
@@ -47,7 +49,7 @@ def test_lint_json_lists_the_findings(
 
 
 @pytest.mark.parametrize(
-    ("engine", "message"),
+    ("target", "message"),
     [
         ("openvino", "--for 'openvino' is not known"),
         ("tensorrt=", "names no version"),
@@ -55,8 +57,8 @@ def test_lint_json_lists_the_findings(
     ],
 )
 def test_lint_refuses_bad_input_with_status_2(
-    made: Build, capsys: pytest.CaptureFixture[str], engine: str, message: str
+    tensorrt_build: Build, capsys: pytest.CaptureFixture[str], target: str, message: str
 ) -> None:
-    assert main(["lint", str(made.directory), "--for", engine]) == 2
+    assert main(["lint", str(tensorrt_build.directory), "--for", target]) == 2
     error = capsys.readouterr().err
     assert message in error and "\n\nhint: " in error

@@ -1,4 +1,4 @@
-"""A build that was changed, or that another version wrote, is refused."""
+"""Builds that were changed or written by another version are refused."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 
 
 @pytest.fixture
-def copy(tiny_build: Build, tmp_path: Path) -> Path:
+def build_copy(tiny_build: Build, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
 
 
@@ -27,11 +27,11 @@ def rewrite(directory: Path, change: Callable[[Fields], None]) -> None:
     (directory / MANIFEST).write_text(json.dumps(fields))
 
 
-def test_a_manifest_survives_the_disk(tiny_build: Build) -> None:
+def test_manifest_read_from_disk_equals_the_one_in_memory(tiny_build: Build) -> None:
     assert Manifest.read(tiny_build.directory) == tiny_build.manifest
 
 
-def test_its_digest_is_in_the_format_of_sha256sum(tiny_build: Build) -> None:
+def test_manifest_digest_has_the_format_of_sha256sum(tiny_build: Build) -> None:
     digest, name = (tiny_build.directory / f"{MANIFEST}.sha256").read_text().split()
     assert (len(digest), name) == (64, MANIFEST)
 
@@ -50,23 +50,23 @@ def test_its_digest_is_in_the_format_of_sha256sum(tiny_build: Build) -> None:
     ],
 )
 def test_a_changed_manifest_is_refused(
-    copy: Path, change: Callable[[Fields], None], message: str
+    build_copy: Path, change: Callable[[Fields], None], message: str
 ) -> None:
-    rewrite(copy, change)
+    rewrite(build_copy, change)
     with pytest.raises(UserError) as error:
-        Build.open(copy)
+        Build.open(build_copy)
     assert message in error.value.message
 
 
 @pytest.mark.parametrize("name", ["prefill", "compress", "decode", "baseline-decode"])
-def test_a_changed_byte_of_a_graph_is_refused(copy: Path, name: str) -> None:
-    with (copy / f"{name}.onnx").open("r+b") as file:
+def test_a_changed_byte_of_a_graph_is_refused(build_copy: Path, name: str) -> None:
+    with (build_copy / f"{name}.onnx").open("r+b") as file:
         file.seek(100)
         byte = file.read(1)
         file.seek(100)
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(UserError, match="was changed"):
-        Build.open(copy)
+        Build.open(build_copy)
 
 
 @pytest.mark.parametrize(
@@ -80,34 +80,34 @@ def test_a_changed_byte_of_a_graph_is_refused(copy: Path, name: str) -> None:
         (lambda d: (d / "weights/lm_head.weight.safetensors").write_bytes(b"x"), "bytes"),
     ],
 )
-def test_missing_and_broken_files_are_refused(
-    copy: Path, damage: Callable[[Path], Any], message: str
+def test_missing_and_damaged_files_of_a_build_are_refused(
+    build_copy: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
-    damage(copy)
+    damage(build_copy)
     with pytest.raises(UserError) as error:
-        Build.open(copy)
+        Build.open(build_copy)
     assert message in error.value.message
 
 
 @pytest.mark.parametrize("file", ["/etc/hostname", "../copy/decode.onnx", "weights/../../x"])
-def test_a_file_outside_of_the_build_is_refused(copy: Path, file: str) -> None:
-    manifest = Manifest.read(copy)
+def test_manifest_entry_outside_of_the_build_is_refused(build_copy: Path, file: str) -> None:
+    manifest = Manifest.read(build_copy)
     decode = manifest.graphs["decode"].model_copy(update={"file": file})
-    manifest.model_copy(update={"graphs": manifest.graphs | {"decode": decode}}).write(copy)
+    manifest.model_copy(update={"graphs": manifest.graphs | {"decode": decode}}).write(build_copy)
     with pytest.raises(UserError, match="outside of the build"):
-        Build.open(copy)
+        Build.open(build_copy)
 
 
-def test_a_symbolic_link_in_place_of_a_file_is_refused(copy: Path) -> None:
-    weights = copy / "weights/lm_head.weight.safetensors"
-    weights.rename(copy / "elsewhere")
-    weights.symlink_to(copy / "elsewhere")
+def test_symbolic_link_in_place_of_a_weight_file_is_refused(build_copy: Path) -> None:
+    weights = build_copy / "weights/lm_head.weight.safetensors"
+    weights.rename(build_copy / "elsewhere")
+    weights.symlink_to(build_copy / "elsewhere")
     with pytest.raises(UserError, match="is a symbolic link"):
-        Build.open(copy)
+        Build.open(build_copy)
 
 
-def test_a_kill_between_its_two_files_loses_nothing(
-    copy: Path, tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+def test_kill_between_manifest_and_digest_leaves_a_readable_manifest(
+    build_copy: Path, tiny_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.replace
     changed = tiny_build.manifest.model_copy(update={"batch": 7})
@@ -122,7 +122,7 @@ def test_a_kill_between_its_two_files_loses_nothing(
 
         monkeypatch.setattr(Path, "replace", replace)
         with pytest.raises(OSError, match="killed") if writes < 3 else nullcontext():
-            changed.write(copy)
-        assert Manifest.read(copy).batch in (tiny_build.manifest.batch, 7)
-    assert Manifest.read(copy).batch == 7
-    assert len((copy / f"{MANIFEST}.sha256").read_text().splitlines()) == 1
+            changed.write(build_copy)
+        assert Manifest.read(build_copy).batch in (tiny_build.manifest.batch, 7)
+    assert Manifest.read(build_copy).batch == 7
+    assert len((build_copy / f"{MANIFEST}.sha256").read_text().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Targets and architectures are told apart by name in one place each; other code asks records."""
+"""One place each compares names of targets and architectures; other code reads their records."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Every verified architecture: the built graphs answer like transformers."""
+"""The built graphs of every verified architecture agree with transformers."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.oracle.compare import (
     assert_agrees,
     assert_agrees_with_plain,
     assert_decodes,
-    handed_over,
+    prefill_and_compress,
 )
 
 torch.set_num_threads(1)
@@ -27,20 +27,20 @@ def with_baseline(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_architecture(name: str) -> None:
+def test_build_of_every_architecture_agrees_with_transformers(name: str) -> None:
     assert_agrees(with_baseline(name), LENGTHS)
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_baseline_is_plain_transformers(name: str) -> None:
+def test_baseline_of_every_architecture_agrees_with_plain_transformers(name: str) -> None:
     build = cases.built(with_baseline(name), "baseline-")
     assert_agrees_with_plain(build, name, (1, 65, 96), f"{name} baseline")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
-def test_decode_goes_on_to_the_models_position_limit(name: str) -> None:
+def test_decode_agrees_up_to_the_models_position_limit(name: str) -> None:
     case = with_baseline(name)
     want = cases.oracle(case, case.L_max, MAX_POSITIONS - case.L_max)
     build = cases.built(case)
-    _, request = handed_over(build, want.prompt)
+    _, request = prefill_and_compress(build, want.prompt)
     assert_decodes(build, [request], [want], name)

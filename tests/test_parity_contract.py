@@ -1,4 +1,4 @@
-"""What the contract promises whoever runs the graphs: stale slots, pads, neighbours, buffers."""
+"""The contract of the graphs: stale cache slots, padding, other batch slots, shared buffers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.oracle.compare import assert_agrees_with_plain, expected_slots, handed_over
+from tests.oracle.compare import assert_agrees_with_plain, expected_slots, prefill_and_compress
 from tests.oracle.raw import Compressed, RawBuild, Slots, present
 
 torch.set_num_threads(1)
@@ -19,7 +19,7 @@ PORTABLE = Case("llama-mqa", target="portable")
 SINGLE_SHOT = Case(prefill_chunk=96, baseline=True)
 
 
-def test_the_baseline_of_a_single_shot_build_is_plain_transformers() -> None:
+def test_baseline_of_a_single_shot_build_agrees_with_plain_transformers() -> None:
     build = cases.built(SINGLE_SHOT, "baseline-")
     assert_agrees_with_plain(build, SINGLE_SHOT.checkpoint, (1, 17, 32), "baseline")
 
@@ -27,8 +27,8 @@ def test_the_baseline_of_a_single_shot_build_is_plain_transformers() -> None:
 @pytest.mark.parametrize("length", [1, 20, 21, 33, 64, 95, 96])
 def test_single_shot_and_chunked_prefill_fill_the_same_cache(length: int) -> None:
     ids = cases.oracle(CHUNKED, length).prompt
-    chunked_logits, chunked = handed_over(cases.built(CHUNKED), ids)
-    single_logits, single = handed_over(cases.built(SINGLE_SHOT), ids)
+    chunked_logits, chunked = prefill_and_compress(cases.built(CHUNKED), ids)
+    single_logits, single = prefill_and_compress(cases.built(SINGLE_SHOT), ids)
     assert np.abs(chunked_logits - single_logits).max() < 1e-4
     for one, other in zip(chunked.topk, single.topk, strict=True):
         assert np.array_equal(one, other)
@@ -41,7 +41,7 @@ def flat(request: Compressed) -> list[Any]:
 
 
 @pytest.mark.parametrize("length", [2, 19, 37, 96])
-def test_compress_copies_and_computes_nothing(length: int) -> None:
+def test_compress_step_copies_keys_and_values_unchanged(length: int) -> None:
     build, want = cases.built(CHUNKED), cases.oracle(CHUNKED, length)
     prefilled = build.prefill(want.prompt)
     for layer, pair in enumerate(build.compress(prefilled).cache):
@@ -52,7 +52,7 @@ def test_compress_copies_and_computes_nothing(length: int) -> None:
 
 @pytest.mark.parametrize("case", [CHUNKED, PORTABLE], ids=str)
 @pytest.mark.parametrize("length", [2, 20, 27, 40, 96])
-def test_stale_slots_and_pads_change_nothing(length: int, case: Case) -> None:
+def test_stale_cache_slots_and_padding_leave_outputs_unchanged(length: int, case: Case) -> None:
     build, ids = cases.built(case), cases.prompt(length)
     clean, stale = build.prefill(ids), build.prefill(ids, stale=50.0, pad=77)
     assert np.array_equal(clean.logits, stale.logits)
@@ -62,7 +62,7 @@ def test_stale_slots_and_pads_change_nothing(length: int, case: Case) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 40, 95])
-def test_pads_of_a_single_shot_change_nothing(length: int) -> None:
+def test_padding_of_a_single_shot_prompt_leaves_outputs_unchanged(length: int) -> None:
     build, ids = cases.built(SINGLE_SHOT), cases.prompt(length)
     (one_logits, one), (other_logits, other) = (
         build.prefill_single_shot(ids, pad) for pad in (0, 77)
@@ -72,10 +72,10 @@ def test_pads_of_a_single_shot_change_nothing(length: int) -> None:
 
 
 def request_of(build: RawBuild, length: int) -> Compressed:
-    return handed_over(build, cases.prompt(length))[1]
+    return prefill_and_compress(build, cases.prompt(length))[1]
 
 
-def test_neighbours_change_nothing() -> None:
+def test_decode_logits_do_not_depend_on_other_batch_slots() -> None:
     build = cases.built(CHUNKED)
     mine = request_of(build, 50)
     one = Slots(build, [mine, request_of(build, 2), request_of(build, 96)])
@@ -85,7 +85,7 @@ def test_neighbours_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("case", [CHUNKED, PORTABLE], ids=str)
-def test_what_lies_beyond_the_valid_slots_is_not_read(case: Case) -> None:
+def test_decode_does_not_read_cache_slots_beyond_the_valid_ones(case: Case) -> None:
     build = cases.built(case)
     clean, stale = (request_of(build, 10) for _ in range(2))
     for array in flat(stale):
@@ -95,7 +95,7 @@ def test_what_lies_beyond_the_valid_slots_is_not_read(case: Case) -> None:
         assert np.array_equal(one.step([step] * 3), other.step([step] * 3))
 
 
-def test_a_present_cache_may_be_the_buffer_of_its_past() -> None:
+def test_decode_in_place_gives_the_same_logits_and_caches() -> None:
     build = cases.built(CHUNKED)
     requests = [request_of(build, length) for length in (2, 21, 96)]
     apart, in_place = Slots(build, requests), Slots(build, requests)

@@ -1,4 +1,4 @@
-"""Geometries of the cache, and prompts at every edge of them."""
+"""Geometries of the cache, with prompts at every edge of them."""
 
 import pytest
 import torch
@@ -46,29 +46,31 @@ def edges(case: Case) -> list[int]:
 
 
 @pytest.mark.parametrize("case", GEOMETRIES, ids=str)
-def test_chunked(case: Case) -> None:
+def test_chunked_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, edges(case))
 
 
 @pytest.mark.parametrize("case", SINGLE_SHOT, ids=str)
-def test_single_shot(case: Case) -> None:
+def test_single_shot_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, edges(case))
 
 
-def test_ties_are_kept_from_the_lowest_position() -> None:
+def test_vote_ties_keep_the_lowest_positions() -> None:
     case = Case("llama-blind")
     assert_agrees(case, (21, 50, 96))
     kept = cases.oracle(case, 50).topk_positions[0][0]
-    assert kept.tolist() == list(range(6, 18))  # the pool's padding lowers eligible 4 and 5
+    assert kept.tolist() == list(
+        range(6, 18)
+    )  # the pool's padding lowers eligible positions 4 and 5
 
 
-def test_the_full_policy_is_plain_transformers() -> None:
+def test_full_policy_agrees_with_plain_transformers() -> None:
     case = Case(policy="full", L_max=160)
     assert_agrees(case, (31, 32, 33))
     assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 64, 96), "full")
 
 
-def test_nothing_is_lost_while_the_prompt_and_its_answer_fit() -> None:
+def test_cache_is_lossless_while_all_positions_fit_into_sinks_and_ring() -> None:
     """L <= L_sink + L_recent, up to the last position that evicts none."""
     case = Case(L_recent=76)
     assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 10, 16), "nothing lost")

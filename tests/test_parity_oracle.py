@@ -1,4 +1,4 @@
-"""The oracle itself: checked against plain transformers, explicit 4-D masks, and loops."""
+"""The oracle itself, against plain transformers, explicit 4-D masks, and loops."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def geometry(name: str, sink: int, recent: int, K: int, window: int = 8) -> Cach
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_cache_that_holds_everything_is_plain_transformers(name: str) -> None:
+def test_oracle_with_a_large_ring_equals_plain_transformers(name: str) -> None:
     want = cases.plain(name, 70)
     got = masked.run(cases.checkpoint(name), want.prompt, geometry(name, 4, 200, 12), cases.STEPS)
     assert np.abs(got.prefill_logits - want.prefill_logits).max() < 1e-4
@@ -34,7 +34,7 @@ def test_a_cache_that_holds_everything_is_plain_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "mistral", "qwen3"])
-def test_plain_is_what_generate_gives(name: str) -> None:
+def test_oracle_plain_decoding_equals_generate(name: str) -> None:
     want = cases.plain(name, 33)
     model = masked.load(cases.checkpoint(name), "sdpa")
     ids = torch.tensor([want.prompt])
@@ -44,7 +44,7 @@ def test_plain_is_what_generate_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("sink", "recent", "K"), [(4, 16, 0), (0, 8, 0), (4, 16, 12), (2, 8, 30)])
-def test_masking_is_one_forward_with_explicit_masks(
+def test_oracle_masking_equals_one_forward_with_explicit_masks(
     name: str, sink: int, recent: int, K: int
 ) -> None:
     ids = cases.prompt(60)
@@ -100,7 +100,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("sink", "recent", "K", "window", "pool", "length"), SHAPES)
-def test_the_vote_is_what_loops_count(
+def test_oracle_vote_equals_a_vote_counted_in_loops(
     sink: int, recent: int, K: int, window: int, pool: int, length: int
 ) -> None:
     query, key = random_attention(length)
@@ -144,7 +144,7 @@ def looped_vote(
     return scores
 
 
-def test_the_vote_keeps_what_kvpress_keeps() -> None:
+def test_oracle_vote_keeps_the_positions_of_kvpress_scores() -> None:
     """SnapKVPress.score, restricted to the eligible positions: its mean is our sum over W."""
     query, key = random_attention(90)
     eligible = key[:, 4:-16].repeat_interleave(2, 0)
@@ -157,6 +157,6 @@ def test_the_vote_keeps_what_kvpress_keeps() -> None:
     )
 
 
-def test_ties_go_to_the_lower_position() -> None:
+def test_oracle_vote_ties_go_to_the_lower_position() -> None:
     scores = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
     assert keep(scores, LayerGeometry(3, 1, 2)).tolist() == [[4, 5], [3, 4]]

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
 from snapexport.exporter.architectures import sliding_windows
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
@@ -27,9 +28,9 @@ from tests.oracle.raw import RawBuild
 torch.set_num_threads(1)
 
 LENGTHS = (1, 8, 23, 24, 25, 33, 48, 49, 72, 95, 96)
-"""Shorter than the window, at its edges, at those of the chunks, and up to four windows long.
+"""Below the window, at its edges, at those of the chunks, and up to four windows long.
 
-64 tokens are decoded after each: the longest sequences come to six windows and a half."""
+64 tokens are decoded after each: the longest sequence has over six windows."""
 
 MIXED = (
     Case("qwen2-sliding", prefill_chunk=25, target="portable"),
@@ -45,12 +46,12 @@ FULL = (
 
 
 @pytest.mark.parametrize("case", MIXED, ids=str)
-def test_layers_that_slide_beside_layers_that_are_compressed(case: Case) -> None:
+def test_build_with_sliding_and_compressed_layers_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, LENGTHS)
 
 
 @pytest.mark.parametrize("case", FULL, ids=str)
-def test_a_full_cache_is_seen_through_the_window(case: Case) -> None:
+def test_full_cache_of_sliding_layers_agrees_with_plain_transformers(case: Case) -> None:
     assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 25, 96), str(case))
 
 
@@ -62,7 +63,7 @@ def test_a_full_cache_is_seen_through_the_window(case: Case) -> None:
         ("snapstream", 96, "portable"),
     ],
 )
-def test_rings_alone_are_plain_transformers(
+def test_build_with_only_sliding_layers_agrees_with_plain_transformers(
     tmp_path: Path, policy: str, chunk: int, target: str
 ) -> None:
     made = rings(tmp_path, policy=policy, L_max=96, prefill_chunk=chunk, target=target, batch=3)
@@ -71,7 +72,7 @@ def test_rings_alone_are_plain_transformers(
         assert_agrees_with_plain(made, "mistral-sliding", group, f"{policy} {chunk} {target}")
 
 
-def test_a_ring_may_be_longer_than_the_longest_prompt(tmp_path: Path) -> None:
+def test_sliding_ring_longer_than_L_max_agrees_with_plain_transformers(tmp_path: Path) -> None:
     made = rings(tmp_path, L_max=16, prefill_chunk=8, batch=2)
     assert_agrees_with_plain(made, "mistral-sliding", (3, 16), "short prompts")
 
@@ -82,7 +83,7 @@ def rings(directory: Path, **options: Any) -> RawBuild:
     return RawBuild(directory / "b")
 
 
-def test_fp16_gives_nearly_the_same(tmp_path: Path) -> None:
+def test_fp16_prefill_of_gemma2_is_close_to_transformers(tmp_path: Path) -> None:
     """Gemma's norms and caps, rounded: two chunks of one prompt."""
     options = {"L_max": 64, "prefill_chunk": 32, "policy": "full", "dtype": "fp16"}
     build(cases.checkpoint("gemma2"), tmp_path / "half", **options)
@@ -94,8 +95,8 @@ def test_fp16_gives_nearly_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral-sliding", "gemma2", "gemma3"])
-def test_plain_is_what_generate_gives(name: str) -> None:
-    """Whose cache drops what has left the window, where the oracle's keeps it."""
+def test_oracle_plain_decoding_of_sliding_models_equals_generate(name: str) -> None:
+    """generate's cache drops positions outside of the window; the oracle's keeps them."""
     want = cases.plain(name, 70)
     ids = torch.tensor([want.prompt])
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": 999, "pad_token_id": 0}
@@ -104,8 +105,10 @@ def test_plain_is_what_generate_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma2", "gemma3"])
-def test_the_checkpoints_notice_one_position_more(name: str) -> None:
-    """Or the tests above would prove little."""
+def test_one_position_more_in_the_window_changes_the_logits_of_sliding_checkpoints(
+    name: str,
+) -> None:
+    """Otherwise the tests above would prove little."""
     want = cases.plain(name, 70)
     model = AutoModelForCausalLM.from_pretrained(
         cases.checkpoint(name), sliding_window=WINDOW + 1, attn_implementation="eager"
@@ -115,21 +118,21 @@ def test_the_checkpoints_notice_one_position_more(name: str) -> None:
     assert np.abs(wider.numpy() - want.prefill_logits).max() > 100 * LOGITS
 
 
-def test_layers_of_one_window_share_its_mask() -> None:
+def test_sliding_layers_of_one_window_share_one_mask() -> None:
     model = onnx.load(cases.built(FULL[0]).directory / "prefill.onnx", load_external_data=False)
     attentions = [node for node in model.graph.node if node.op_type == "Attention"]
     masks = [node.input[3] for node in attentions]
     assert masks[0] == masks[2] != "" and masks[1] == ""
 
 
-def test_a_ring_of_another_size_is_refused() -> None:
+def test_ring_of_another_size_than_the_window_is_refused() -> None:
     attributes = {"layer": 0, "scale": 1.0, "window": 24, "softcap": 0.0}
     marker = gs.Node(ATTENTION, domain=TRACE_DOMAIN, attrs=attributes)
     positions = gs.Variable("position_ids", np.int64, (1, 1))
     graph = gs.Graph(nodes=[marker], inputs=[positions])
     geometry = CacheGeometry("streaming", 96, 1, L_sink=0, L_recent=23, K=0)
-    with pytest.raises(SurgeryError, match="slides over 24 positions"):
-        DecodeCache(geometry).apply(graph)
+    with pytest.raises(SurgeryError, match="window of 24 positions"):
+        DecodeCache(geometry, GraphOptions()).apply(graph)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,15 @@ def test_a_ring_of_another_size_is_refused() -> None:
             [0, 64],
         ),
     ],
+    ids=[
+        "all slide",
+        "no window",
+        "window as long as the model",
+        "sliding off",
+        "upper layers slide",
+    ],
 )
-def test_windows_by_layer(config: PretrainedConfig, windows: list[int]) -> None:
+def test_sliding_windows_are_read_from_the_config_by_layer(
+    config: PretrainedConfig, windows: list[int]
+) -> None:
     assert sliding_windows(config) == windows

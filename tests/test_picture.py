@@ -18,7 +18,7 @@ from snapexport.vault import CHECKPOINT
 
 LENGTH = 64
 GEOMETRY = CacheGeometry("snapstream", 64, num_layers=1, L_sink=4, L_recent=12, K=3, L_obs=4)
-CANDIDATES = range(4, 52)
+ELIGIBLE = range(4, 52)
 
 
 def rows(kept: NDArray[np.int64], length: int = LENGTH, width: int = 60) -> list[str]:
@@ -27,15 +27,15 @@ def rows(kept: NDArray[np.int64], length: int = LENGTH, width: int = 60) -> list
     return [line.removeprefix(f"layer  0 head {head:2d} ") for head, line in enumerate(lines[1:-1])]
 
 
-@pytest.mark.parametrize("position", CANDIDATES)
+@pytest.mark.parametrize("position", ELIGIBLE)
 def test_a_kept_position_darkens_its_column_alone(position: int) -> None:
     (row,) = rows(np.array([[position]]))
-    columns = [" "] * len(CANDIDATES)
+    columns = [" "] * len(ELIGIBLE)
     columns[position - 4] = "█"
     assert row == "S" + "".join(columns) + "|" + "=" * 12
 
 
-@pytest.mark.parametrize("position", CANDIDATES)
+@pytest.mark.parametrize("position", ELIGIBLE)
 def test_a_column_is_as_dark_as_its_share_of_kept_positions(position: int) -> None:
     (row,) = rows(np.array([[position]]), width=20)  # 16 columns of 3 positions
     assert {i: mark for i, mark in enumerate(row[1:17]) if mark != " "} == {

@@ -1,4 +1,4 @@
-"""What `snapexport plan` counts, against builds and known sizes; and what it recommends."""
+"""`snapexport plan`: its counts against builds and known sizes, and its recommendations."""
 
 import dataclasses
 import json
@@ -75,17 +75,17 @@ def planned(model: PlannedModel, memory: int, L_max: int = 131072, **flags: Any)
 
 
 def options_of(line: str) -> BuildOptions:
-    """What `snapexport build` would be asked for by a command line."""
+    """The build options of a `snapexport build` command line."""
     program, *words = shlex.split(line)
     assert program == "snapexport"
     arguments = app.parser().parse_args(words)
     return BuildOptions(**values(arguments, build_command.CHOICES | build_command.CACHE))
 
 
-# Sizes that are known.
+# Known sizes.
 
 
-def test_the_caches_of_llama_3_1() -> None:
+def test_plan_counts_the_cache_bytes_of_llama_3_1() -> None:
     # 32 layers x 8 heads x 128 x (key, value) x 2 bytes; and 80 layers of the same.
     assert token_bytes(LLAMA_8B.facts, "bf16") == 131072
     assert token_bytes(LLAMA_70B.facts, "bf16") == 327680
@@ -98,7 +98,7 @@ def test_the_caches_of_llama_3_1() -> None:
     assert prompt_bytes(LLAMA_70B.facts, geometry, 512, "bf16") == 40 * GIB
 
 
-def test_the_weights_of_llama_3_1() -> None:
+def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
     bf16 = {"model": "m", "out": Path("o"), "L_max": 131072, "dtype": "bf16", "target": "tensorrt"}
     plans, on_cpu = BuildOptions(**bf16), BuildOptions(model="m", out=Path("o"), L_max=131072)
     # 8,030,261,248 and 70,553,706,496 parameters, as published.
@@ -126,12 +126,12 @@ def test_the_weights_of_llama_3_1() -> None:
         ("8kib", 8192),
     ],
 )
-def test_sizes_of_memory(text: str, nbytes: int) -> None:
+def test_memory_sizes_are_parsed_to_bytes(text: str, nbytes: int) -> None:
     assert parse_memory(text) == nbytes
 
 
 @given(st.integers(1, 2**45))
-def test_a_written_size_is_never_less(nbytes: int) -> None:
+def test_memory_size_written_as_a_flag_is_never_rounded_down(nbytes: int) -> None:
     assert parse_memory(as_flag(nbytes)) >= nbytes
 
 
@@ -145,7 +145,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def require_counted(build: Build, model: Path, **flags: Any) -> None:
-    """The caches and weights of a build are those that were counted for its options."""
+    """Assert that the planned bytes of caches and weights are those of the build."""
     options = BuildOptions(model=str(model), out=Path("o"), L_max=64, **flags)
     counted, manifest = read_model(str(model)), build.manifest
     facts, geometry = counted.facts, options.geometry(counted.facts)
@@ -159,20 +159,20 @@ def require_counted(build: Build, model: Path, **flags: Any) -> None:
     assert files - headers <= stored_bytes(counted, options) <= files
 
 
-def test_counted_as_built(checkpoint: Path, tiny_build: Build) -> None:
+def test_planned_bytes_equal_those_of_the_build(checkpoint: Path, tiny_build: Build) -> None:
     flags = {"L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
     require_counted(tiny_build, checkpoint, **flags)
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_counted_as_built_for_other_models(name: str, tmp_path: Path) -> None:
+def test_planned_bytes_equal_those_of_builds_of_other_geometries(name: str, tmp_path: Path) -> None:
     architecture, flags = GEOMETRIES[name]
     model = checkpoints.make(architecture, tmp_path / "model")
     built = build(model, tmp_path / "b", L_max=64, decode_batches=(), **flags)
     require_counted(built, model, **flags)
 
 
-def test_the_recommended_command_builds_what_was_planned(
+def test_command_of_the_recommendation_builds_the_planned_geometry(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -186,7 +186,7 @@ def test_the_recommended_command_builds_what_was_planned(
     assert cache_bytes(manifest).decode == chosen.alternative.at(chosen.batch).decode_cache
 
 
-# What is recommended.
+# Recommendations.
 
 memories = st.integers(1, 600).map(lambda gib: gib * GIB)
 flags = st.fixed_dictionaries(
@@ -210,14 +210,16 @@ def recommended_slots(model: PlannedModel, memory: int, given: dict[str, Any]) -
 
 @settings(max_examples=15, deadline=None)
 @given(memories, memories, flags)
-def test_more_memory_never_holds_fewer_slots(one: int, other: int, given: dict[str, Any]) -> None:
+def test_more_memory_never_recommends_fewer_batch_slots(
+    one: int, other: int, given: dict[str, Any]
+) -> None:
     few, many = (recommended_slots(LLAMA_8B, m, given) for m in sorted((one, other)))
     assert few <= many
 
 
 @settings(max_examples=15, deadline=None)
 @given(memories, flags)
-def test_a_recommendation_fits_and_its_command_asks_for_it(
+def test_recommendation_fits_and_its_command_has_the_same_options(
     memory: int, given: dict[str, Any]
 ) -> None:
     try:
@@ -234,14 +236,14 @@ def test_a_recommendation_fits_and_its_command_asks_for_it(
         assert getattr(options, name) == value
 
 
-def test_the_least_compression_that_holds_a_given_batch() -> None:
+def test_recommendation_has_the_least_compression_that_holds_the_batch() -> None:
     at = {batch: planned(LLAMA_8B, 80 * GIB, target="tensorrt", batch=batch) for batch in (1, 8)}
     assert not at[1].recommendation.alternative.geometry.compresses
     assert at[8].recommendation.alternative.choice["kv_budget"] == 131072 // 4
 
 
-def test_what_loses_nothing_comes_before_more_compression() -> None:
-    """Between the least that a chunk of 512 takes and the least of 128, the chunk gives way."""
+def test_plan_shrinks_the_prefill_chunk_before_the_cache() -> None:
+    """Memory just below the need of a chunk of 512: the plan takes a chunk of 256."""
     given: dict[str, Any] = {"target": "tensorrt", "kv_budget": 32768, "batch": 4}
     found = planned(LLAMA_8B, 100 * GIB, **given).alternatives
     needs = {one.chunk: one.at(4).prefill_peak for one in found}
@@ -249,8 +251,8 @@ def test_what_loses_nothing_comes_before_more_compression() -> None:
     assert tight.alternative.chunk == 256
 
 
-def test_a_cache_of_the_type_that_is_chosen_is_had(checkpoint: Path) -> None:
-    """TensorRT: bf16 for a checkpoint in fp32."""
+def test_recommended_dtype_follows_the_requested_cache_dtype(checkpoint: Path) -> None:
+    """A bf16 cache of an fp32 checkpoint, for TensorRT."""
     flags = {"model": str(checkpoint), "L_max": 64, "target": "tensorrt", "cache_dtype": "bf16"}
     assert make_plan(PlanRequest(1 * GIB, flags)).recommendation.options.dtype == "bf16"
 
@@ -261,9 +263,9 @@ BAD: dict[str, tuple[list[str], str]] = {
     "memory 0": (["--memory", "0"], "--memory 0 leaves nothing"),
     "memory below 0": (["--memory=-3GiB"], "--memory '-3GiB' is no size"),
     "memory of words": (["--memory", "plenty"], "--memory 'plenty' is no size"),
-    "too little": (["--memory", "50MB"], "nothing fits into 47.7 MiB: the least is"),
+    "too little": (["--memory", "50MB"], "nothing fits into 47.68 MiB: the least is"),
     "L_max above the model's": (["--L-max", "99999"], "--L-max 99999 is above the model's"),
-    "no prompt": (["--L-max", "0"], "--L-max 0 is below 1"),
+    "L_max 0": (["--L-max", "0"], "--L-max 0 is below 1"),
     "full, compressed": (["--policy", "full", "--K", "3"], "--policy full keeps everything"),
     "budget and parts": (
         ["--kv-budget", "30", "--K", "3", "--L-recent", "9"],
@@ -271,8 +273,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "no ring": (["--L-sink", "9", "--K", "9", "--L-recent", "0"], "larger than --L-recent 0"),
     "chunk above L_max": (["--prefill-chunk", "65"], "--prefill-chunk 65 is not between"),
-    "no slots": (["--batch", "0"], "--batch 0 is below 1"),
-    "bf16 on the CPU": (["--dtype", "bf16"], "cannot calculate in bf16"),
+    "batch 0": (["--batch", "0"], "--batch 0 is below 1"),
+    "bf16 on the CPU": (["--dtype", "bf16"], "--dtype bf16 is not supported with --target"),
     "int4 for TensorRT": (["--weights", "int4", "--target", "tensorrt"], "--weights int4"),
 }
 
@@ -284,14 +286,16 @@ def plan_flags(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input(name: str, plan_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_refuses_wrong_flags_with_a_hint(
+    name: str, plan_flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     words, message = BAD[name]
     assert app.main(plan_flags + words) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and message in err and "\n\nhint: " in err
 
 
-def test_bad_checkpoints(
+def test_plan_refuses_missing_and_unsupported_checkpoints(
     plan_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main([*plan_flags, "--model", str(tmp_path)]) == 2
@@ -303,7 +307,7 @@ def test_bad_checkpoints(
     assert "of a model_type 'gpt2' is not supported" in capsys.readouterr().err
 
 
-def test_what_would_fit_is_told_and_fits(
+def test_plan_hint_names_a_memory_size_that_fits(
     plan_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main([*plan_flags, "--memory", "50MB"]) == 2
@@ -312,10 +316,10 @@ def test_what_would_fit_is_told_and_fits(
     assert app.main([*plan_flags, "--memory", least]) == 0
 
 
-# What is printed.
+# Output.
 
 
-def test_the_report(plan_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_json_bytes_add_up(plan_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([*plan_flags, "--json", "--batch", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     rows = report["alternatives"]
@@ -328,7 +332,9 @@ def test_the_report(plan_flags: list[str], capsys: pytest.CaptureFixture[str]) -
     assert best["left_bytes"] == report["memory_bytes"] - counted["prefill_peak"]
 
 
-def test_the_tables(plan_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_tables_and_ends_with_the_build_command(
+    plan_flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert app.main(plan_flags) == 0
     out = capsys.readouterr().out
     assert "4 : 1, 16 slots a head *" in out and "single shot" in out

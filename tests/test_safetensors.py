@@ -1,4 +1,4 @@
-"""Headers of .safetensors files: what we write, others read; what cannot be true is refused."""
+"""Headers of .safetensors files: the library reads ours, and inconsistent ones are refused."""
 
 import json
 import struct
@@ -23,14 +23,14 @@ def written(file: Path, text: str, data: bytes = bytes(64)) -> Path:
 
 
 @pytest.mark.parametrize("data_at", [(64, 0), (4096, 0), (4096, 4095), (4096, 17)])
-def test_the_library_reads_a_header_at_every_alignment(data_at: tuple[int, int]) -> None:
+def test_safetensors_library_reads_our_header_at_every_alignment(data_at: tuple[int, int]) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     head = header({"x": ("F32", (2, 3))}, data_at)
     assert len(head) % data_at[0] == data_at[1]
     np.testing.assert_array_equal(load(head + values.tobytes())["x"], values)
 
 
-def test_a_written_header_is_read_back(tmp_path: Path) -> None:
+def test_safetensors_header_is_read_back_as_written(tmp_path: Path) -> None:
     head = header({"a": ("BF16", (3,)), "b": ("U8", (2, 2)), "c": ("F32", ())})
     (tmp_path / "f").write_bytes(head + bytes(14))
     spans = read_header(tmp_path / "f")
@@ -58,27 +58,29 @@ def test_a_written_header_is_read_back(tmp_path: Path) -> None:
         ([], "no readable"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_refused(
+def test_inconsistent_safetensors_header_is_refused(
     tmp_path: Path, entries: Any, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         read_header(written(tmp_path / "f", json.dumps(entries)))
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_safetensors_header_with_a_repeated_name_is_refused(tmp_path: Path) -> None:
     one = json.dumps({"x": entry(0, 8)})[1:-1]
     with pytest.raises(UserError, match="no readable"):
         read_header(written(tmp_path / "f", "{" + one + "," + one + "}"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\1\0", struct.pack("<Q", 1 << 40) + b"{}"])
-def test_a_file_shorter_than_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_safetensors_file_shorter_than_its_header_is_refused(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(UserError, match="truncated"):
         read_header(tmp_path / "f")
 
 
-def test_metadata_and_tensors_of_no_elements_are_no_trouble(tmp_path: Path) -> None:
+def test_safetensors_metadata_and_empty_tensors_are_accepted(tmp_path: Path) -> None:
     entries = {"__metadata__": {"format": "pt"}, "x": entry(0, 8), "none": entry(8, 8, (0, 4))}
     spans = read_header(written(tmp_path / "f", json.dumps(entries)))
     assert {name: span.nbytes for name, span in spans.items()} == {"x": 8, "none": 0}

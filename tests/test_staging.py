@@ -15,7 +15,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import MANIFEST
 
 
-def test_what_was_written_takes_the_targets_place(tmp_path: Path) -> None:
+def test_staged_directory_appears_at_its_target_when_complete(tmp_path: Path) -> None:
     with staged(tmp_path / "a" / "b", overwrite=False) as directory:
         (directory / "file").write_text("x")
         assert not (tmp_path / "a" / "b").exists()
@@ -23,13 +23,13 @@ def test_what_was_written_takes_the_targets_place(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b" / "file").read_text() == "x"
 
 
-def test_a_failure_leaves_nothing_not_even_parents(tmp_path: Path) -> None:
+def test_failed_staging_leaves_neither_target_nor_parents(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), staged(tmp_path / "a" / "b", overwrite=False):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+def test_existing_build_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     target = tmp_path / "b"
     target.mkdir()
     (target / MANIFEST).write_text("old")
@@ -45,7 +45,9 @@ def test_an_existing_target_is_kept_unless_told_otherwise(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_what_is_no_build_is_never_overwritten(tmp_path: Path, make: Callable[..., None]) -> None:
+def test_staging_never_overwrites_a_path_that_is_no_build(
+    tmp_path: Path, make: Callable[..., None]
+) -> None:
     target = tmp_path / "precious"
     make(target)
     if target.is_dir():
@@ -80,7 +82,9 @@ def test_an_interrupted_build_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_build_left_goes_with_the_next(checkpoint: Path, tmp_path: Path) -> None:
+def test_next_build_removes_the_unfinished_directory_of_a_killed_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     process, partial = start_build(checkpoint, tmp_path / "b")
     process.kill()
     process.communicate(timeout=60)
@@ -91,7 +95,7 @@ def test_what_a_killed_build_left_goes_with_the_next(checkpoint: Path, tmp_path:
     assert not partial.exists()
 
 
-def test_a_name_is_no_pattern(tmp_path: Path) -> None:
+def test_target_name_with_an_asterisk_is_not_a_pattern(tmp_path: Path) -> None:
     other = tmp_path / ".a.partial-x"
     other.mkdir()
     with staged(tmp_path / "*", overwrite=False):
@@ -99,14 +103,16 @@ def test_a_name_is_no_pattern(tmp_path: Path) -> None:
     assert other.is_dir()
 
 
-def test_a_living_build_is_left_alone(tmp_path: Path) -> None:
+def test_staging_keeps_the_unfinished_directory_of_a_running_build(tmp_path: Path) -> None:
     with staged(tmp_path / "b", overwrite=False) as first:
         with pytest.raises(ZeroDivisionError), staged(tmp_path / "b", overwrite=False):
             raise ZeroDivisionError
         assert first.is_dir()
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_build_on_a_full_disk_is_an_error_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     """A limit on the size of files stands for the full disk: writing fails half-way."""
     code = (
         "import resource, sys\n"

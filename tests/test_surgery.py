@@ -1,4 +1,4 @@
-"""What finished graphs consist of, and that a pass which finds the wrong thing says so."""
+"""Operators of finished graphs, and errors of passes that do not match."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_graphs_are_of_opset_24_with_every_dimension_fixed(tiny_build: Build, gr
         assert all(dim.dim_value > 0 for dim in value.type.tensor_type.shape.dim), value.name
 
 
-def test_no_decision_is_left_open(tiny_build: Build) -> None:
+def test_finished_graphs_hold_no_trace_markers(tiny_build: Build) -> None:
     for name in tiny_build.manifest.graphs:
         assert domains(load(tiny_build, name)) <= {"", "snapexport", "com.microsoft"}
 
@@ -46,7 +46,7 @@ def test_the_portable_target_has_standard_operators_alone(checkpoint: Path, tmp_
         onnx.checker.check_model(made.graph(name))
 
 
-def test_every_weight_is_read_in_place(tiny_build: Build) -> None:
+def test_decode_graph_neither_embeds_nor_transposes_weights(tiny_build: Build) -> None:
     model = load(tiny_build, "decode")
     assert max(tensor.ByteSize() for tensor in model.graph.initializer) < 256
     assert max(node.ByteSize() for node in model.graph.node) < 512
@@ -56,7 +56,7 @@ def test_every_weight_is_read_in_place(tiny_build: Build) -> None:
     )
 
 
-def test_a_missing_layer_is_an_error() -> None:
+def test_missing_marker_of_a_layer_is_an_error() -> None:
     graph = gs.Graph(nodes=[gs.Node(ATTENTION, domain=TRACE_DOMAIN, attrs={"layer": 1})])
     with pytest.raises(SurgeryError, match="layers \\[1\\]"):
         markers(graph, TRACE_DOMAIN, ATTENTION)

@@ -1,4 +1,4 @@
-"""What the onnxruntime target does for speed, held against plain operators and numbers."""
+"""Fast operators of the onnxruntime target, against plain operators and numbers."""
 
 from typing import Any
 
@@ -28,10 +28,10 @@ def run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize("prompt_length", [1, 8, 20, 37, 63, 64])
-def test_a_vote_over_the_prompt_is_one_over_the_whole_cache(
+def test_onnxruntime_vote_over_the_prompt_equals_one_over_the_whole_cache(
     tiny_build: Build, prompt_length: int
 ) -> None:
-    """What lies behind the prompt is left by a longer one, and far larger."""
+    """Keys beyond the prompt, as a longer prompt left them, are 1000 times larger."""
     trace, geometry = Traces.of(tiny_build).prefill, tiny_build.manifest.geometry
     ours, plain = (surgery.compress(trace, geometry, t) for t in ("onnxruntime", "portable"))
     assert "Slice" in {node.op_type for node in ours.graph.node}
@@ -71,7 +71,7 @@ def rewritten(graph: gs.Graph, change: Pass) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("leading", [[1, 1], [4, 1], [8, 1], [16, 1], [1, 32], [1, 64]])
-def test_a_linear_layer_is_the_same_by_whichever_order(leading: list[int]) -> None:
+def test_fused_matmul_computes_the_linear_layer_in_either_order(leading: list[int]) -> None:
     model = rewritten(linear(leading), FusedMatMul())
     x = np.random.default_rng(1).standard_normal((*leading, 24), np.float32)
     (stored,) = [tensor for tensor in model.graph.initializer if tensor.name == "W"]
@@ -88,7 +88,7 @@ def test_a_linear_layer_is_the_same_by_whichever_order(leading: list[int]) -> No
         ([1, 512], np.float32, False),
     ],
 )
-def test_the_weight_comes_first_for_a_few_rows_on_the_cpu(
+def test_fused_matmul_puts_the_weight_first_only_for_a_few_fp32_rows(
     leading: list[int], dtype: type[np.floating[Any]], weight_first: bool
 ) -> None:
     (product,) = [
@@ -115,7 +115,9 @@ def heads_and_back(tokens: int) -> gs.Graph:
 @pytest.mark.parametrize(
     "tokens, left", [(1, ["Reshape", "Neg"]), (5, ["Reshape", "Transpose", "Reshape", "Neg"])]
 )
-def test_what_moves_nothing_is_one_reshape(tokens: int, left: list[str]) -> None:
+def test_reshapes_and_transposes_that_move_nothing_become_one_reshape(
+    tokens: int, left: list[str]
+) -> None:
     model = rewritten(heads_and_back(tokens), FewerReshapes())
     assert [node.op_type for node in model.graph.node] == left
     x = np.random.default_rng(0).standard_normal((2, tokens, 12), np.float32)
@@ -123,7 +125,7 @@ def test_what_moves_nothing_is_one_reshape(tokens: int, left: list[str]) -> None
     np.testing.assert_array_equal(run(model, {"x": x})["y"], expected)
 
 
-def test_a_reshape_that_copies_a_size_keeps_what_it_copies_from() -> None:
+def test_reshape_that_copies_a_size_is_not_merged() -> None:
     graph = heads_and_back(1)
     last = next(n for n in reversed(graph.nodes) if n.op == "Reshape")
     last.inputs[1] = int64s(graph, 0, 1, -1, 4)
@@ -144,7 +146,7 @@ def normed_sum(shape: list[int], dtype: type[np.floating[Any]] = np.float32) -> 
     return graph
 
 
-def test_a_sum_and_its_norm_are_one_operator() -> None:
+def test_sum_and_its_norm_become_one_operator() -> None:
     model = rewritten(normed_sum([2, 3, 8]), SkipNorm())
     assert [n.op_type for n in model.graph.node] == ["SkipSimplifiedLayerNormalization", "Add"]
     x, residual = np.random.default_rng(0).standard_normal((2, 2, 3, 8), np.float32)
@@ -156,7 +158,7 @@ def test_a_sum_and_its_norm_are_one_operator() -> None:
 
 
 @pytest.mark.parametrize("shape, dtype", [([8], np.float32), ([2, 3, 8], np.float16)])
-def test_a_broadcast_sum_and_16_bits_keep_their_operators(
+def test_broadcast_and_16_bit_sums_keep_their_operators(
     shape: list[int], dtype: type[np.floating[Any]]
 ) -> None:
     model = rewritten(normed_sum(shape, dtype), SkipNorm())

@@ -1,7 +1,7 @@
 """The tensorrt target without TensorRT: ONNX Runtime runs the same graphs, and agrees.
 
 `PYTHONPATH=. python -m tests.test_target_tensorrt` writes the golden structures anew. Read their
-diff: what changes there changes what users' engines are built from.
+diff: it shows changes of the graphs that users' engines are built from.
 """
 
 import json
@@ -49,29 +49,33 @@ def load(made: Build, name: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_compressed_cache_is_what_transformers_is_under_a_mask(case: Case) -> None:
+def test_tensorrt_target_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (25, 96), steps=12)
 
 
-def test_a_full_cache_is_transformers_with_windows_and_softcaps() -> None:
+def test_tensorrt_target_full_cache_agrees_with_plain_transformers() -> None:
     case = Case("gemma2", policy="full", L_max=160, prefill_chunk=160, target="tensorrt")
     assert_agrees_with_plain(cases.built(case), "gemma2", (25, 96), str(case))
 
 
 @pytest.fixture(scope="module")
-def tiny(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def tensorrt_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("tensorrt") / "b"
     options: dict[str, Any] = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "dtype": "fp16"}
     options |= {"prefill_chunk": 32, "batch": 2, "baseline": True}
     return build(checkpoint, out, target="tensorrt", **options)
 
 
-def test_fp16_agrees_with_the_onnxruntime_target(tiny: Build, tmp_path: Path) -> None:
-    """Prefill in two chunks, compression, eight decoded tokens: 60 that don't fit the cache."""
-    manifest = tiny.manifest.model_copy(update={"target": "onnxruntime"})
-    other = derive(replace(tiny, manifest=manifest), manifest.geometry, tmp_path / "other")
+def test_fp16_tensorrt_target_agrees_with_the_onnxruntime_target(
+    tensorrt_build: Build, tmp_path: Path
+) -> None:
+    """Prefill in two chunks, compression and eight decode steps. 60 tokens don't fit the cache."""
+    manifest = tensorrt_build.manifest.model_copy(update={"target": "onnxruntime"})
+    other = derive(
+        replace(tensorrt_build, manifest=manifest), manifest.geometry, tmp_path / "other"
+    )
     assert {node.op_type for node in load(other, "prefill").graph.node} >= {"GroupQueryAttention"}
-    assert np.abs(answer(tiny) - answer(other)).max() < FP16
+    assert np.abs(answer(tensorrt_build) - answer(other)).max() < FP16
 
 
 def answer(made: Build) -> Array:
@@ -86,14 +90,14 @@ def answer(made: Build) -> Array:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_lint_finds_nothing(case: Case) -> None:
+def test_lint_finds_nothing_in_builds_for_tensorrt(case: Case) -> None:
     made = Build.open(cases.built(case).directory)
     assert lint_build(made, table_for(None)) == lint_build(made, table_for("10.15")) == []
 
 
-def test_standard_operators_alone(tiny: Build) -> None:
-    for name in tiny.manifest.graphs:
-        model = load(tiny, name)
+def test_tensorrt_target_graphs_have_standard_operators_alone(tensorrt_build: Build) -> None:
+    for name in tensorrt_build.manifest.graphs:
+        model = load(tensorrt_build, name)
         assert {node.domain for node in model.graph.node} <= {"", "snapexport"}
         inlined = inliner.inline_local_functions(model)
         assert {node.domain for node in inlined.graph.node} == {""}
@@ -109,22 +113,24 @@ def without_weights(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tensor.dims, kind), tensor.name))
 
 
-def test_layers_share_the_mask(tiny: Build) -> None:
+def test_tensorrt_target_layers_share_one_mask(tensorrt_build: Build) -> None:
     for name in ("prefill", "decode"):
-        nodes = load(tiny, name).graph.node
+        nodes = load(tensorrt_build, name).graph.node
         masks = [node.input[3] for node in nodes if node.op_type == "Attention"]
         assert len(masks) == 2 and len(set(masks)) == 1 and masks[0]
 
 
-def test_tensorrts_own_mark_is_for_tensorrt(tiny: Build, tmp_path: Path) -> None:
-    for name in tiny.manifest.graphs:
-        assert not marked(load(tiny, name))
+def test_trt_decomposable_is_off_by_default_and_refused_for_portable(
+    tensorrt_build: Build, tmp_path: Path
+) -> None:
+    for name in tensorrt_build.manifest.graphs:
+        assert not marked(load(tensorrt_build, name))
     with pytest.raises(UserError, match="not supported with --target portable"):
         BuildOptions(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
 
 
 def marked(model: onnx.ModelProto) -> int:
-    """How many nodes carry attributes that are TensorRT's own."""
+    """Number of nodes with TensorRT's own attributes."""
     return sum(any(a.name.startswith("TRT_") for a in n.attribute) for n in model.graph.node)
 
 
@@ -161,10 +167,10 @@ SnapKVSelect <K> (x) => (values, places)
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("kind", [np.float32, np.int64])
 @pytest.mark.parametrize("k", [4, 5, 8, 9, 21, 32])
-def test_rounds_are_one_large_topk_ties_included(
+def test_topk_in_rounds_equals_one_large_topk_including_ties(
     monkeypatch: pytest.MonkeyPatch, k: int, kind: type, largest: int
 ) -> None:
-    """Of 32 numbers with few different values, as many as all of them."""
+    """Top k of 32 numbers with few different values, up to all 32."""
     monkeypatch.setattr(topk_rounds, "MOST", 4)
     x = np.random.default_rng(k).integers(-1, 5, (2, 3, 32)).astype(kind)
     whole = calling(onnx.parser.parse_function(TOPK % largest), {"x": x}, K=[k])
@@ -176,7 +182,7 @@ def test_rounds_are_one_large_topk_ties_included(
         assert np.array_equal(got, want)
 
 
-def test_layers_of_different_k_share_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_different_K_share_the_rounds_of_topk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Budgets by layer: the body is made for the largest K, and right for the smallest."""
     monkeypatch.setattr(topk_rounds, "MOST", 4)
     x = np.random.default_rng(0).integers(0, 5, (1, 2, 16)).astype(np.float32)
@@ -192,7 +198,7 @@ def test_layers_of_different_k_share_the_rounds(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("length", [8, 3000, 9000])
 @pytest.mark.parametrize("sharpness", [0.0, 3.0])
-def test_select_keeps_the_same_without_a_large_topk(length: int, sharpness: float) -> None:
+def test_select_keeps_the_same_positions_with_topk_in_rounds(length: int, sharpness: float) -> None:
     """sharpness 0: all votes are ties. Lengths at which none, some and all of K are used."""
     rng = np.random.default_rng(length)
     feeds = {
@@ -209,8 +215,8 @@ def test_select_keeps_the_same_without_a_large_topk(length: int, sharpness: floa
     assert np.array_equal(run(split, feeds)[0], run(whole, feeds)[0])
 
 
-def test_a_small_topk_stays_as_it_is(tiny: Build) -> None:
-    (body,) = [f for f in load(tiny, "compress").functions if f.name == "SnapKVSelect"]
+def test_small_topk_is_not_split_into_rounds(tensorrt_build: Build) -> None:
+    (body,) = [f for f in load(tensorrt_build, "compress").functions if f.name == "SnapKVSelect"]
     assert body == function("SnapKVSelect")
 
 
@@ -232,7 +238,7 @@ def real_build(architecture: str, directory: Path) -> Build:
 
 
 def structure(made: Build) -> dict[str, Any]:
-    """What the graphs consist of, function calls and bodies apart."""
+    """Operators, inputs and outputs of the graphs; function bodies apart."""
     return {
         name: {
             "operators": counts(load(made, name).graph.node),
@@ -249,7 +255,9 @@ def counts(nodes: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("architecture", REAL)
-def test_real_heads_at_131072_tokens(architecture: str, tmp_path: Path) -> None:
+def test_graphs_of_real_heads_at_131072_tokens_equal_the_golden_structure(
+    architecture: str, tmp_path: Path
+) -> None:
     made = real_build(architecture, tmp_path)
     assert [layer.K for layer in made.manifest.geometry.layers] == [4094, 4094]
     assert marked(load(made, "decode")) == marked(load(made, "baseline-prefill")) == 2
@@ -260,7 +268,7 @@ def test_real_heads_at_131072_tokens(architecture: str, tmp_path: Path) -> None:
 
 
 def renew() -> None:
-    """Write the golden structures from what is built now."""
+    """Write the golden structures of the present builds."""
     import tempfile
 
     for architecture in REAL:

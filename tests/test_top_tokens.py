@@ -1,4 +1,4 @@
-"""Builds with top_tokens: what their graphs tell, and that requests are answered as without."""
+"""Builds with top tokens: outputs of their graphs, and requests answered as without them."""
 
 from dataclasses import replace
 from functools import cache
@@ -44,7 +44,7 @@ def build_of(case: Case) -> Build:
 
 @cache
 def session(vocabulary: int, count: int) -> ort.InferenceSession:
-    """The pass by itself, behind a graph that gives the logits that it is given."""
+    """The pass alone, on a graph that returns its input as logits."""
     shape = (ROWS, vocabulary)
     given, logits = (gs.Variable(name, np.float32, shape) for name in ("given", names.LOGITS))
     nodes = [gs.Node("Identity", inputs=[given], outputs=[logits])]
@@ -56,7 +56,7 @@ def session(vocabulary: int, count: int) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), providers=providers)
 
 
-def told(logits: Logits, count: int, temperature: Any = 1.0) -> dict[str, NDArray[Any]]:
+def run_pass(logits: Logits, count: int, temperature: Any = 1.0) -> dict[str, NDArray[Any]]:
     run = session(logits.shape[1], count)
     temperatures = np.full(ROWS, temperature, np.float32)
     outputs = run.run(None, {"given": logits, names.TEMPERATURE: temperatures})
@@ -70,9 +70,9 @@ def normal(vocabulary: int, scale: float = 3.0) -> Logits:
 
 @pytest.mark.parametrize("vocabulary", [257, 32000, 128256])
 @pytest.mark.parametrize("temperature", [1.0, (0.01, 0.7, 50.0)])
-def test_numbers_are_torchs(vocabulary: int, temperature: Any) -> None:
+def test_top_tokens_and_log_normalizer_equal_torchs(vocabulary: int, temperature: Any) -> None:
     logits = normal(vocabulary)
-    out = told(logits, 50, temperature)
+    out = run_pass(logits, 50, temperature)
     np.testing.assert_array_equal(out[names.LOGITS], logits)
     values, tokens = torch.from_numpy(logits).topk(50)
     np.testing.assert_array_equal(out[names.TOP_LOGITS], values)
@@ -81,43 +81,45 @@ def test_numbers_are_torchs(vocabulary: int, temperature: Any) -> None:
     np.testing.assert_allclose(out[names.LOG_NORMALIZER], divided.logsumexp(-1), rtol=1e-6)
 
 
-def test_what_a_large_weight_leaves_is_not_swallowed() -> None:
+def test_log_normalizer_keeps_many_small_weights_beside_a_large_one() -> None:
     """128,255 weights of 1e-8 beside a 1: added one by one in float32 they vanish."""
     logits = np.full((ROWS, 128256), np.log(1e-8), np.float32)
     logits[:, 0] = 0
     log_sum = np.log1p(128255e-8)
-    np.testing.assert_allclose(told(logits, 1)[names.LOG_NORMALIZER], log_sum, rtol=1e-3)
+    np.testing.assert_allclose(run_pass(logits, 1)[names.LOG_NORMALIZER], log_sum, rtol=1e-3)
 
 
-def test_ties_go_to_the_lower_token() -> None:
+def test_top_tokens_list_the_lower_token_first_in_a_tie() -> None:
     logits = np.zeros((ROWS, 257), np.float32)
     logits[:, [40, 200]] = 1
-    np.testing.assert_array_equal(told(logits, 5)[names.TOP_TOKENS], [[40, 200, 0, 1, 2]] * ROWS)
+    np.testing.assert_array_equal(
+        run_pass(logits, 5)[names.TOP_TOKENS], [[40, 200, 0, 1, 2]] * ROWS
+    )
 
 
 @pytest.mark.parametrize("place", [0, 100, 256])
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_the_normalizer_is_finite_exactly_if_a_token_can_be_chosen(
+def test_log_normalizer_is_finite_exactly_if_a_token_can_be_chosen(
     place: int, broken: float
 ) -> None:
     logits = normal(257)
     logits[1, place] = broken
     logits[2, :] = -np.inf
     for temperature in (1e-20, 0.7, 1e20):
-        found = np.isfinite(told(logits, 8, temperature)[names.LOG_NORMALIZER])
+        found = np.isfinite(run_pass(logits, 8, temperature)[names.LOG_NORMALIZER])
         assert found.tolist() == [True, False, False]
     logits[:, :] = -np.inf
     logits[:, place] = -5.0
-    assert np.isfinite(told(logits, 8, 1e20)[names.LOG_NORMALIZER]).all()
+    assert np.isfinite(run_pass(logits, 8, 1e20)[names.LOG_NORMALIZER]).all()
 
 
-def test_a_graph_without_logits_is_not_ours() -> None:
-    with pytest.raises(SurgeryError, match="for its logits"):
+def test_top_tokens_pass_refuses_a_graph_without_logits() -> None:
+    with pytest.raises(SurgeryError, match="not one float32 tensor"):
         TopTokens(4).apply(gs.Graph(opset=24))
 
 
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT, TENSORRT], ids=str)
-def test_every_graph_with_logits_tells_them(case: Case) -> None:
+def test_every_graph_with_logits_has_top_token_outputs(case: Case) -> None:
     build = build_of(case)
     assert build.manifest.graph_options.top_tokens == COUNT
     for graph in build.manifest.graphs.values():
@@ -140,7 +142,7 @@ def test_every_graph_with_logits_tells_them(case: Case) -> None:
         }
 
 
-def test_logits_are_the_same_to_the_bit() -> None:
+def test_logits_with_and_without_top_tokens_are_bit_identical() -> None:
     ours, plain = (BoundGraph(build_of(case), "decode") for case in (CHUNKED, PLAIN))
     ours.arrays[names.TEMPERATURE][:] = 1
     for graph in (ours, plain):
@@ -153,11 +155,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "top-k": {"temperature": 0.8, "top_k": 5},
     "top-k of all top_tokens, top-p": {"temperature": 0.8, "top_k": 8, "top_p": 0.9},
-    "top-k beyond them": {"temperature": 0.8, "top_k": 9},
+    "top-k beyond top_tokens": {"temperature": 0.8, "top_k": 9},
     "top-p": {"temperature": 0.8, "top_p": 0.5},
     "top-p of nearly all": {"temperature": 2.0, "top_p": 0.99},
     "temperature": {"temperature": 0.8},
-    "hardly warm": {"temperature": 1e-320, "top_p": 0.9},
+    "temperature near zero": {"temperature": 1e-320, "top_p": 0.9},
     "logprobs": {"logprobs": 3},
     "drawn logprobs": {"temperature": 0.8, "top_k": 5, "logprobs": 2},
 }
@@ -165,8 +167,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @layouts
 @pytest.mark.parametrize("baseline", [False, True], ids=["compressed", "full"])
-def test_requests_are_answered_as_without(case: Case, baseline: bool) -> None:
-    """All kinds at once, after prompts and after continuations."""
+def test_outputs_with_and_without_top_tokens_are_equal(case: Case, baseline: bool) -> None:
+    """All kinds of sampling in one batch, after prompts and after continuations."""
     ours, plain = (
         LLM.from_executor(
             open_executor(build_of(replace(case, top_tokens=count)), baseline=baseline, threads=1),
@@ -186,7 +188,7 @@ def test_requests_are_answered_as_without(case: Case, baseline: bool) -> None:
     assert ours.score(prompts, scored) == plain.score(prompts, scored)
 
 
-def test_a_broken_slot_ends_and_its_neighbours_go_on(tmp_path: Path) -> None:
+def test_nan_in_one_batch_slot_ends_its_request_alone(tmp_path: Path) -> None:
     """A token whose embedding is NaN: in a prompt, and fed in decode."""
     broken, token = tmp_path / "broken", 77
     transformers = pytest.importorskip("transformers")
@@ -207,7 +209,7 @@ def test_a_broken_slot_ends_and_its_neighbours_go_on(tmp_path: Path) -> None:
     assert (first.finish_reason, first.token_ids, others) == ("error", (), expected)
 
 
-def test_another_cache_of_the_same_weights_has_as_many(tmp_path: Path) -> None:
+def test_derived_build_keeps_the_number_of_top_tokens(tmp_path: Path) -> None:
     build = build_of(CHUNKED)
     full = derive(build, build.manifest.geometry.as_full(), tmp_path / "full")
     assert full.manifest.graph_options.top_tokens == COUNT
@@ -215,7 +217,7 @@ def test_another_cache_of_the_same_weights_has_as_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
-def test_polygraphys_runner_gives_the_same_logits(case: Case) -> None:
+def test_polygraphy_runner_gives_the_same_logits_with_top_tokens(case: Case) -> None:
     answers = []
     for one in (case, replace(case, top_tokens=0)):
         with GraphRunner(build_of(one)) as backend:
@@ -223,12 +225,12 @@ def test_polygraphys_runner_gives_the_same_logits(case: Case) -> None:
     np.testing.assert_array_equal(*answers)
 
 
-def test_the_lint_finds_nothing() -> None:
+def test_lint_finds_nothing_in_a_build_with_top_tokens() -> None:
     assert lint_build(build_of(TENSORRT), table_for(None)) == []
     assert lint_build(build_of(TENSORRT), table_for("10.15")) == []
 
 
-def test_inspect_tells_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_says_whether_sampling_uses_top_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     for case, line in ((CHUNKED, "from 8 top tokens"), (PLAIN, "from logits")):
         assert main(["inspect", str(build_of(case).directory)]) == 0
         assert line in capsys.readouterr().out
@@ -242,17 +244,17 @@ def test_inspect_tells_of_them(capsys: pytest.CaptureFixture[str]) -> None:
         (["--top-tokens", "4000", "--target", "tensorrt"], "above 3840, the most that TensorRT's"),
     ],
 )
-def test_wrong_numbers_are_refused(
+def test_top_tokens_flag_out_of_range_is_refused(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = str(cases.checkpoint("llama")), tmp_path / "b"
     assert main(["build", "--model", model, "--L-max", "64", "--out", str(out), *flags]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and message in said and "\nhint: " in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and "\nhint: " in error
     assert not list(tmp_path.iterdir())
 
 
-def test_all_of_the_vocabulary_may_be_top_tokens(tmp_path: Path) -> None:
+def test_top_tokens_may_be_the_whole_vocabulary(tmp_path: Path) -> None:
     build = build_of(PLAIN)
     every = GraphOptions(top_tokens=checkpoints.VOCABULARY)
     whole = derive(build, build.manifest.geometry, tmp_path / "whole", every)

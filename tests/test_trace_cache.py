@@ -1,4 +1,4 @@
-"""A trace from the cache becomes the same graph as a fresh one, and nothing stale is taken."""
+"""A trace from the cache becomes the same graph as a fresh one. Its key changes with each input."""
 
 import copy
 import inspect
@@ -31,7 +31,7 @@ def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path
     assert linked(traced, found, config) == linked(loaded, found, config)
 
 
-def test_a_trace_is_found_by_all_that_makes_it(
+def test_trace_cache_key_changes_with_every_input_of_the_trace(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(Checkpoint.open(checkpoint))

@@ -1,4 +1,4 @@
-"""The bundled checkpoint remembers, with the full cache and with an eighth of it."""
+"""The bundled checkpoint retrieves values, with the full cache and with an eighth of it."""
 
 from importlib.resources import files
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights are copied where their dtype serves, converted where it does not, and never guessed."""
+"""Weights are copied, or converted exactly to another dtype; missing ones are refused."""
 
 import errno
 import json
@@ -90,7 +90,7 @@ def test_link_weights_with_quantized_weights_is_refused(checkpoint: Path, tmp_pa
         build(checkpoint, tmp_path / "b", L_max=32, link_weights=True, weights="int4")
 
 
-def test_another_dtype_is_converted_exactly(tmp_path: Path) -> None:
+def test_weights_of_another_dtype_are_converted_exactly(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
     made = build(model, tmp_path / "b", L_max=32, dtype="fp32")
     original = load_file(model / "model.safetensors")
@@ -115,7 +115,7 @@ def test_only_the_tensors_of_another_dtype_are_converted(tmp_path: Path) -> None
     assert made.manifest.linked_weights
 
 
-def test_a_linked_file_has_the_hash_that_the_hub_gave_it(tmp_path: Path) -> None:
+def test_linked_weight_file_takes_its_hash_from_the_hub_cache(tmp_path: Path) -> None:
     """A snapshot of the Hub's cache is symlinks to blobs that have their hash for a name."""
     model, blob = tmp_path / "m", tmp_path / "blobs" / ("ab" * 32)
     checkpoints.make("llama", model)
@@ -129,7 +129,7 @@ def test_a_linked_file_has_the_hash_that_the_hub_gave_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("clash", ["model.safetensors", "model.norm.weight.safetensors"])
-def test_linked_shards_of_one_name_are_never_written_to(tmp_path: Path, clash: str) -> None:
+def test_linked_shards_with_equal_names_are_never_overwritten(tmp_path: Path, clash: str) -> None:
     """Shards that resolve to files of one name, or of a name that conversion uses."""
     model = checkpoints.make("llama", tmp_path / "m", max_shard_size="100KB")
     shards = sorted(model.glob("*.safetensors"))
@@ -146,7 +146,7 @@ def test_linked_shards_of_one_name_are_never_written_to(tmp_path: Path, clash: s
     assert len(made.manifest.weights) == len(shards) - 1 + len(norm)
 
 
-def test_values_that_a_dtype_cannot_hold_are_told(tmp_path: Path) -> None:
+def test_weight_values_outside_of_the_dtype_are_refused(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"][0] = 1e5
@@ -156,7 +156,7 @@ def test_values_that_a_dtype_cannot_hold_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("age", "trusted"), [(-10, True), (10, False)])
-def test_a_downloads_hash_counts_until_the_file_is_written(
+def test_downloaded_hash_is_trusted_only_for_an_unmodified_file(
     tmp_path: Path, age: float, trusted: bool
 ) -> None:
     model = checkpoints.make("llama", tmp_path / "m")
@@ -168,23 +168,23 @@ def test_a_downloads_hash_counts_until_the_file_is_written(
     assert (weights.sha256 == "cd" * 32) is trusted
 
 
-def test_a_hub_id_is_fetched_without_second_copies(
+def test_hub_download_skips_duplicate_weight_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {}
+    download = {}
 
     def snapshot_download(model: str, **patterns: list[str]) -> str:
-        asked.update(patterns, model=model)
+        download.update(patterns, model=model)
         return str(checkpoint)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     build("owner/name", tmp_path / "b", L_max=32)
-    assert asked["model"] == "owner/name"
-    assert "*.safetensors" in asked["allow_patterns"]
-    assert "consolidated*" in asked["ignore_patterns"]
+    assert download["model"] == "owner/name"
+    assert "*.safetensors" in download["allow_patterns"]
+    assert "consolidated*" in download["ignore_patterns"]
 
 
-def test_a_changed_weight_is_noticed_by_a_full_check(checkpoint: Path, tmp_path: Path) -> None:
+def test_verify_weights_finds_a_changed_byte(checkpoint: Path, tmp_path: Path) -> None:
     made = build(checkpoint, tmp_path / "b", L_max=32)
     with (made.directory / "weights/model.norm.weight.safetensors").open("r+b") as file:
         file.seek(-1, 2)
@@ -193,7 +193,7 @@ def test_a_changed_weight_is_noticed_by_a_full_check(checkpoint: Path, tmp_path:
         made.verify_weights()
 
 
-def test_headers_are_read_as_safetensors_writes_them(checkpoint: Path) -> None:
+def test_checkpoint_headers_point_to_the_bytes_of_each_tensor(checkpoint: Path) -> None:
     found = Checkpoint.open(checkpoint)
     expected = load_file(checkpoint / "model.safetensors")
     assert found.tensors.keys() == expected.keys()
@@ -202,7 +202,9 @@ def test_headers_are_read_as_safetensors_writes_them(checkpoint: Path) -> None:
         assert np.array_equal(data, expected[name].numpy())
 
 
-def test_tensors_that_the_config_needs_are_required(checkpoint: Path, tmp_path: Path) -> None:
+def test_checkpoint_without_tensors_of_its_config_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())

@@ -1,4 +1,4 @@
-"""Keeps traces on disk, by all that makes them, so that tests trace each model once.
+"""Keeps traces on disk, by a key of all their inputs, so that tests trace each model once.
 
 A trace takes seconds and depends on a config, a dtype, a number of tokens or slots, the exporter's
 sources and four libraries: these are the key. The folder is shared by the workers of a run, and by
@@ -25,7 +25,7 @@ import snapexport
 
 LIBRARIES = ("torch", "transformers", "onnxscript", "onnx-ir")
 NO_DATA = "no data"
-"""In the place of a weight file's name, for an initializer without data."""
+"""Stands for a weight file's name, for an initializer without data."""
 
 Trace = Callable[[Any, torch.dtype, int], ir.Model]
 
@@ -53,7 +53,7 @@ def key(name: str, config: Any, dtype: torch.dtype, count: int) -> str:
 
 @cache
 def sources() -> str:
-    """Hash of what the package says about tracing."""
+    """Hash of the sources that take part in tracing."""
     package = Path(snapexport.__file__).parent
     files = [*sorted((package / "exporter").resolve().rglob("*.py")), package / "contract/names.py"]
     files += sorted((package / "graphs").resolve().glob("*.py"))

@@ -1,7 +1,7 @@
-"""Architectures as data: a record for each one that is verified, and the checks of a config.
+"""Architectures as data: a record for each verified one, and the checks of a config.
 
-To add one: a file in `families/` with its record, and a test checkpoint. Nothing outside of this
-package names an architecture.
+To add one, add a file with its record to `families/`, and a test checkpoint. No code outside of
+this package names an architecture.
 """
 
 from snapexport.exporter.architectures.architecture import Architecture, RMSNorm

@@ -1,6 +1,6 @@
-"""The record of an architecture: every fact about it that the exporter asks for.
+"""The record of an architecture: every fact about it that the exporter needs.
 
-Knows nothing of checkpoints, torch or graphs. `families/` holds a record a file.
+Does not know checkpoints, torch or graphs. Each file of `families/` holds one record.
 """
 
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Sliding = Literal["never", "by layer_types", "throughout"]
-"""Which layers attend to the last `sliding_window` positions alone: none, those that the config's
-`layer_types` names, or all of them where a window is set."""
+"""Layers with a sliding window: none, those that the config's `layer_types` names, or all if the
+config sets `sliding_window`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
     """How the model's RMSNorm modules calculate.
 
-    epsilon: name of the module's attribute. weight_offset: is added to the weight. in_fp32: the
-    result is rounded to the model's dtype after the weight was applied, not before.
+    epsilon: name of the module's attribute. weight_offset: added to the weight. in_fp32: the
+    weight is applied in fp32, before the result is rounded to the model's dtype.
     """
 
     epsilon: str = "variance_epsilon"
@@ -29,12 +29,12 @@ class RMSNorm:
 class Architecture:
     """One decoder architecture that is verified against transformers.
 
-    name: the class that config.json names. model_type: as transformers' config has it.
+    name: the class in config.json. model_type: of transformers' config.
     rope_per_layer_type: `rope_parameters` holds a RoPE for each layer type, not a single one.
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
-    score_softcap, logit_softcap: the config's attributes that bound attention's scores and the
-    logits; None: the architecture has none. embedding, head: the tensors' names in a checkpoint.
-    tied: tensors that are another one where the config says `tie_word_embeddings`.
+    score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
+    and of the logits; None: no soft cap. embedding, head: the tensors' names in a checkpoint.
+    tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`.
     """
 
     name: str

@@ -21,7 +21,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def require_verified(checkpoint: Checkpoint) -> str:
-    """The class that the checkpoint names. Raises UserError with the list of those that work."""
+    """The class that the checkpoint names. Raises UserError, with the verified ones, for others."""
     config = checkpoint.config
     named = config.get("architectures") or ["(none named in config.json)"]
     known = VERIFIED.get(named[0])
@@ -49,7 +49,7 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
         )
     except Exception as error:  # transformers raises whatever its validators raise
         raise UserError(
-            f"transformers refuses config.json: {first_line(error)}", "mend config.json"
+            f"transformers refuses config.json: {first_line(error)}", "correct config.json"
         ) from None
     _require_verified_type(config)
     _require_causal(config)
@@ -59,11 +59,11 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
 
 
 def _require_verified_type(config: "PretrainedConfig") -> None:
-    """transformers may read another model_type than config.json names: layer types can do that."""
-    verified = [one.model_type for one in VERIFIED.values()]
+    """Check the model_type that transformers chose: it may differ from the file's."""
+    verified = [record.model_type for record in VERIFIED.values()]
     if config.model_type not in verified:
         raise UserError(
-            f"transformers takes the checkpoint for a model_type '{config.model_type}', "
+            f"transformers reads config.json as model_type '{config.model_type}', "
             "which is not supported",
             f"these are verified: {', '.join(verified)}",
         )
@@ -73,7 +73,7 @@ def _require_causal(config: "PretrainedConfig") -> None:
     if getattr(config, "use_bidirectional_attention", False):
         raise UserError(
             "the checkpoint attends in both directions (use_bidirectional_attention)",
-            "take a causal model: only those can be decoded token by token",
+            "use a causal model: only those can be decoded token by token",
         )
 
 
@@ -89,25 +89,25 @@ def _require_known_layers(config: "PretrainedConfig") -> None:
     window = getattr(config, "sliding_window", None)
     if SLIDING in _layer_types(config) and (window is None or window < 1):
         raise UserError(
-            f"layers are of type '{SLIDING}', but sliding_window is {window}", "mend config.json"
+            f"layers are of type '{SLIDING}', but sliding_window is {window}", "correct config.json"
         )
 
 
 def _layer_types(config: "PretrainedConfig") -> list[str]:
-    """As the config names them; without names all layers are alike."""
+    """Each layer's type, from `layer_types`; without that key all layers have the same type."""
     throughout = architecture_of(config).slides == "throughout"
     usual = SLIDING if throughout and config.sliding_window is not None else FULL
     return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
 
 
 def sliding_windows(config: "PretrainedConfig") -> list[int]:
-    """How many positions each layer attends to, its own included; 0: all of them."""
+    """Each layer's window in positions, the row's own included; 0: no window."""
     windows = {FULL: 0, SLIDING: window_of(config, getattr(config, "sliding_window", None))}
     return [windows[kind] for kind in _layer_types(config)]
 
 
 def window_of(config: "PretrainedConfig", window: int | None) -> int:
-    """A layer's window as transformers has it -> 0 where the model's longest sequence fits."""
+    """transformers' window of a layer; 0 if the model's longest sequence fits into it."""
     return 0 if window is None or window >= _position_limit(config) else window
 
 
@@ -115,15 +115,15 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
     for rope in _ropes(config):
         if any(isinstance(value, dict) for value in rope.values()):
             raise UserError(
-                f"a model_type '{config.model_type}' has one RoPE, config.json gives one for each "
-                "type of layer",
-                "mend rope_parameters in config.json",
+                f"config.json gives a RoPE for each type of layer; a model_type "
+                f"'{config.model_type}' has only one",
+                "correct rope_parameters in config.json",
             )
         rope_type = rope.get("rope_type", "default")
         if rope_type not in STATIC_ROPE:
             raise UserError(
                 f"RoPE of type '{rope_type}' changes its frequencies with the sequence's length: "
-                "cached keys can't stay valid in a fixed-size cache",
+                "keys in the cache would become invalid",
                 f"these types work: {', '.join(STATIC_ROPE)}",
             )
 
@@ -139,7 +139,7 @@ def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
 def model_facts(
     architecture: str, config: "PretrainedConfig", checkpoint: Checkpoint
 ) -> ModelFacts:
-    """What the manifest says of the model. Raises UserError."""
+    """The manifest's facts of the model. Raises UserError."""
     heads = config.num_attention_heads
     return ModelFacts(
         architecture=architecture,
@@ -157,13 +157,13 @@ def model_facts(
 
 
 def _position_limit(config: "PretrainedConfig") -> int:
-    """The longest sequence the model is made for."""
+    """The longest sequence of the model, in tokens."""
     limit = int(config.max_position_embeddings)
     return max(_stretched(limit, rope) for rope in _ropes(config))
 
 
 def _stretched(limit: int, rope: dict[str, Any]) -> int:
-    """YaRN stretches what the model was trained on."""
+    """The longest sequence with YaRN: factor * the length that the model was trained on."""
     if rope.get("rope_type") != "yarn":
         return limit
     trained = rope.get("original_max_position_embeddings") or limit
@@ -171,11 +171,11 @@ def _stretched(limit: int, rope: dict[str, Any]) -> int:
 
 
 def _end_tokens(eos: object) -> list[int]:
-    """One id, several or none, as the configs have them."""
+    """The end tokens of a config: one id, several or none."""
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(isinstance(token, int) for token in tokens):
         raise UserError(
             f"eos_token_id {eos!r} is neither a token id nor a list of them",
-            f"mend config.json or {GENERATION_CONFIG}",
+            f"correct config.json or {GENERATION_CONFIG}",
         )
     return list(tokens)

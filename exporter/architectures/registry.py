@@ -1,4 +1,4 @@
-"""Finds the record of an architecture: `families/` is searched, so that a new file is enough."""
+"""Finds the record of an architecture. Every file in `families/` is registered."""
 
 import importlib
 import pkgutil
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 VERIFIED: dict[str, Architecture] = {}
-"""By the class that config.json names. The tests compare logits, greedy tokens and kept positions
-of each with transformers'."""
+"""Class in config.json -> record. Tests compare each one's logits, greedy tokens and kept positions
+with transformers."""
 
 
 def register(architecture: Architecture) -> None:
-    """Add a record, in place of an earlier one of the same name."""
+    """Add a record, or replace the one of the same name."""
     VERIFIED[architecture.name] = architecture
 
 
 def architecture_of(config: "PretrainedConfig") -> Architecture:
-    """The record for a config that `load_config` has taken."""
-    return next(one for one in VERIFIED.values() if one.model_type == config.model_type)
+    """The record for a config that `load_config` accepted."""
+    return next(arch for arch in VERIFIED.values() if arch.model_type == config.model_type)
 
 
 for _module in pkgutil.iter_modules(families.__path__):

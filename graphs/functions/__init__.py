@@ -1,7 +1,7 @@
 """Our operators, as ONNX model-local functions whose bodies are standard operators.
 
-The body is the definition. ONNX Runtime inlines it; TensorRT takes the plugin of the same name
-where one is registered, and the body where none is.
+The body is the definition. ONNX Runtime inlines it. TensorRT takes the plugin of the same name if
+one is registered, otherwise the body.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ NAMES = ("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Sca
 def function(
     name: str, vote: Mapping[str, str] = DEFAULTS, softcapped: bool = False
 ) -> "onnx.FunctionProto":
-    """The model-local function of that name.
+    """The model-local function `name`, one of NAMES.
 
-    vote: SnapKVSelect's options, one of each stage. softcapped: whether its softcap isn't 0.
+    vote: SnapKVSelect's option of each stage. softcapped: whether SnapKVSelect caps its scores.
     """
     import onnx
 

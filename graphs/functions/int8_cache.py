@@ -5,25 +5,28 @@ Int8Scale: states [1,Hkv,T,D], length int64 [1] -> scale float32 [1,Hkv,1,D].
     each pair (i, i + D/2) by an angle that depends on the position, and leaves its magnitude.
 Int8Rows: states [B,Hkv,C,D], scale [B,Hkv,1,D] -> rows int8 [B,Hkv,C,D].
 
-The prompt's positions are all the calibration that there is: the largest magnitude among them, and
-a margin, fit into 127 steps. What later tokens have beyond that is clipped. A short prompt says
-little of a channel, and leaves more room: each channel gets a share of the head's largest
-magnitude, and a larger margin. On the bundled checkpoint, whose first token is a sink of small
-values, prompts of 1 to 4 tokens then change decode's logits as little as long ones (2 to 4 % of
-their deviation); without, by a third.
+The scale is calibrated on the prompt's L positions alone; larger magnitudes of later tokens are
+clipped. With c the channel's and h the KV head's largest magnitude in the prompt:
+
+    w = min(L / ENOUGH, 1)
+    scale = MARGIN * max((1 + ROOM / L) * (w * c + (1 - w) * h), LEAST * h) / 127
+
+A short prompt is a poor sample of a channel, hence the head's share and the wider range. With them
+prompts of 1 to 4 tokens change decode's logits by 2 to 4 % of their deviation on the bundled
+checkpoint, as little as long prompts; without them, by a third.
 """
 
 ENOUGH = 64
-"""Positions from which on a channel's scale is its own alone."""
+"""Prompt length from which a channel's scale depends on that channel alone."""
 
 MARGIN = 1.1
-"""Of a long prompt."""
+"""Range beyond the largest magnitude of a long prompt."""
 
 ROOM = 4.0
-"""A prompt of n tokens has 1 + ROOM / n times the margin."""
+"""A prompt of L tokens gets 1 + ROOM / L times that range."""
 
 LEAST = 1 / 32
-"""A channel's least part of the head's largest: one may have been zero so far."""
+"""A channel's smallest range as a part of the head's: a channel may be zero in a whole prompt."""
 
 SCALE_TEXT = f"""
 <domain: "snapexport", opset_import: ["": 24]>
@@ -54,7 +57,7 @@ Int8Scale <parts> (states, length) => (scale)
   channel = Tile (magnitude, repeats)
   head = ReduceMax <keepdims = 1> (channel, last_axis)
 
-  # The fewer positions, the more of the head's largest, and the more room.
+  # The shorter the prompt, the larger the head's share and the range.
   positions = CastLike (length, channel)
   fraction = Div (positions, enough)
   own_share = Min (fraction, one)

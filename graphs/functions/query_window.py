@@ -2,7 +2,8 @@
 
 query [1,H,C,D], chunk_length int64 [1] -> query_window [1,H,W,D]. Attributes: L_obs (ints, [W]).
 
-A chunk of fewer than W tokens repeats its first query: such a prompt has nothing to vote on.
+A chunk of fewer than W tokens repeats its first query. This is harmless: so short a prompt has no
+eligible positions.
 """
 
 TEXT = """

@@ -1,10 +1,10 @@
-"""RingSlot: where a decoded token is written, and how many slots it then attends to.
+"""RingSlot: the cache slot a decoded token is written to, and the number of slots it attends to.
 
 position_ids int64 [B,1], prompt_length int64 [B] -> slot, valid_length int64 [B].
 Attributes: L_sink, L_recent, K (int).
 
-The slot is SnapStream's Listing 5; its Eq. 4 adds L_sr where the listing adds L_sink, and would
-write into the top-k slots. Valid slots are a contiguous prefix: kept > 0 only where the ring is
+The slot follows SnapStream's Listing 5. The paper's Eq. 4 adds L_sr instead of L_sink, and would
+write into the top-k slots. Valid slots are a contiguous prefix, since kept > 0 only if the ring is
 full.
 """
 

@@ -3,13 +3,14 @@
 query_window [1,H,W,D], key [1,Hkv,T,D], prompt_length int64 [1]
     -> topk_positions int64 [1,Hkv,K], ascending, -1 where unused.
 Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]), scale and softcap
-(float, 0: none), and the names of the vote's options (softmax, vote, pool, group). The body that
-stands in a graph is made for its options and for whether there is a softcap; a plugin reads them.
+(float, 0: none), and the names of the vote's options (softmax, vote, pool, group). The body in a
+graph is written for that graph's options; a plugin reads them from the attributes.
 
-Attention of the window's queries, shared out among keys, added over the window, pooled over the
-eligible positions, agreed on by the query heads of a KV head; the K highest win (SnapKV, Eq. 1
-and 2; SnapStream, Eq. 3), ties to the lower position. SnapStream's Listing 6 slices by the
-padded length: here pads never vote. Scores are summed in fp32 whatever the dtype.
+The vote has five steps: each query of the window distributes attention over the keys (softmax), the
+window's queries are added up (vote), neighbours share votes (pool), the query heads of a KV head
+are combined (group), and the K highest positions win, ties to the lower position (SnapKV, Eq. 1 and
+2; SnapStream, Eq. 3). SnapStream's Listing 6 slices by the padded length; here padding never gets
+votes. Votes are summed in fp32 for every dtype.
 """
 
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
 
   # --softmax
 %(softmax)s
-  # --vote; what isn't an eligible position has none
+  # --vote; only eligible positions get votes
 %(vote)s
   eligibility = Cast <to = 1> (is_eligible)
   votes = Mul (all_votes, eligibility)
@@ -70,7 +71,7 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   grouped_shape = Concat <axis = 0> (kv_heads, rest, T)
   grouped = Reshape (pooled, grouped_shape)
 %(group)s
-  # The K highest, in the order of their positions; T stands for "none", and sorts last.
+  # The K highest, in the order of their positions; T marks an unused entry, and sorts last.
   eligible = Where (is_eligible, group_vote, ineligible)
   best, chosen = TopK <axis = -1, largest = 1, sorted = 1> (eligible, k)
   is_none = Less (best, no_vote)
@@ -92,6 +93,6 @@ _SOFTCAPPED = """  uncapped = Reshape (folded_scores, per_query_shape)
 
 
 def text(choices: Mapping[str, str], softcapped: bool) -> str:
-    """The function for one option of each stage of the vote."""
+    """SnapKVSelect as ONNX text, for one option of each stage (see STAGES)."""
     stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
     return _TEXT % (stages | {"scores": _SOFTCAPPED if softcapped else _PLAIN})

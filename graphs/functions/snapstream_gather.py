@@ -1,7 +1,7 @@
-"""SnapStreamGather: the compressed cache of a prompt: its sinks, its ring, and what was kept.
+"""SnapStreamGather: copies a prompt's sinks, ring and kept positions into its compressed cache.
 
 key, value [1,Hkv,T,D], prompt_length int64 [1], topk_positions int64 [1,Hkv,K]
-    -> present_key, present_value [1,Hkv,S,D]; a slot that holds nothing is zero.
+    -> present_key, present_value [1,Hkv,S,D]; empty cache slots are zero.
 Attributes: L_sink, L_recent (int).
 
 Ring slot s + j holds the largest position p < L with p >= s and (p - s) mod R = j (SnapStream,
@@ -20,7 +20,7 @@ SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
   none = Constant <value_int = -1> ()
   last_axis = Constant <value_ints = [-1]> ()
 
-  # Sink and ring slots hold p = newest - (newest - slot) mod R, if that is past the sinks.
+  # A ring slot holds p = newest - (newest - slot) mod R, if p >= s.
   window = Add (s, R)
   slot = Range (zero, window, one)
   newest = Sub (prompt_length, one)
@@ -34,7 +34,7 @@ SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
   is_sink = Less (slot, s)
   window_position = Where (is_sink, sink_position, ring_position)
 
-  # Positions of all the slots: [1, Hkv, S].
+  # The position in each cache slot, -1 where empty: [1, Hkv, S].
   kv_heads = Shape <start = 0, end = 2> (key)
   width = Reshape (window, last_axis)
   window_shape = Concat <axis = 0> (kv_heads, width)

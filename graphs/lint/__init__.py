@@ -1,8 +1,8 @@
-"""What TensorRT would refuse, told from a graph alone: no TensorRT is needed, and none is asked.
+"""Finds in a graph what TensorRT would refuse, without TensorRT.
 
-`tables/` holds which operators the parser of a version takes, as data; `rules/` the conditions
-under which it takes them, and those that show only when an engine is built. `view.py` reads a
-graph with its functions inlined. Linting knows nothing of how the graphs are made.
+`tables.py` lists the operators that each version's parser takes. `rules/` checks conditions of the
+parser and of the engine's builder. `view.py` reads a graph with its functions inlined. The lint
+does not know how the graphs are made.
 """
 
 from snapexport.graphs.lint.findings import Finding

@@ -1,11 +1,11 @@
-"""What the lint says."""
+"""Results of the lint."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule: what is wrong, the way out, and where the rule stands."""
+    """One broken rule. message: what is wrong. way_out: what to do. source: of the rule."""
 
     rule: str
     message: str
@@ -15,9 +15,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem at its place. `node` is the node's name, or what it writes where it has none.
+    """A problem of one node or graph. `node` is the node's name, or its first output's if unnamed.
 
-    A node in the body of one of our functions is called FUNCTION.NUMBER__CALL.
+    A node in the body of one of our functions is named FUNCTION.NUMBER__CALL.
     """
 
     graph: str

@@ -1,4 +1,4 @@
-"""Every rule, on every node of a graph."""
+"""Applies every rule to every node of a graph."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,19 +9,19 @@ from onnx import NodeProto
 from snapexport.graphs.lint.findings import Finding, Problem
 from snapexport.graphs.lint.rules import NODE_RULES
 from snapexport.graphs.lint.rules import model as whole
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView
 
 
 def lint_file(path: Path, graph: str, table: OperatorTable) -> list[Finding]:
     """Findings of an ONNX file. Its external weights are not read."""
     too_large = [_of_model(graph, problem) for problem in whole.size(path.stat().st_size)]
-    # Beyond that size nothing else can be said: the file can't be read.
+    # A file beyond that size cannot be read.
     return too_large or lint_model(onnx.load(path, load_external_data=False), graph, table)
 
 
 def lint_model(model: onnx.ModelProto, graph: str, table: OperatorTable) -> list[Finding]:
-    """The same of a model in memory. `graph` is what the findings call it."""
+    """Findings of a model in memory. `graph` is its name in the findings."""
     view = GraphView(model)
     problems = [*whole.opset(model, table), *whole.valid(view), *whole.fixed_shapes(view)]
     findings = [_of_model(graph, problem) for problem in problems]

@@ -1,4 +1,4 @@
-"""A graph as the rules see it: functions inlined, every tensor's type and shape as far as known."""
+"""Shows a graph to the rules: functions inlined, types and shapes of tensors where known."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ _TYPES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """`type` as TensorRT spells it. Unknown: None, in a shape too."""
+    """`type` as TensorRT spells it. None: unknown, also for a dimension."""
 
     type: str | None = None
     shape: Shape | None = None
 
     @property
     def is_known(self) -> bool:
-        """Type and rank."""
+        """Whether type and rank are known."""
         return None not in (self.type, self.shape)
 
     @property
@@ -41,9 +41,9 @@ class Tensor:
 
 @dataclass
 class GraphView:
-    """One model. Its nodes come in an order in which each has its inputs.
+    """One model, its nodes in topological order.
 
-    invalid: why ONNX's own inference of types and shapes gives up, where it does.
+    invalid: the error of ONNX's inference of types and shapes, if it failed.
     """
 
     model: onnx.ModelProto
@@ -62,18 +62,18 @@ class GraphView:
         self._initializers = {tensor.name: tensor for tensor in inlined.initializer}
 
     def tensor(self, name: str) -> Tensor:
-        """What is known of a tensor. Of a missing optional input: nothing."""
+        """Type and shape of a tensor. Both are None for a missing optional input."""
         if name in self._initializers:
             proto = self._initializers[name]
             return Tensor(_type_name(proto.data_type), tuple(proto.dims))
         return self._tensors.get(name, Tensor())
 
     def is_weight(self, name: str) -> bool:
-        """Whether the parser holds its numbers: an initializer, or a Constant."""
+        """Whether it is an initializer or a Constant's output."""
         return name in self._initializers or name in self._constants
 
     def numbers(self, name: str) -> NDArray[Any] | None:
-        """What a weight holds; None for other tensors, and for external data."""
+        """Values of a weight; None for other tensors, and for external data."""
         if name in self._constants:
             return np.asarray(self._constants[name])
         tensor = self._initializers.get(name)
@@ -82,7 +82,7 @@ class GraphView:
         return onnx.numpy_helper.to_array(tensor)
 
     def is_fixed(self, name: str) -> bool:
-        """Whether it follows from weights and shapes alone."""
+        """Whether it is computed from weights and shapes alone."""
         return name in self._initializers or name in self._fixed
 
     @cached_property
@@ -90,7 +90,7 @@ class GraphView:
         return {n.output[0]: _value(n) for n in self.nodes if n.op_type == "Constant"}
 
     def _inferred(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """The same with types and shapes, as far as they follow."""
+        """`model` with inferred types and shapes; `model` itself if inference fails."""
         from onnx import shape_inference
 
         try:
@@ -110,7 +110,7 @@ class GraphView:
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """With the functions' bodies in place of their calls."""
+    """`model` with the functions' bodies in place of their calls."""
     from onnx import inliner
 
     named = onnx.ModelProto()
@@ -146,9 +146,9 @@ def _type_name(code: int) -> str | None:
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     """An attribute's value; strings as str."""
-    for one in node.attribute:
-        if one.name == name:
-            value = onnx.helper.get_attribute_value(one)
+    for entry in node.attribute:
+        if entry.name == name:
+            value = onnx.helper.get_attribute_value(entry)
             return value.decode() if isinstance(value, bytes) else value
     return default
 

@@ -1,4 +1,4 @@
-"""Helpers of all passes: find every marker of a graph or fail, append nodes, cut them out."""
+"""Helpers of all passes: find the markers of a graph, append nodes, remove nodes."""
 
 from typing import Protocol
 
@@ -15,18 +15,18 @@ class Pass(Protocol):
 
 
 class SurgeryError(RuntimeError):
-    """A pass did not find the graph that it expects: our defect, not the user's."""
+    """A graph is not what a pass expects. This is a defect of snapexport, not bad input."""
 
 
 def markers(graph: gs.Graph, domain: str, op: str) -> list[tuple[int, gs.Node]]:
-    """(layer, node) of each marker, in the order of the layers, each layer exactly once."""
+    """(layer, marker) for each layer, in order. Raises SurgeryError unless each layer has one."""
     found = sorted(
         (node for node in graph.nodes if (node.domain, node.op) == (domain, op)),
         key=lambda node: int(node.attrs["layer"]),
     )
     layers = [int(node.attrs["layer"]) for node in found]
     if not layers or layers != list(range(len(layers))):
-        raise SurgeryError(f"{domain}::{op} stands for the layers {layers}")
+        raise SurgeryError(f"{domain}::{op} marks the layers {layers}, not each layer once")
     return list(zip(layers, found, strict=True))
 
 
@@ -39,7 +39,7 @@ def node(
     domain: str | None = None,
     **attrs: object,
 ) -> list[gs.Tensor]:
-    """Append a node and return its outputs: one new tensor unless others are given."""
+    """Append a node and return its outputs: by default one new tensor."""
     outputs = outputs or [gs.Variable(fresh(graph, op))]
     graph.nodes.append(
         gs.Node(op, fresh(graph, op), dict(attrs), inputs=inputs, outputs=outputs, domain=domain)
@@ -59,7 +59,7 @@ def call(
 
 
 def fresh(graph: gs.Graph, stem: str) -> str:
-    """A name that no other node or tensor of ours has."""
+    """A name that no other call of `fresh` returns for this graph."""
     graph.name_idx += 1
     return f"{stem}_{graph.name_idx}"
 
@@ -70,14 +70,14 @@ def int64s(graph: gs.Graph, *values: int) -> gs.Constant:
 
 
 def graph_input(graph: gs.Graph, name: str) -> gs.Variable:
-    """An existing input by its name."""
+    """The graph's input of that name."""
     return next(tensor for tensor in graph.inputs if tensor.name == name)
 
 
 def cut(graph: gs.Graph, old: gs.Node) -> tuple[list[gs.Tensor], list[gs.Tensor]]:
-    """Take a node out; its inputs and outputs are free for what comes in its place."""
+    """Remove a node; returns its inputs and outputs, for the nodes that replace it."""
     inputs, outputs = list(old.inputs), list(old.outputs)
     old.inputs.clear()
     old.outputs.clear()
-    del graph.nodes[next(i for i, one in enumerate(graph.nodes) if one is old)]
+    del graph.nodes[next(i for i, node in enumerate(graph.nodes) if node is old)]
     return inputs, outputs

@@ -12,7 +12,10 @@ from snapexport.graphs.passes.storage import States, storage_of
 
 
 class Place(NamedTuple):
-    """Cache slot of new rows, and how many cache slots are then valid: int64 [B] each."""
+    """slot: the cache slot of the first new row. valid_length: valid cache slots after the write.
+
+    int64 [B] each.
+    """
 
     slot: gs.Tensor
     valid_length: gs.Tensor
@@ -28,11 +31,11 @@ def attend_with_cache(
     appends: bool,
     options: GraphOptions | None = None,
 ) -> None:
-    """Replace a traced attention by one over a cache of `slots` that is written at `place`.
+    """Replace a traced attention by one over a cache of `slots` cache slots, written at `place`.
 
-    options: of a compressed cache; None for a full one.
+    options: the form of a compressed cache; None for a full cache.
     """
-    # A cache that isn't appended to is a ring: it holds nothing that lies outside of the window.
+    # A cache that isn't appended to is a ring, which holds only positions inside the window.
     attributes = attention_attributes(marker, slots if appends else 0)
     qkv, (out,) = cut(graph, marker)
     states, storage = States(*qkv), storage_of(options.cache_dtype if options else None)
@@ -60,7 +63,7 @@ def attend_with_cache(
 
 
 def attention_attributes(marker: gs.Node, positions: int) -> dict[str, object]:
-    """What every attention marker carries; no window where it hides none of the `positions`."""
+    """The attributes of an attention marker. window is 0 if it hides none of the `positions`."""
     attributes = {name: marker.attrs[name] for name in ("layer", "scale", "window", "softcap")}
     if attributes["window"] >= positions:
         attributes["window"] = 0

@@ -1,4 +1,4 @@
-"""Decode: writes each token to its cache slot of a cache that does not grow."""
+"""Decode: writes each token to its cache slot, in a cache of fixed size."""
 
 from dataclasses import dataclass
 
@@ -46,14 +46,14 @@ class DecodeCache:
             )
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
-        """A cache that holds every position."""
+        """A full cache: the cache slot is the position."""
         position_ids = graph_input(graph, names.POSITION_IDS)
         (slot,) = node(graph, "Squeeze", [position_ids, int64s(graph, 1)])
         (valid_length,) = node(graph, "Add", [slot, int64s(graph, 1)])
         return dict.fromkeys(self.geometry.layers, Place(slot, valid_length))
 
     def _ring(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
-        """Sinks, ring and top-k: one place for each geometry that occurs."""
+        """A compressed cache: one place for each distinct layer geometry."""
         position_ids = graph_input(graph, names.POSITION_IDS)
         prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (position_ids.shape[0],))
         graph.inputs.append(prompt_length)
@@ -64,10 +64,12 @@ class DecodeCache:
 
 
 def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry) -> None:
-    """A window is kept by a ring of its size, and by nothing else: no mask is left in decode."""
+    """Refuse a sliding-window layer whose cache is not a ring of that size: decode has no mask."""
     window = int(marker.attrs["window"])
     if window and shape != LayerGeometry(L_sink=0, L_recent=window, K=0):
-        raise SurgeryError(f"layer {layer} slides over {window} positions, its cache is {shape}")
+        raise SurgeryError(
+            f"layer {layer} has a window of {window} positions, its cache is {shape}"
+        )
 
 
 def _ring_slot(graph: gs.Graph, inputs: list[gs.Tensor], layer: LayerGeometry) -> Place:

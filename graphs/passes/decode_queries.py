@@ -1,4 +1,4 @@
-"""Outputs the queries of decoded tokens: to measure attention, never to serve."""
+"""Outputs the queries of decoded tokens, for measurements of attention. Not used in serving."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,16 @@ from snapexport.graphs.passes.base import fresh, markers, node
 class DecodeQueries:
     """Adds query.{l} [B,H,1,D] to a decode step's outputs. Runs after DecodeCache.
 
-    After RoPE, and times attention's scale: the product with the keys is what the softmax takes.
+    The queries are after RoPE and multiplied by attention's scale: query . key is the score that
+    the softmax takes.
     """
 
     def apply(self, graph: gs.Graph) -> None:
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
             if marker.attrs["softcap"]:
                 raise UserError(
-                    "attention is soft-capped: what it looks at is not in queries and keys alone",
-                    "leave its hit rate out",
+                    "the hit rate is not supported for models with soft-capped attention",
+                    "leave the hit rate out for this model",
                 )
             query = marker.inputs[0]
             scale = gs.Constant(fresh(graph, "scale"), np.array(marker.attrs["scale"], np.float32))

@@ -1,18 +1,18 @@
-"""Chunked prefill: appends each chunk to a full-length cache."""
+"""Chunked prefill: appends chunks to a full-length cache, and outputs the observation window."""
 
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.passes.base import graph_input, int64s, markers, node
+from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
+from snapexport.graphs.passes.base import call, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import Place, attend_with_cache
 
 
 @dataclass(frozen=True)
 class PrefillCache:
-    """Caches [1,Hkv,T,D] in and out; the chunk is written at past_length."""
+    """Adds caches [1,Hkv,T,D] as inputs and outputs; the chunk is written at past_length."""
 
     L_max: int
 
@@ -23,3 +23,30 @@ class PrefillCache:
         place = Place(past_length, valid_length)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             attend_with_cache(graph, layer, marker, self.L_max, place, appends=True)
+
+
+@dataclass(frozen=True)
+class QueryWindows:
+    """Adds query_window.{l} [1,H,W,D], the queries that vote, to a chunk's outputs.
+
+    Runs after PrefillCache.
+    """
+
+    L_obs: int
+
+    def apply(self, graph: gs.Graph) -> None:
+        chunk_length = graph_input(graph, names.CHUNK_LENGTH)
+        for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
+            query = marker.inputs[0]
+            graph.outputs.append(query_window(graph, layer, query, chunk_length, self.L_obs))
+
+
+def query_window(
+    graph: gs.Graph, layer: int, query: gs.Tensor, valid: gs.Tensor, L_obs: int
+) -> gs.Variable:
+    """The last W of the `valid` rows of query [1,H,C,D]: [1,H,W,D]."""
+    batch, heads, _, head_dim = query.shape
+    shape = (batch, heads, L_obs, head_dim)
+    window = gs.Variable(names.query_window(layer), query.dtype, shape)
+    call(graph, "QueryWindow", [query, valid], [window], L_obs=[L_obs])
+    return window

@@ -1,7 +1,7 @@
 """Single-shot prefill: takes the whole padded prompt at once and compresses layer by layer.
 
-This is SnapStream's own layout. No full-length cache is an input or output; one layer's is alive at
-a time.
+This is SnapStream's layout. No full-length cache is an input or output, and only one layer's is in
+memory at a time.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from snapexport.graphs.compression import PromptStates, Scores, compress_layer
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
-from snapexport.graphs.passes.query_windows import query_window
+from snapexport.graphs.passes.prefill_cache import query_window
 from snapexport.graphs.passes.storage import storage_of
 
 
 @dataclass(frozen=True)
 class SingleShot:
-    """Turns a chunk's trace into that of a whole prompt: there is no past, and it starts at 0."""
+    """Makes a whole prompt's prefill of a chunk's trace: no past, first position 0."""
 
     geometry: CacheGeometry
     options: GraphOptions
@@ -42,7 +42,7 @@ class SingleShot:
                 self._output_full(graph, layer, key, value)
 
     def _rename_lengths(self, graph: gs.Graph) -> gs.Variable:
-        """past_length is 0 from now on, and chunk_length is the prompt's."""
+        """Make past_length the constant 0, and rename chunk_length to prompt_length."""
         past_length = graph_input(graph, names.PAST_LENGTH)
         zero = int64s(graph, 0)
         for reader in list(past_length.outputs):

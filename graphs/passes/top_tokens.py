@@ -1,4 +1,4 @@
-"""Does the part of sampling that needs the whole vocabulary where the logits are."""
+"""Adds to a graph the part of sampling that needs the whole vocabulary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from snapexport.graphs.passes.base import SurgeryError, int64s, node
 
 @dataclass(frozen=True)
 class TopTokens:
-    """Adds the `count` likeliest tokens, their logits, and the sum that makes them probabilities.
+    """Adds the outputs for the `count` likeliest tokens and their probabilities.
 
-    top_tokens int64 [B,N] and top_logits float32 [B,N], by descending logit; input
-    temperature float32 [B] and output log_normalizer float32 [B], logsumexp(logits / temperature).
-    The logits [B,V] stay an output, unchanged.
+    Input: temperature float32 [B]. Outputs: top_tokens int64 [B,N] and top_logits float32 [B,N], by
+    descending logit, and log_normalizer float32 [B] = logsumexp(logits / temperature). The logits
+    [B,V] stay an output.
     """
 
     count: int
@@ -38,7 +38,7 @@ class TopTokens:
 def _logits(graph: gs.Graph) -> gs.Tensor:
     found = [tensor for tensor in graph.outputs if tensor.name == names.LOGITS]
     if [tensor.dtype for tensor in found] != [np.float32]:
-        raise SurgeryError(f"the graph has {found} for its logits")
+        raise SurgeryError(f"the graph's logits are {found}, not one float32 tensor")
     return found[0]
 
 
@@ -49,9 +49,9 @@ def _log_sum_exp(
     temperature: gs.Tensor,
     normalizer: gs.Tensor,
 ) -> None:
-    """max / t + log(sum(exp((logits - max) / t))): NaN where a logit is, or the max is infinite.
+    """normalizer = max / t + log(sum(exp((logits - max) / t))).
 
-    The first of the top tokens is the maximum: it need not be searched once more.
+    NaN if a logit is NaN or the maximum is infinite. The maximum is the first of the top logits.
     """
     last = int64s(graph, -1)
     (maximum,) = node(graph, "Slice", [descending, int64s(graph, 0), int64s(graph, 1), last])
@@ -66,9 +66,9 @@ def _log_sum_exp(
 
 
 def _sum(graph: gs.Graph, weights: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
-    """[B,V] added up to [B,1], block by block and then the blocks.
+    """Sum [B,V] to [B,1], in two levels: within blocks, then over the blocks.
 
-    One by one a large weight swallows the small ones behind it: 4e-5 of the sum were seen missing.
+    A plain fp32 sum loses small weights after a large one: we saw 4e-5 of the sum missing.
     """
     rows, vocabulary = shape
     block = next(n for n in range(isqrt(vocabulary), 0, -1) if vocabulary % n == 0)

@@ -1,7 +1,6 @@
-"""Target passes: choose the operators of attention and of matrix products, target by target.
+"""Target passes: choose the operators of attention and matrix products for each target.
 
-What a target can do is in `contract/targets.py`; these tables are the only code that goes by a
-target's name.
+`contract/targets.py` lists what a target can do. No other code compares names of targets.
 """
 
 from collections.abc import Callable
@@ -42,4 +41,4 @@ MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto, GraphOptions], None]
     "onnxruntime": (),
     "tensorrt": (split_topk, allow_decomposition),
 }
-"""Changes to the finished model, which holds the bodies of our functions too."""
+"""Changes to the finished model, which includes the bodies of our functions."""

@@ -1,11 +1,10 @@
-"""Nodes that only say how the same bytes are to be read, made fewer.
+"""Removes nodes that move no data.
 
-    Transpose that moves axes of one element alone    Reshape
-    Reshape of a Reshape                              one Reshape
+    Transpose that only moves axes of size 1    -> Reshape
+    Reshape of a Reshape                        -> one Reshape
 
-A decode step moves its heads by three transposes and six reshapes in each layer, and none of them
-has anything to move: there is one token. What a node costs beside its work is some microseconds, as
-much as a small product.
+A decode step has three transposes and six reshapes in each layer. With one token none of them moves
+data, but each node costs some microseconds, as much as a small product.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from snapexport.graphs.passes.base import int64s
 
 @dataclass(frozen=True)
 class FewerReshapes:
-    """All of a graph; where tokens are many, as in prefill, little is found."""
+    """Applies to the whole graph. It finds little in prefill, where transposes move data."""
 
     def apply(self, graph: gs.Graph) -> None:
         for node in graph.nodes:
@@ -32,7 +31,7 @@ class FewerReshapes:
 
 
 def _moves_nothing(transpose: gs.Node) -> bool:
-    """Whether the axes of more than one element stay in order."""
+    """Whether the axes of size > 1 stay in order."""
     states = transpose.inputs[0]
     if isinstance(states, gs.Constant) or not _is_static(states.shape):
         return False
@@ -45,7 +44,7 @@ def _is_static(shape: object) -> bool:
 
 
 def _is_absolute(node: gs.Node) -> bool:
-    """Whether it is a Reshape that does not go by the shape of what it is given."""
+    """Whether it is a Reshape to a constant shape that copies no size from its input."""
     if node.op != "Reshape" or not isinstance(node.inputs[1], gs.Constant):
         return False
     return 0 not in node.inputs[1].values

@@ -1,7 +1,7 @@
-"""Appending cache markers to ONNX Runtime's GroupQueryAttention.
+"""Replaces appending cache markers by ONNX Runtime's GroupQueryAttention.
 
-It writes in place, never forms the [C, T] scores, and its cost follows the valid length rather
-than the capacity. It can only append: a ring's write stays with TensorScatter (valid_slots.py).
+The operator writes in place, never forms the [C,T] scores, and costs time in proportion to the
+valid length, not to the cache. It can only append; valid_slots.py handles rings.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class GroupQueryAttention:
         batch, heads, chunk, _ = query.shape
         past = cache[:2] or [gs.Variable.empty(), gs.Variable.empty()]
         if not present and query.dtype != np.float32:
-            # A GPU's kernel writes a cache even where nobody wants one.
+            # The GPU kernel always writes a cache.
             present = [gs.Variable(fresh(graph, "unused")) for _ in range(2)]
         attended = gs.Variable(fresh(graph, "attended"))
         node(
@@ -51,7 +51,7 @@ class GroupQueryAttention:
             kv_num_heads=key.shape[1],
             scale=marker.attrs["scale"],
             softcap=marker.attrs["softcap"],
-            # Counts the row's own position, as transformers' windows do.
+            # Both count the row's own position.
             local_window_size=window or _NO_WINDOW,
         )
         shape = int64s(graph, batch, chunk, heads, value.shape[3])
@@ -69,15 +69,16 @@ def packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
 def decode_lengths(graph: gs.Graph, valid: gs.Tensor, slots: int) -> list[gs.Tensor]:
     """valid_length [B] -> the operator's seqlens_k (int32 [B]) and total_sequence_length.
 
-    The latter is read on the host: calculated on a GPU it would be waited for in each step, and no
-    CUDA graph could be made of it. For one row it only bounds the others.
+    total_sequence_length is a constant: the operator reads it on the host, so computing it on a GPU
+    would cost a synchronisation in each step and exclude CUDA graphs. For one row it is only the
+    upper bound of seqlens_k.
     """
     total = gs.Constant(fresh(graph, "total_sequence_length"), np.array(slots, np.int32))
     return [*_seqlens_k(graph, valid), total]
 
 
 def _lengths_of(graph: gs.Graph, marker: gs.Node) -> list[gs.Tensor]:
-    """Of an appending marker. A chunk's rows are counted back from the total length."""
+    """The lengths of an appending marker. A chunk's rows are counted back from the total length."""
     query, _, _, past_key, _, _, valid = marker.inputs
     if query.shape[2] == 1:
         return decode_lengths(graph, valid, past_key.shape[2])

@@ -1,7 +1,7 @@
-"""A residual's sum and the norm behind it, by one operator of ONNX Runtime.
+"""Fuses a residual's sum and the following norm into one operator of ONNX Runtime.
 
-sum = Add(x, residual); RMSNormalization(sum, scale)
-SkipSimplifiedLayerNormalization(x, residual, scale) -> normalized, sum
+   sum = Add(x, residual); normalized = RMSNormalization(sum, scale)
+-> normalized, sum = SkipSimplifiedLayerNormalization(x, residual, scale)
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from snapexport.graphs.targets.group_query_attention import MICROSOFT
 
 @dataclass(frozen=True)
 class SkipNorm:
-    """Every norm of a sum, in fp32: in 16 bits the operator need not round the sum before it."""
+    """Applies to fp32 alone: in 16 bits the operator may skip the rounding of the sum."""
 
     def apply(self, graph: gs.Graph) -> None:
         for norm in [n for n in graph.nodes if n.op == "RMSNormalization"]:
@@ -25,7 +25,7 @@ class SkipNorm:
 
 
 def _is_residual(added: gs.Node, norm: gs.Node) -> bool:
-    """Whether nothing is broadcast, and the norm is over the last axis."""
+    """Whether the sum is fp32 without broadcast, and the norm is over the last axis."""
     one, other = added.inputs
     scale = norm.inputs[1]
     return (

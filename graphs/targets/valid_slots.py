@@ -1,12 +1,12 @@
-"""Decode markers of rings to GroupQueryAttention, which reads valid slots alone.
+"""Replaces decode markers of rings by GroupQueryAttention, which reads valid cache slots alone.
 
-The operator can only append: it writes a row at the end of the valid ones, and a ring's new row is
-often not the last. So TensorScatter writes the new row at its slot, the row that is then the last
-valid one is read back, and the operator appends that very row where it stands: nothing changes.
+The operator can only append a row after the valid ones, and a ring's new row is often not the last.
+So TensorScatter writes the new row to its cache slot; GatherND reads the last valid row; and the
+operator appends that row to the rows before it, which overwrites the row with itself.
 
-It does so in place where its cache outputs share the buffer of its cache inputs, and that takes
-outputs of the graph: attended.{l}.key|value, the present caches once more. As tensors inside the
-graph they would be copies of the whole cache.
+The operator works in place if its cache outputs share the buffers of its cache inputs. Only outputs
+of the graph can share buffers: attended.{l}.key|value, which equal present.{l}.key|value. As inner
+tensors they would be copies of the whole cache.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _IN_8_BITS = {
 
 @dataclass(frozen=True)
 class ValidSlots:
-    """Every decode marker that asks for it."""
+    """Replaces every decode marker with valid_only = 1."""
 
     def apply(self, graph: gs.Graph) -> None:
         ends: dict[str, _End] = {}
@@ -43,10 +43,10 @@ class ValidSlots:
 
 
 class _End:
-    """Where the valid slots end, for the layers that share it."""
+    """The end of the valid cache slots, for the layers that share `valid`."""
 
     def __init__(self, graph: gs.Graph, valid: gs.Tensor, cache: tuple[int, ...]) -> None:
-        """cache: the shape [B,Hkv,S,D] of one."""
+        """valid: int64 [B]. cache: the shape [B,Hkv,S,D]."""
         batch, kv_heads, slots, _ = cache
         self.lengths = decode_lengths(graph, valid, slots)
         self._graph = graph
@@ -55,7 +55,7 @@ class _End:
         (self._index,) = node(graph, "Expand", [column, int64s(graph, batch, kv_heads, 1, 1)])
 
     def last_row(self, cache: gs.Tensor, new: gs.Tensor) -> gs.Variable:
-        """The row in a cache's last valid slot, shaped as the `new` one."""
+        """The row in a cache's last valid cache slot, in the shape of `new`."""
         row = gs.Variable(fresh(self._graph, "last_row"), cache.dtype, new.shape)
         return node(self._graph, "GatherND", [cache, self._index], [row], batch_dims=2)[0]
 
@@ -80,7 +80,12 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
     (attended, *_) = node(
         graph,
         "GroupQueryAttention",
-        [*(packed(graph, one) for one in (query, *rows)), *present, *end.lengths, *unit_scales],
+        [
+            *(packed(graph, states) for states in (query, *rows)),
+            *present,
+            *end.lengths,
+            *unit_scales,
+        ],
         [gs.Variable(fresh(graph, "attended")), *again],
         domain=MICROSOFT,
         num_heads=heads,
@@ -92,7 +97,6 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
 
 
 def _unit_scales(graph: gs.Graph) -> list[gs.Tensor]:
-    """The operator's last inputs, after five that are not used. It takes whole numbers as they are:
-    what scales them is outside."""
+    """Five unused inputs and the operator's scales, both 1: passes/storage.py scales outside."""
     ones = [gs.Constant(fresh(graph, "one"), np.ones(1, np.float32)) for _ in range(2)]
     return [gs.Variable.empty() for _ in range(5)] + ones

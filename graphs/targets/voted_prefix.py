@@ -1,8 +1,8 @@
-"""The vote over a prompt's own positions alone, where the runtime can slice as it runs.
+"""Gives SnapKVSelect only the keys of the prompt, for runtimes that can slice by a computed length.
 
-SnapKVSelect looks at every position of a full-length cache: with a short prompt in a cache for long
-ones, at almost nothing but padding. ONNX Runtime takes tensors whose size is known only then;
-TensorRT, whose plugin stops at the prompt's end by itself, does not.
+SnapKVSelect reads every position of a full-length cache, which for a short prompt is mostly
+padding. ONNX Runtime takes tensors of a computed size. TensorRT does not, but its plugin stops at
+the prompt's end.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ _POSITIONS = 2
 
 @dataclass(frozen=True)
 class VotedPrefix:
-    """Every vote of the graph, given the keys up to the prompt's end."""
+    """Slices the keys of every vote in the graph."""
 
     def apply(self, graph: gs.Graph) -> None:
         for vote in [n for n in graph.nodes if (n.domain, n.op) == (DOMAIN, "SnapKVSelect")]:
             _, key, prompt_length = vote.inputs
             (K,) = vote.attrs["K"]
-            # TopK wants K of them, however short the prompt.
+            # TopK needs at least K positions.
             (end,) = node(graph, "Max", [prompt_length, int64s(graph, K)])
             slices = [int64s(graph, 0), end, int64s(graph, _POSITIONS)]
             (vote.inputs[1],) = node(graph, "Slice", [key, *slices])

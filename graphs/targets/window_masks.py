@@ -1,4 +1,4 @@
-"""Which slots the rows of a chunk see through a sliding window, for operators without windows."""
+"""Makes masks of sliding windows, for attention operators without windows."""
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -7,9 +7,9 @@ from snapexport.graphs.passes.base import fresh, int64s, node
 
 
 class WindowMasks:
-    """The masks of one graph. Layers of one window share theirs: it is as large as a head's scores.
+    """The masks of one graph. Layers share a mask, since it is as large as a head's scores.
 
-    Slots are positions, and the chunk's rows are the last of the valid ones.
+    Cache slots are positions, and the chunk's rows are the last valid ones.
     """
 
     def __init__(self, graph: gs.Graph) -> None:
@@ -17,9 +17,9 @@ class WindowMasks:
         self._masks: dict[tuple[str | None, int, int, int], gs.Tensor] = {}
 
     def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
-        """Bool [B,1,rows,slots]: nothing that lies before a row's window. What lies after, does.
+        """Bool [B,1,rows,slots]: false before a row's window, true in it and after it.
 
-        valid: int64 [B], the slots in use; None for all of them.
+        valid: int64 [B], the number of valid cache slots; None: all.
         """
         key = (None if valid is None else valid.name, rows, slots, window)
         if key not in self._masks:
@@ -43,6 +43,6 @@ def row_positions(graph: gs.Graph, valid: gs.Tensor, offset: int, rows: int) -> 
 
 
 def computed_range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
-    """Int64 [stop - start], computed so that the file does not carry it."""
+    """Int64 [stop - start], computed by a node so that the file does not hold it."""
     scalars = [np.array(value, np.int64) for value in (start, stop, 1)]
     return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]

@@ -1,4 +1,4 @@
-"""A system and a clock without a model: every action takes a known time, and none passes."""
+"""A system and a clock without a model: actions take known times on the fake clock."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from snapexport.bench.systems import System, SystemSpec
 
 @dataclass
 class Clock:
-    """Goes on when it is told to."""
+    """A clock that moves only by assignment to `now`."""
 
     now: float = 0.0
 
@@ -48,6 +48,6 @@ def spec(
     load: Callable[[], System] | None = None,
 ) -> SystemSpec:
     def unloadable() -> System:
-        raise AssertionError("nobody loads this one")
+        raise AssertionError("this system must not be loaded")
 
     return SystemSpec(name, load or unloadable, batch, longest_prompt, positions, costs, 100)

@@ -1,4 +1,4 @@
-"""`snapexport bench`: what it prints and leaves, how it is interrupted, and what it refuses."""
+"""`snapexport bench`: its output and files, its interruption, and its refusals."""
 
 import json
 import shutil
@@ -26,8 +26,8 @@ USED = Memory(empty=10, loaded=20, peak=30, anonymous_loaded=5, anonymous=6)
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small probes, and the command where it is not known yet."""
+def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small probes, coarse plots, and the command itself."""
     monkeypatch.setattr(devices, "Bandwidth", partial(Bandwidth, nbytes=1 << 12))
     monkeypatch.setattr(devices, "MatMul", partial(MatMul, rows=16))
     monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
@@ -35,14 +35,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is measured elsewhere."""
+def fixed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed numbers in place of a process that measures memory."""
     monkeypatch.setattr(memory, "measure", lambda *_: USED)
 
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are painted elsewhere."""
+    """No plots: tests/bench/test_plots.py draws them."""
     monkeypatch.setattr(plots, "draw", lambda *_: [])
 
 
@@ -57,12 +57,12 @@ def run(build: Build, *flags: object) -> int:
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
-    """What was printed, and its last line as JSON."""
+    """All printed text, and its last line as JSON."""
     printed = capsys.readouterr().out
     return printed, json.loads(printed.splitlines()[-1])
 
 
-@pytest.mark.usefixtures("no_children")
+@pytest.mark.usefixtures("fixed_memory")
 def test_bench_measures_prints_and_writes_results(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
@@ -87,7 +87,7 @@ def test_bench_measures_prints_and_writes_results(
         assert heading in printed
 
 
-@pytest.mark.usefixtures("no_children", "no_plots")
+@pytest.mark.usefixtures("fixed_memory", "no_plots")
 def test_bench_json_is_one_line_and_results_stand_beside_the_build(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
@@ -100,8 +100,8 @@ def test_bench_json_is_one_line_and_results_stand_beside_the_build(
 
 
 @pytest.fixture
-def signals() -> Iterator[None]:
-    """As `snapexport` starts."""
+def exit_signals() -> Iterator[None]:
+    """The signal handlers that `snapexport` sets when it starts."""
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     end_on_signals()
     yield
@@ -109,8 +109,8 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("no_children", "no_plots", "signals")
-def test_ctrl_c_keeps_the_samples_until_then(
+@pytest.mark.usefixtures("fixed_memory", "no_plots", "exit_signals")
+def test_bench_ctrl_c_keeps_the_samples_until_then(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,
     tmp_path: Path,
@@ -133,24 +133,24 @@ def test_ctrl_c_keeps_the_samples_until_then(
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == report
 
 
-@pytest.mark.usefixtures("no_children", "no_plots")
+@pytest.mark.usefixtures("fixed_memory", "no_plots")
 def test_bench_progress_counts_to_its_end(
     tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(BenchProgress, "tell", lambda _, *given: told.append(given))
+    steps: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(BenchProgress, "tell", lambda _, *given: steps.append(given))
     run(tiny_build, "--baseline", "--contexts", 16, 24, "--out", tmp_path / "out", *FAST)
-    speed = [(done, total) for what, done, total in told if what == "speed"]
+    speed = [(done, total) for what, done, total in steps if what == "speed"]
     assert [done for done, _ in speed] == list(range(speed[0][1] + 1))
     assert {total for _, total in speed} == {speed[0][1]}
 
 
-def test_a_server_is_put_under_load(
+def test_bench_server_flag_measures_load_beside_the_runtime(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path, server: FakeTriton
 ) -> None:
     flags = ["--server", server.address, "--server-model", "tiny", "--clients", 1, 3]
-    asked = ["--max-tokens", 4, "--requests", 1, "--repeat", 2, "--out", tmp_path / "out"]
-    assert run(tiny_build, *flags, *asked) == 0
+    load_flags = ["--max-tokens", 4, "--requests", 1, "--repeat", 2, "--out", tmp_path / "out"]
+    assert run(tiny_build, *flags, *load_flags) == 0
     printed, report = last_line(capsys)
     assert [(row["clients"], row["side"], row["failed"]) for row in report["sections"]["load"]] == [
         (1, "in_process", 0),
@@ -183,13 +183,13 @@ def test_bad_bench_input_is_an_error_and_leaves_nothing(
 ) -> None:
     flags, message = REFUSED[name]
     assert run(tiny_build, *flags, "--out", tmp_path / "out") == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith(f"error: {message}") and "\n\nhint: " in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {message}") and "\n\nhint: " in captured.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_of_something_else_is_not_written_to(
+def test_bench_refuses_a_directory_of_other_files(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
 ) -> None:
     (tmp_path / "notes").write_text("mine")
@@ -198,7 +198,7 @@ def test_a_directory_of_something_else_is_not_written_to(
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
-@pytest.mark.usefixtures("no_children")
+@pytest.mark.usefixtures("fixed_memory")
 def test_without_matplotlib_bench_writes_results_and_names_the_extra(
     capsys: pytest.CaptureFixture[str],
     tiny_build: Build,

@@ -18,7 +18,7 @@ def test_cuda_stub_needs_onnxruntime_gpu(
 
 
 def test_cuda_stub_defines_each_function_once() -> None:
-    """What stands in cudart.c is not written again, and the rest answers that all went well."""
+    """Functions of cudart.c are not written again. The others return success."""
     text = stub.source(["cudaMalloc", "cudaStreamWaitEvent", "cublasCreate_v2"], stub.CUDART)
     assert text.splitlines() == [
         "long cudaStreamWaitEvent() { return 0; }",

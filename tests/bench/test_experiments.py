@@ -22,23 +22,23 @@ DRY_RUN = ["--device", "cuda", "--dry-run", "--threads", "1", "--rounds", "1"]
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds are made once."""
+def work_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose builds all tests of this file share."""
     return tmp_path_factory.mktemp("work")
 
 
-def run(work: Path, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[str, Any]:
-    """What was printed, and its last line as JSON."""
-    assert main([*given, "--work", str(work)]) == 0
+def run(work_directory: Path, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[str, Any]:
+    """All printed text, and its last line as JSON."""
+    assert main([*given, "--work", str(work_directory)]) == 0
     *shown, last = capsys.readouterr().out.strip().splitlines()
     return "\n".join(shown), json.loads(last)
 
 
 def test_an_experiment_measures_draws_and_prints(
-    work: Path, capsys: pytest.CaptureFixture[str]
+    work_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--quick", "--rounds", "1", "--threads", "1", "--set", "steps=2"]
-    shown, report = run(work, capsys, "context", *flags)
+    shown, report = run(work_directory, capsys, "context", *flags)
     assert report["complete"]
     assert report["command"].endswith("context --quick --rounds 1 --set steps=2")
     decode = report["sections"]["decode"]
@@ -46,33 +46,36 @@ def test_an_experiment_measures_draws_and_prints(
     assert cells == {(at, b) for at in (512, 1024, 2048) for b in (None, 128, 256)}
     assert all(row["seconds"]["samples"] == 2 and row["ratio"] for row in decode)
     assert "| 2,048 |" in shown
-    results = work / "quick" / "results" / "cpu"
+    results = work_directory / "quick" / "results" / "cpu"
     assert json.loads((results / "context.json").read_text()) == report
-    assert str(work) not in (results / "context.json").read_text()
+    assert str(work_directory) not in (results / "context.json").read_text()
     assert (results / "context.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_dry_run_of_cuda_goes_on_where_it_was(
-    work: Path, capsys: pytest.CaptureFixture[str]
+def test_resumed_cuda_dry_run_measures_only_the_missing_row(
+    work_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["context", *DRY_RUN, "--prepare", "--work", str(work)]) == 0
-    out = work / "quick" / "results" / "cuda"
+    assert main(["context", *DRY_RUN, "--prepare", "--work", str(work_directory)]) == 0
+    out = work_directory / "quick" / "results" / "cuda"
     assert not out.exists()
-    _, first = run(work, capsys, "context", *DRY_RUN)
+    _, first = run(work_directory, capsys, "context", *DRY_RUN)
     assert first["device"] == "cuda" and "nothing of a GPU" in first["notes"][0]
     (operators, *_) = first["sections"]["operators"]
     assert operators["on_cpu"]["decode"]["FusedMatMul"] > 0 and not operators["captured"]
     lost = first["sections"]["decode"].pop(1)
     (out / "context.json").write_text(json.dumps(first))
-    _, again = run(work, capsys, "context", *DRY_RUN, "--resume")
+    _, again = run(work_directory, capsys, "context", *DRY_RUN, "--resume")
     *kept, last = again["sections"]["decode"]
     assert kept == first["sections"]["decode"]
     assert (last["context"], last["kv_budget"]) == (lost["context"], lost["kv_budget"])
-    assert main(["context", *DRY_RUN, "--resume", "--set", "steps=9", "--work", str(work)]) == 2
+    assert (
+        main(["context", *DRY_RUN, "--resume", "--set", "steps=9", "--work", str(work_directory)])
+        == 2
+    )
     assert "has rows of other settings" in capsys.readouterr().err
 
 
-def test_derived_builds_keep_top_tokens_and_get_weights_that_were_left_behind(
+def test_derived_builds_keep_top_tokens_and_restore_missing_weights(
     tmp_path: Path,
 ) -> None:
     setup = Setup(tmp_path, Device(threads=1))
@@ -86,29 +89,37 @@ def test_derived_builds_keep_top_tokens_and_get_weights_that_were_left_behind(
     assert all((after.directory / one.file).is_file() for one in after.manifest.weights)
 
 
-def test_a_cut_run_keeps_what_it_measured(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_interrupted_experiment_keeps_its_measurements(
+    work_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_short(groups: Sequence[Group], rounds: int) -> Iterator[tuple[Case, float]]:
         yield groups[-1][-1], 0.5
         raise KeyboardInterrupt
 
     monkeypatch.setattr(turns, "take_turns", cut_short)
-    assert main(["context", "--quick", "--work", str(work), "--out", str(tmp_path)]) == 130
+    assert (
+        main(["context", "--quick", "--work", str(work_directory), "--out", str(tmp_path)]) == 130
+    )
     report = json.loads((tmp_path / "context.json").read_text())
     assert not report["complete"]
     assert [row["seconds"]["median"] for row in report["sections"]["decode"]] == [0.5]
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "rounds": (["context", "--rounds", "0"], "--rounds 0 is below 1"),
-    "device": (["naive", "--device", "cuda", "--dry-run"], "naive is not for --device cuda"),
-    "dry run": (["context", "--dry-run"], "--dry-run is of --device cuda"),
-    "option": (["context", "--set", "depth=1"], "--set: context has no option 'depth'"),
-    "value": (["context", "--set", "steps=two"], "--set steps=two is not NAME=JSON"),
-    "setting": (["plan", "--quick", "--set", 'only=["none"]'], "no setting 'none'"),
-    "page": (["tables", "--write", "none.md"], "none.md is not there"),
-    "budget": (
+    "0 rounds": (["context", "--rounds", "0"], "--rounds 0 is below 1"),
+    "experiment of another device": (
+        ["naive", "--device", "cuda", "--dry-run"],
+        "naive is not for --device cuda",
+    ),
+    "dry run on the CPU": (["context", "--dry-run"], "--dry-run is of --device cuda"),
+    "unknown option": (["context", "--set", "depth=1"], "--set: context has no option 'depth'"),
+    "value that is not JSON": (
+        ["context", "--set", "steps=two"],
+        "--set steps=two is not NAME=JSON",
+    ),
+    "unknown setting": (["plan", "--quick", "--set", 'only=["none"]'], "no setting 'none'"),
+    "missing page": (["tables", "--write", "none.md"], "none.md is not there"),
+    "budget below one batch slot": (
         ["equal_memory", "--device", "cuda", "--dry-run", "--cache-budget", "1"],
         "equal_memory: --cache-budget 1 does not hold one slot of SnapStream",
     ),
@@ -116,7 +127,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_an_error_with_a_hint(
+def test_experiment_refuses_bad_flags_with_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     given, message = REFUSED[name]
@@ -133,7 +144,7 @@ def test_an_unknown_experiment_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "nothing" in capsys.readouterr().err
 
 
-def test_without_a_gpu_the_cuda_provider_is_asked_for(
+def test_cuda_experiment_without_the_provider_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ort = pytest.importorskip("onnxruntime")
@@ -144,7 +155,7 @@ def test_without_a_gpu_the_cuda_provider_is_asked_for(
     assert error.startswith("error: context: this onnxruntime ") and "\n\nhint: pip " in error
 
 
-def test_what_onnxruntime_raises_in_a_run_is_a_user_error() -> None:
+def test_onnxruntime_error_in_an_experiment_is_a_user_error() -> None:
     state = pytest.importorskip("onnxruntime.capi.onnxruntime_pybind11_state")
 
     class Executor:
@@ -158,7 +169,7 @@ def test_what_onnxruntime_raises_in_a_run_is_a_user_error() -> None:
             raise state.RuntimeException("Failed to allocate memory\nmore")
 
 
-def test_a_full_cache_above_the_budget_is_left_out_and_noted(tmp_path: Path) -> None:
+def test_equal_memory_leaves_out_and_notes_a_full_cache_above_the_budget(tmp_path: Path) -> None:
     setup = Setup(tmp_path, Device("cuda", dry=True), quick=True)
     options = replace(equal_memory.QUICK, cache_bytes=1 << 20, prompts=(1024, 4096))
     (note,) = equal_memory.left_out(setup, options)
@@ -188,7 +199,7 @@ TINY = checkpoints.SHAPES["small"] | {
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_a_random_checkpoint_is_as_its_header_says(tmp_path: Path, dtype: Any) -> None:
+def test_random_checkpoint_has_the_tensors_of_its_header(tmp_path: Path, dtype: Any) -> None:
     checkpoints.write(tmp_path / "tiny", TINY, dtype)
     file = tmp_path / "tiny" / "model.safetensors"
     found = {tensor.name: tensor.shape for tensor in read_header(file)}
@@ -201,7 +212,7 @@ def test_a_random_checkpoint_is_as_its_header_says(tmp_path: Path, dtype: Any) -
     assert np.isfinite(values).all() and values.std() == pytest.approx(128**-0.5, rel=0.05)
 
 
-def test_throughput_is_held_against_the_full_cache_of_the_same_prompts() -> None:
+def test_equal_memory_divides_throughput_by_that_of_the_full_cache() -> None:
     decode = [
         {"context": 16, "cache": "full", "batch": 2, "seconds": {"median": 0.5}},
         {"context": 16, "cache": "1/4", "batch": 8, "seconds": {"median": 0.4}},
@@ -211,7 +222,7 @@ def test_throughput_is_held_against_the_full_cache_of_the_same_prompts() -> None
     assert [row["times_full"] for row in found] == [1.0, 5.0]
 
 
-def test_the_compress_share_is_of_prefill_that_was_run_or_integrated() -> None:
+def test_compress_share_is_of_measured_or_integrated_prefill() -> None:
     chunks = [
         {"past": past, "chunk": 10, "seconds": {"median": 1 + past / 10}} for past in (0, 10, 20)
     ]
@@ -224,7 +235,7 @@ def test_the_compress_share_is_of_prefill_that_was_run_or_integrated() -> None:
     assert not long["prefilled"] and long["prefill_seconds"] == pytest.approx(10.5)
 
 
-def test_peers_are_held_against_snapstream_with_weights_of_as_many_bits() -> None:
+def test_peers_are_compared_with_snapstream_of_equal_weight_bits() -> None:
     rows = [("snapexport fp32, SnapStream", 32, 2.0), ("snapexport int4, SnapStream", 4, 1.0)]
     rows += [("other fp32", 32, 3.0), ("other int4", 4, 3.0)]
     decode = [

@@ -1,4 +1,4 @@
-"""Many clients: their requests, the tokens that are counted, and the ratio of the two sides."""
+"""Load of many clients: their requests, counted tokens, and the server against the runtime."""
 
 import signal
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def prompts(*firsts: int) -> list[list[int]]:
     return [[first, 7, 8] for first in firsts]
 
 
-def test_an_exchange_shares_the_gap_of_tokens_that_came_together() -> None:
+def test_tokens_that_arrive_together_share_their_gap() -> None:
     exchange = Exchange(sent=10.0)
     for at, tokens in ((12.0, 1), (13.0, 0), (16.0, 2), (17.0, 1)):
         exchange.arrived(at, tokens)
@@ -53,7 +53,7 @@ def test_an_exchange_shares_the_gap_of_tokens_that_came_together() -> None:
     assert list(exchange.gaps()) == [2.0, 2.0, 1.0]
 
 
-def test_a_workload_is_the_same_for_a_seed_and_no_prompt_is_like_another() -> None:
+def test_workload_is_reproducible_by_seed_and_has_no_equal_prompts() -> None:
     drawn = Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
     assert drawn == Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
     assert drawn != Workload.drawn([0, 2, 3], 3, 2, 5, 16, 1000)
@@ -61,7 +61,7 @@ def test_a_workload_is_the_same_for_a_seed_and_no_prompt_is_like_another() -> No
     assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
 
 
-def test_in_process_every_client_sends_its_next_request_when_one_ends() -> None:
+def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
     workload = Workload.drawn([0], clients=5, requests=3, prompt_tokens=6, max_tokens=4,
                               vocab_size=257)  # fmt: skip
     llm = LLM.from_executor(FakeExecutor(make_limits(batch=2)))
@@ -71,18 +71,18 @@ def test_in_process_every_client_sends_its_next_request_when_one_ends() -> None:
     sent = [one.sent for one in exchanges]
     assert sent == sorted(sent)
     ends = sorted(one.arrivals[-1][0] for one in exchanges)
-    # Five ask at once; each later request is sent when one of those before it has ended.
+    # Five clients send at once; each later request is sent when one of those before it has ended.
     assert all(later > end for later, end in zip(sent[5:], ends, strict=False))
 
 
-def test_in_process_a_broken_request_is_an_error_and_the_client_goes_on() -> None:
+def test_in_process_client_goes_on_after_a_broken_request() -> None:
     llm = LLM.from_executor(FakeExecutor(make_limits(), broken_token=99))
     exchanges = in_process.drive(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
     assert [one.error is None for one in exchanges] == [False, True]
     assert exchanges[1].tokens == 3
 
 
-def test_the_server_gets_every_prompt_once_and_its_tokens_are_counted(server: FakeTriton) -> None:
+def test_load_client_sends_every_prompt_once_and_counts_its_tokens(server: FakeTriton) -> None:
     workload = Workload([prompts(10, 11), prompts(12, 13), prompts(14, 15)], max_tokens=5)
     exchanges = TritonModel(server.address, "tiny").drive(workload, Ticks())
     assert [one.tokens for one in exchanges] == [5] * 6
@@ -90,16 +90,16 @@ def test_the_server_gets_every_prompt_once_and_its_tokens_are_counted(server: Fa
     assert [one.error for one in exchanges] == [None] * 6
     for first, second in zip(exchanges[::2], exchanges[1::2], strict=True):
         assert second.sent > first.arrivals[-1][0]
-    asked = sorted(server.asked, key=lambda body: body["input_ids"])
-    assert asked == [
+    bodies = sorted(server.requests, key=lambda body: body["input_ids"])
+    assert bodies == [
         {"input_ids": [first, 7, 8], "max_tokens": 5}
         | {"stream": True, "ignore_eos": True, "return_num_output_tokens": True}
         for first in range(10, 16)
     ]
 
 
-def test_a_token_is_seen_before_the_stream_ends(server: FakeTriton) -> None:
-    """The fake holds its second answer back until the client has noted the first."""
+def test_load_client_notes_a_token_before_the_stream_ends(server: FakeTriton) -> None:
+    """The fake holds its second event back until the client has noted the first."""
     server.hold = Event()
     ticks = Ticks()
 
@@ -115,23 +115,23 @@ def test_a_token_is_seen_before_the_stream_ends(server: FakeTriton) -> None:
     assert server.waits == [True, True]
 
 
-def test_refused_and_broken_requests_are_errors_and_the_client_goes_on(server: FakeTriton) -> None:
+def test_load_client_goes_on_after_refused_and_broken_requests(server: FakeTriton) -> None:
     workload = Workload([prompts(server.refused, server.broken, 9)], max_tokens=4)
     refused, broken, good = TritonModel(server.address, "tiny").drive(workload, Ticks())
     assert refused.error == 'HTTPException: status 503: {"error": "the queue is full"}'
-    assert broken.error == "the engine broke"
+    assert broken.error == "the executor broke"
     assert (good.error, good.tokens) == (None, 4)
 
 
-def test_a_server_that_goes_away_is_an_error_of_its_requests() -> None:
+def test_load_client_counts_requests_to_a_vanished_server_as_errors() -> None:
     with triton.running() as server:
         model = TritonModel(server.address, "tiny")
     exchanges = model.drive(Workload([prompts(9, 9)], max_tokens=4), Ticks())
     assert ["refused" in str(one.error) for one in exchanges] == [True, True]
 
 
-def test_an_interrupted_client_hangs_up(server: FakeTriton) -> None:
-    """Ctrl-C while the server keeps everybody waiting."""
+def test_interrupted_load_client_closes_its_connection(server: FakeTriton) -> None:
+    """Ctrl-C while the server holds every stream."""
     server.hold = Event()
 
     def interrupt() -> None:
@@ -150,10 +150,10 @@ def test_an_interrupted_client_hangs_up(server: FakeTriton) -> None:
     finally:
         signal.signal(signal.SIGUSR1, former)
         thread.join()
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_a_missing_server_or_model_is_told(server: FakeTriton) -> None:
+def test_missing_server_or_model_is_refused(server: FakeTriton) -> None:
     TritonModel(server.address, "tiny").require_ready()
     with pytest.raises(UserError, match="has no model 'other' that is ready"):
         TritonModel(server.address, "other").require_ready()
@@ -167,7 +167,7 @@ def exchange(sent: float, *arrivals: tuple[float, int], error: str | None = None
     return Exchange(sent, list(arrivals), error)
 
 
-def test_throughput_counts_all_clients_from_the_first_request_to_the_last_token() -> None:
+def test_load_throughput_spans_the_first_request_to_the_last_token() -> None:
     pair = [exchange(0, (1, 1), (4, 3)), exchange(2, (3, 1), (5, 5)), exchange(3, error="full")]
     outcome = Outcome("server", 2, 0, pair)
     assert outcome.tokens_per_second == 10 / 5
@@ -190,7 +190,7 @@ def test_load_rows_pool_rounds_and_take_the_ratio_round_by_round() -> None:
     assert served["itl_seconds"]["samples"] == 27
 
 
-def test_failed_requests_are_counted_and_one_of_them_is_shown() -> None:
+def test_failed_load_requests_are_counted_and_one_is_shown() -> None:
     outcome = Outcome("server", 1, 0, [exchange(0, error="full")] * 2)
     (row,) = summed_up([outcome])
     assert (row["failed"], row["first_error"], row["requests"]) == (2, "full", 0)
@@ -212,11 +212,11 @@ def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build)
 
         return drive
 
-    told: list[tuple[int, int]] = []
-    tell = lambda _, done, total: told.append((done, total))  # noqa: E731
+    progress: list[tuple[int, int]] = []
+    tell = lambda _, done, total: progress.append((done, total))  # noqa: E731
     results = Results("load", "", plan.options, tell=tell)
     measure(plan, {"in_process": side("a"), "server": side("b")}, results)
-    assert told == [(done, 8) for done in range(9)]
+    assert progress == [(done, 8) for done in range(9)]
     assert [name for name, _ in seen] == ["a", "b"] * 5
     pairs = [(one, other) for (_, one), (_, other) in zip(seen[::2], seen[1::2], strict=True)]
     assert all(one == other for one, other in pairs)
@@ -225,7 +225,7 @@ def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build)
     assert [row["clients"] for row in results.sections["load"]] == [1, 1, 2, 2]
 
 
-def test_a_first_request_that_fails_ends_the_run(tiny_build: Build) -> None:
+def test_failed_first_request_ends_the_load_run(tiny_build: Build) -> None:
     def refuse(workload: Workload) -> list[Exchange]:
         return [exchange(0, error="full")]
 
@@ -234,7 +234,7 @@ def test_a_first_request_that_fails_ends_the_run(tiny_build: Build) -> None:
         measure(plan, {"server": refuse}, Results("load", "", plan.options))
 
 
-def test_prompts_that_do_not_fit_are_refused(tiny_build: Build) -> None:
+def test_load_prompts_that_do_not_fit_are_refused(tiny_build: Build) -> None:
     assert load_plan(tiny_build).options.prompt_tokens == 32
     with pytest.raises(UserError, match="prompts of 65 tokens and 3 more do not fit"):
         load_plan(tiny_build, prompt_tokens=65)

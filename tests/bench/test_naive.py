@@ -1,4 +1,4 @@
-"""The naive graph is the ring's, but for the order of the cache slots."""
+"""The naive graph equals the ring's except for the order of the cache slots."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def written(tmp_path: Path, found: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_block_has_the_table_its_notes_and_the_machine(tmp_path: Path) -> None:
+def test_page_block_has_table_notes_and_machine(tmp_path: Path) -> None:
     assert page.block(read(written(tmp_path, contexts()))).splitlines() == [
         "| context | full, ms | x of roofline | 512 slots, ms | x of roofline | full : 512 |",
         "|---:|---:|---:|---:|---:|---:|",
@@ -70,7 +70,7 @@ def test_a_block_has_the_table_its_notes_and_the_machine(tmp_path: Path) -> None
     ]
 
 
-def test_a_row_that_a_cut_run_lacks_stays_empty(tmp_path: Path) -> None:
+def test_page_row_missing_from_a_cut_run_stays_empty(tmp_path: Path) -> None:
     cut = contexts() | {"complete": False}
     del cut["sections"]["decode"][-1]
     block = page.block(read(written(tmp_path, cut)))
@@ -100,13 +100,13 @@ def test_a_page_without_marks_is_an_error_and_stays_as_it_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", sorted(set(EXPERIMENTS) - {"context"}))
-def test_a_run_that_was_cut_at_once_has_tables_without_rows(name: str, tmp_path: Path) -> None:
+def test_page_tables_of_a_run_without_measurements_have_no_rows(name: str, tmp_path: Path) -> None:
     settings = {"contexts": [8], "kv_budgets": [4], "prompts": [8]}
     found = report(name, settings) | {"complete": False}
     assert "**The run was cut.**" in page.block(read(written(tmp_path, found)))
 
 
-def test_the_results_of_the_docs_are_readable_and_their_tables_are_in_the_page() -> None:
+def test_performance_page_holds_the_tables_of_its_results() -> None:
     text = (DOCS / "performance.md").read_text()
     for path in sorted((DOCS / "results" / "performance").glob("*.json")):
         assert page.block(read(path)) in text, path.name

@@ -1,4 +1,4 @@
-"""A peer's process: what it answers, and the error of one that can't."""
+"""A peer's process: its answers, and the errors of one that cannot start."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ def variant(options: dict[str, Any], python: Path | None = Path(sys.executable))
     return Variant("ours", 32, python, snapexport_build.__file__, options, contexts=(16,))
 
 
-def test_a_build_of_ours_answers_from_a_process_of_its_own(tiny_build: Build) -> None:
+def test_peer_process_answers_for_a_snapexport_build(tiny_build: Build) -> None:
     worker = Worker(variant({"build": str(tiny_build.directory), "threads": 1}))
     try:
         assert worker.versions.keys() == {"snapexport", "onnxruntime"}
@@ -31,7 +31,7 @@ def test_a_build_of_ours_answers_from_a_process_of_its_own(tiny_build: Build) ->
         worker.ask("step")
 
 
-def test_a_peer_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+def test_peer_that_cannot_be_loaded_reports_its_error(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match=r"UserError: .*is not a build directory"):
         Worker(variant({"build": str(tmp_path), "threads": 1}))
     with pytest.raises(PeerError, match="no interpreter"):
@@ -40,7 +40,7 @@ def test_a_peer_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
         Worker(variant({}, python=tmp_path / "python"))
 
 
-def test_plugins_import_nothing_of_snapexport_when_they_are_loaded() -> None:
+def test_peer_plugins_import_nothing_of_snapexport_at_load() -> None:
     for plugin in PEERS:
         source = Path(str(plugin.__file__)).read_text()
         plain = [line for line in source.splitlines() if line.startswith(("from ", "import "))]

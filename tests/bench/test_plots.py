@@ -1,4 +1,4 @@
-"""Pictures of results, for every shape of report."""
+"""Plots of results, for every shape of report."""
 
 from pathlib import Path
 from typing import Any
@@ -51,18 +51,18 @@ REPORTS = {
     ),
     "load": (loads(LOADS), ["load_by_clients"]),
     "load that failed": (loads([load("server", 4, None)]), ["load_by_clients"]),
-    "nothing": (loads([]), []),
+    "load without rows": (loads([]), []),
 }
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer pixels to paint."""
+def low_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer pixels, which draw faster."""
     monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_every_report_with_data_has_its_pictures(tmp_path: Path, name: str) -> None:
+def test_every_bench_report_with_data_has_its_plots(tmp_path: Path, name: str) -> None:
     report, pictures = REPORTS[name]
     former = f"{pictures[0]}.png" if pictures else "load_by_clients.svg"
     (tmp_path / former).write_text("of a former report")
@@ -76,7 +76,7 @@ def test_every_report_with_data_has_its_pictures(tmp_path: Path, name: str) -> N
         assert svg.tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_a_line_has_its_roofline_beside_it() -> None:
+def test_plot_line_has_its_roofline_beside_it() -> None:
     one, four = plots.decode_by_context(speed()).axes
     assert (one.get_title(), four.get_title()) == ("1 active batch slot", "4 active batch slots")
     lines: dict[Any, Any] = {line.get_label(): line for line in one.get_lines()}
@@ -87,7 +87,7 @@ def test_a_line_has_its_roofline_beside_it() -> None:
     assert lines["full"].get_color() == lines["full, roofline"].get_color()
 
 
-def test_prefill_is_drawn_in_tokens_a_second() -> None:
+def test_prefill_plot_is_in_tokens_a_second() -> None:
     (axes,) = plots.prefill_by_context(speed()).axes
     lines: dict[Any, Any] = {line.get_label(): line for line in axes.get_lines()}
     assert list(lines["full"].get_ydata()) == [100.0, 100.0]

@@ -1,4 +1,4 @@
-"""Probes do what their amounts say, and a machine is described."""
+"""Probes do the work that they count, and the machine's description."""
 
 import sys
 from pathlib import Path
@@ -41,9 +41,9 @@ def test_the_bandwidth_probe_reads_every_byte() -> None:
 
 
 def test_a_machine_is_described_by_processor_memory_and_versions() -> None:
-    told = machine.described()
-    assert told["cores"] >= 1 and told["memory_bytes"] > 1 << 20
-    assert told["processor"] and told["versions"]["onnxruntime"]
+    description = machine.described()
+    assert description["cores"] >= 1 and description["memory_bytes"] > 1 << 20
+    assert description["processor"] and description["versions"]["onnxruntime"]
 
 
 def test_the_device_probe_counts_bytes_read_and_written() -> None:

@@ -1,4 +1,4 @@
-"""The results file: one format, kept when a run is cut, and gone on with."""
+"""The results file: its format, interrupted runs, and resumed ones."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def case(size: int, timed: Callable[[], float]) -> Case:
     return Case("decode", {"size": size, "batch": None}, timed, warm=False)
 
 
-def test_a_file_says_what_was_measured_where_and_how(tmp_path: Path) -> None:
+def test_results_file_holds_measurements_machine_and_settings(tmp_path: Path) -> None:
     found = results(tmp_path / "test.json")
     found.measure("decode", alone([case(1, lambda: 0.5)]), rounds=3)
     report = read(tmp_path / "test.json")
@@ -36,7 +36,7 @@ def test_a_file_says_what_was_measured_where_and_how(tmp_path: Path) -> None:
     assert report["sections"]["never measured"] == [] and not report["complete"]
 
 
-def test_a_run_that_is_cut_keeps_the_samples_until_then(tmp_path: Path) -> None:
+def test_interrupted_results_keep_the_samples_until_then(tmp_path: Path) -> None:
     def cut() -> float:
         raise KeyboardInterrupt
 
@@ -47,7 +47,7 @@ def test_a_run_that_is_cut_keeps_the_samples_until_then(tmp_path: Path) -> None:
     assert row["size"] == 1 and row["seconds"]["median"] == 0.5
 
 
-def test_a_resumed_run_measures_what_is_missing(tmp_path: Path) -> None:
+def test_resumed_results_measure_only_missing_cases(tmp_path: Path) -> None:
     first = results(tmp_path / "test.json")
     first.measure("decode", alone([case(1, lambda: 0.5)]), rounds=1)
     again = results(tmp_path / "test.json")
@@ -56,7 +56,7 @@ def test_a_resumed_run_measures_what_is_missing(tmp_path: Path) -> None:
     assert again.missing(cases) == cases[1:]
 
 
-def test_rows_of_other_settings_or_another_gpu_are_not_mixed(tmp_path: Path) -> None:
+def test_results_of_other_settings_or_another_gpu_are_not_mixed(tmp_path: Path) -> None:
     results(tmp_path / "test.json").add("decode", {"size": 1})
     with pytest.raises(UserError, match="rows of other settings"):
         results(tmp_path / "test.json", Settings((3,))).resume()
@@ -66,7 +66,7 @@ def test_rows_of_other_settings_or_another_gpu_are_not_mixed(tmp_path: Path) -> 
         other.resume()
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_results_file_of_another_format_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "test.json"
     for text in ("no JSON", "[]", json.dumps({"format": 0})):
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Spreads, rooflines, and the work that they are made of."""
+"""Spreads of samples, rooflines, and the counted work behind a roofline."""
 
 import math
 from itertools import product
@@ -78,7 +78,7 @@ def test_the_weights_of_a_build_are_those_that_its_decode_graph_reads(tiny_build
     assert found.output == 257 * 64
 
 
-def test_a_layers_positions_weigh_what_its_caches_do(tiny_build: Build) -> None:
+def test_layer_costs_count_the_bytes_of_the_caches(tiny_build: Build) -> None:
     cache, batch = cache_bytes(tiny_build.manifest), tiny_build.manifest.batch
     for full_cache, expected in ((False, cache.decode), (True, cache.full)):
         layers = Costs.of(tiny_build, full_cache=full_cache).layers
@@ -87,7 +87,7 @@ def test_a_layers_positions_weigh_what_its_caches_do(tiny_build: Build) -> None:
 
 
 @pytest.mark.parametrize(("length", "window"), list(product((1, 2, 5, 9), (0, 1, 3, 9, 20))))
-def test_pairs_of_a_prompt_are_counted_one_by_one(length: int, window: int) -> None:
+def test_attention_pairs_of_a_prompt_equal_a_count_one_by_one(length: int, window: int) -> None:
     layer = LayerCosts(LayerGeometry(100, 0, 0), 1, 1, 2, 1, window)
     seen = [min(p + 1, window) if window else p + 1 for p in range(length)]
     assert layer.pairs(length) == sum(seen)
@@ -108,7 +108,7 @@ def test_a_decode_step_reads_weights_once_and_each_requests_valid_slots() -> Non
     assert three == Work(1000 + 3 * (alone.nbytes - 1000), 3 * alone.operations)
 
 
-def test_a_compressed_step_reads_the_same_bytes_at_any_context_and_a_full_one_more() -> None:
+def test_compressed_decode_reads_the_same_bytes_at_any_context_and_full_decode_more() -> None:
     compressed, full = (Costs(WEIGHTS, (layer,), L_obs=3) for layer in (SNAPSTREAM, FULL))
     assert compressed.decode(20, 20, 1) == compressed.decode(90, 90, 1)
     grown = full.decode(90, 90, 1).nbytes - full.decode(20, 20, 1).nbytes

@@ -1,4 +1,4 @@
-"""`snapexport bench BUILD`: what is measured in which order, and what is refused before."""
+"""`snapexport bench BUILD`: the order of its measurements, and refused options."""
 
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ def visits(plan: Plan, *systems: FakeSystem) -> list[list[Case]]:
     ]
 
 
-def test_a_visit_fills_the_batch_slots_then_decodes_with_fewer_and_fewer(tiny_build: Build) -> None:
+def test_speed_visit_fills_the_batch_slots_then_decodes_with_fewer(tiny_build: Build) -> None:
     plan = plan_of(tiny_build, contexts=(10, 20), batches=(1, 3), decode_steps=2)
     system = FakeSystem(Clock(), "one", [])
     list(take_turns(visits(plan, system), rounds=2))
@@ -62,11 +62,11 @@ def test_systems_get_the_same_prompts_and_none_twice(tiny_build: Build) -> None:
     assert len({prompt[:5] for prompt in first}) == len(first)
 
 
-def test_batches_shrink_because_an_idle_slot_loses_its_cache(tiny_build: Build) -> None:
+def test_batches_are_measured_from_the_largest_to_the_smallest(tiny_build: Build) -> None:
     assert plan_of(tiny_build, batches=(1, 4, 2), contexts=(8,)).batches == (4, 2, 1)
 
 
-def test_defaults_come_from_the_system_with_the_tightest_limits(tiny_build: Build) -> None:
+def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Build) -> None:
     wide, tight = spec(batch=4), spec("full", batch=2, positions=1000)
     plan = Plan.over(tiny_build, BenchOptions(decode_steps=10), [wide, tight])
     assert plan.batches == (2, 1)
@@ -76,23 +76,26 @@ def test_defaults_come_from_the_system_with_the_tightest_limits(tiny_build: Buil
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "too many slots": ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
-    "too long": ({"contexts": (1001,)}, "--contexts 1001 is longer than a prompt can be: 1000"),
-    "no room": (
+    "too many batch slots": ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
+    "context too long": (
+        {"contexts": (1001,)},
+        "--contexts 1001 is longer than a prompt can be: 1000",
+    ),
+    "no room to decode": (
         {"contexts": (1000,), "batches": (1,), "decode_steps": 1001},
         "--contexts 1000 leaves no room for 1001 decoded tokens",
     ),
-    "no context": ({"contexts": ()}, "--contexts is empty"),
-    "a context of nothing": ({"contexts": (0,)}, "--contexts 0 is below 1"),
-    "a context twice": ({"contexts": (4, 4)}, "--contexts has 4 twice"),
-    "no round": ({"repeat": 0}, "--repeat 0 is below 1"),
-    "no step": ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
-    "no thread": ({"threads": 0}, "--threads 0 is below 1"),
+    "no contexts": ({"contexts": ()}, "--contexts is empty"),
+    "context 0": ({"contexts": (0,)}, "--contexts 0 is below 1"),
+    "context twice": ({"contexts": (4, 4)}, "--contexts has 4 twice"),
+    "repeat 0": ({"repeat": 0}, "--repeat 0 is below 1"),
+    "decode steps 0": ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
+    "threads 0": ({"threads": 0}, "--threads 0 is below 1"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: str) -> None:
+def test_speed_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: str) -> None:
     options, message = REFUSED[name]
     with pytest.raises(UserError) as error:
         plan_of(tiny_build, **options)
@@ -100,11 +103,17 @@ def test_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: st
 
 
 BAD_LOADS: dict[str, tuple[dict[str, Any], str]] = {
-    "no scheme": ({"server": "localhost:8000"}, "--server localhost:8000 is no HTTP address"),
-    "gRPC": ({"server": "grpc://localhost:1"}, "--server grpc://localhost:1 is no HTTP address"),
-    "no client": ({"clients": (0,)}, "--clients 0 is below 1"),
-    "no token": ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
-    "no prompt": ({"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
+    "server without a scheme": (
+        {"server": "localhost:8000"},
+        "--server localhost:8000 is no HTTP address",
+    ),
+    "gRPC server": (
+        {"server": "grpc://localhost:1"},
+        "--server grpc://localhost:1 is no HTTP address",
+    ),
+    "clients 0": ({"clients": (0,)}, "--clients 0 is below 1"),
+    "max tokens 0": ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
+    "prompt tokens 0": ({"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
 }
 
 
@@ -148,7 +157,7 @@ def row(context: int, seconds: float) -> dict[str, Any]:
     return {"system": "own", "context": context, "seconds": {"median": seconds}}
 
 
-def test_the_compress_step_is_a_share_of_prefill_and_has_two_parts() -> None:
+def test_compress_summary_has_a_share_of_prefill_and_two_parts() -> None:
     sections = {"prefill": [row(100, 10.0)], "compress": [row(100, 0.5)], "vote": [row(100, 0.125)]}
     (found,) = speed.summary(sections)
     assert found["share_of_prefill"] == 0.05

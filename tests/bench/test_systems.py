@@ -1,4 +1,4 @@
-"""A build's executor as a system: the runtime's own tokens, and the memory that it takes."""
+"""A build's executor as a benchmarked system: its tokens are the runtime's; its memory."""
 
 from functools import partial
 
@@ -61,19 +61,19 @@ def test_memory_is_measured_in_a_process_of_its_own(tiny_build: Build) -> None:
     assert 0 < found.anonymous <= found.peak
 
 
-def test_a_user_error_in_the_measured_process_is_raised_here() -> None:
+def test_user_error_in_the_memory_process_is_raised_in_its_parent() -> None:
     with pytest.raises(UserError) as error:
         memory.measure(spec(load=_unloadable), FILLING)
     assert (error.value.message, error.value.hint) == ("no such system", "take another")
 
 
-def test_the_death_of_the_measured_process_is_an_error() -> None:
+def test_death_of_the_memory_process_is_an_error() -> None:
     one = spec(load=partial(exec, "import os; os._exit(7)"))
     with pytest.raises(UserError, match="memory of one ended with status 7"):
         memory.measure(one, FILLING)
 
 
-def test_the_vote_cut_out_keeps_eligible_positions_alone(tiny_build: Build) -> None:
+def test_extracted_vote_keeps_only_eligible_positions(tiny_build: Build) -> None:
     vote = Vote.of(tiny_build, threads=1)
     assert vote is not None
     kept = vote.bound.outputs

@@ -19,7 +19,7 @@ def timed(log: list[str], name: str) -> Callable[[], float]:
     return lambda: float(bool(log.append(name)) or len(log))
 
 
-def test_groups_run_backwards_in_every_second_round_and_cases_within_them_forwards() -> None:
+def test_case_groups_run_backwards_in_every_second_round() -> None:
     log: list[str] = []
     first = [Case("s", {}, timed(log, name), warm=False) for name in "ab"]
     second = [Case("s", {}, timed(log, "c"), times=2, warm=False)]
@@ -36,7 +36,7 @@ def test_warm_up_runs_each_warm_case_once_and_is_not_counted() -> None:
     assert [seconds for _, seconds in taken] == [2.0, 3.0]
 
 
-def test_a_row_has_median_roofline_ratio_and_rate() -> None:
+def test_bench_row_has_median_roofline_ratio_and_rate() -> None:
     case = Case("decode", {"name": "b"}, lambda: 0.0, work=Work(30, 10), tokens=8)
     ((section, row),) = turns.rows({case: [2.0, 8.0, 4.0]}, Rates(15.0, 10.0))
     assert section == "decode" and row["name"] == "b"
@@ -45,7 +45,7 @@ def test_a_row_has_median_roofline_ratio_and_rate() -> None:
     assert (row["ratio"], row["tokens_per_second"]) == (2.0, 2.0)
 
 
-def test_a_row_without_costs_or_rates_has_no_roofline() -> None:
+def test_bench_row_without_costs_or_rates_has_no_roofline() -> None:
     known, unknown = Case("s", {}, lambda: 0.0, work=Work(1, 1)), Case("s", {}, lambda: 0.0)
     for case, rates in ((known, None), (unknown, Rates(1.0, 1.0))):
         ((_, row),) = turns.rows({case: [0.5]}, rates)
@@ -53,13 +53,13 @@ def test_a_row_without_costs_or_rates_has_no_roofline() -> None:
         assert row["seconds"]["median"] == 0.5
 
 
-def test_rates_are_amounts_by_median_seconds() -> None:
+def test_probe_rates_are_amounts_by_median_seconds() -> None:
     taken = {PROBES[0]: [1.0, 2.0, 4.0], PROBES[1]: [3.0]}
     assert turns.rates(taken) == Rates(50.0, 20.0)
     assert turns.rate_row(taken)["bandwidth"]["max"] == 100.0
 
 
-def test_a_machine_without_a_product_probe_has_bandwidth_alone() -> None:
+def test_rates_without_a_matmul_probe_have_bandwidth_alone() -> None:
     rates = turns.rates({PROBES[0]: [2.0]})
     assert rates == Rates(50.0)
     ((_, row),) = turns.rows({Case("s", {}, lambda: 0.0, work=Work(50, 10**9)): [2.0]}, rates)
@@ -75,6 +75,6 @@ def test_integrated_prefill_is_the_sum_of_its_chunks() -> None:
     assert line.prompt(400, chunk=100) == pytest.approx(10.0)
 
 
-def test_short_chunks_weigh_as_much_as_long_ones() -> None:
+def test_affine_fit_weighs_short_chunks_as_much_as_long_ones() -> None:
     line = Affine.through([0, 1000, 2000], [1.0, 11.0, 31.0])
     assert abs(line.start - 1.0) < 0.3

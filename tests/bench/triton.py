@@ -1,4 +1,4 @@
-"""A server that speaks Triton's /generate_stream and counts instead of answering."""
+"""A fake server of Triton's /generate_stream. It counts tokens instead of computing them."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class FakeTriton(ThreadingHTTPServer):
-    """Answers with the tokens asked for, two at a time, and a last answer without any.
+    """Streams the requested number of tokens, two at a time, and a last event without any.
 
-    refused: prompts that begin with this token get a status; broken: an error amid the stream.
-    hold: after each answer it waits for this, if there is one; waits: whether it came.
+    refused: prompts that begin with this token get status 503; broken: an error in the stream.
+    hold: if set, the server waits for it after each event; waits: whether it came in time.
     """
 
     daemon_threads = True
@@ -20,7 +20,7 @@ class FakeTriton(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.lock = Lock()
         self.hold: Event | None = None
         self.waits: list[bool] = []
@@ -43,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.path == "/v2/models/tiny/generate_stream"
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.asked.append(body)
+            self.server.requests.append(body)
         if body["input_ids"][0] == self.server.refused:
             self._plain(503, b'{"error": "the queue is full"}')
             return
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server.hold:
                 self.server.waits.append(self.server.hold.wait(20))
             if body["input_ids"][0] == self.server.broken:
-                yield {"error": "the engine broke"}
+                yield {"error": "the executor broke"}
                 return
         yield {"text_output": "", "num_output_tokens": 0, "finish_reason": "length"}
 

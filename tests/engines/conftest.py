@@ -15,7 +15,7 @@ from tests.fakes.plans import LIBRARY, install
 
 
 @pytest.fixture(scope="session")
-def pristine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def shared_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     """A build for TensorRT. No test changes it."""
     out = tmp_path_factory.mktemp("tensorrt") / "llama.build"
     options = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
@@ -23,20 +23,20 @@ def pristine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Buil
 
 
 @pytest.fixture
-def made(pristine: Build, tmp_path: Path) -> Build:
-    """A copy of it, of a test's own."""
-    return Build.open(shutil.copytree(pristine.directory, tmp_path / "copy.build"))
+def own_build(shared_build: Build, tmp_path: Path) -> Build:
+    """A copy of the shared build that a test may change."""
+    return Build.open(shutil.copytree(shared_build.directory, tmp_path / "copy.build"))
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def plugin_library(tmp_path: Path) -> Path:
     path = tmp_path / "libplugins.so"
     path.write_bytes(LIBRARY)
     return path
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The FAKE TensorRT in the place of the real one, with one GPU; our modules import it anew."""
     install(monkeypatch)
     for name in _ours():

@@ -1,4 +1,4 @@
-"""Work in a thread ends when a signal comes, whenever it comes."""
+"""A signal ends work in a thread, at any moment."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ from snapexport.engines.progress import cancellable
 
 
 @pytest.fixture(autouse=True)
-def interrupts() -> Iterator[None]:
-    """Python's own, whatever the tests of commands have left behind."""
+def default_sigint() -> Iterator[None]:
+    """Python's own SIGINT handler, in place of one that tests of commands left behind."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)
 
 
-def test_it_gives_what_the_work_gives() -> None:
+def test_cancellable_returns_the_result_or_exception_of_its_work() -> None:
     cancelled = Event()
     assert cancellable(lambda: 3, cancelled.set) == 3
     assert not cancelled.is_set()
@@ -30,7 +30,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_signal_ends_it_while_it_is_waited_for() -> None:
+def test_signal_ends_cancellable_work_while_it_is_awaited() -> None:
     stop, ended = Event(), Event()
 
     def work() -> None:
@@ -44,7 +44,9 @@ def test_a_signal_ends_it_while_it_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_signal_ends_it_while_it_begins(monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+def test_signal_ends_cancellable_work_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
     stop, ended, start = Event(), Event(), Thread.start
 
     def interrupted(thread: Thread) -> None:

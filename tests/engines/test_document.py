@@ -1,4 +1,4 @@
-"""docs/how-to/tensorrt.md: its commands are taken by the programs that they are for."""
+"""Commands of docs/how-to/tensorrt.md parse in their programs."""
 
 import re
 import subprocess
@@ -16,14 +16,14 @@ def commands(program: str) -> list[str]:
     return [line for line in lines if line.startswith(f"{program} ")]
 
 
-def test_snapexport_takes_its_commands() -> None:
+def test_snapexport_commands_of_the_tensorrt_guide_parse() -> None:
     ours = commands("snapexport")
     assert sum(" engine " in line for line in ours) == 4
     for line in ours:
         parser().parse_args(line.split()[1:])
 
 
-def test_polygraphy_has_the_flags() -> None:
+def test_polygraphy_flags_of_the_tensorrt_guide_exist() -> None:
     (line,) = commands("polygraphy")
     program = Path(sys.executable).with_name("polygraphy")
     known = subprocess.run([program, "convert", "--help"], capture_output=True, text=True).stdout

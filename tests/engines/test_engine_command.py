@@ -1,4 +1,4 @@
-"""`snapexport engine`: what it prints, and what it refuses. Over a FAKE TensorRT."""
+"""`snapexport engine` over a FAKE TensorRT: its output and its refusals."""
 
 import json
 import sys
@@ -9,31 +9,31 @@ import pytest
 
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
-from tests.engines.asking import GRAPHS, NAME, entry_of, refusal
+from tests.engines.engine_builds import GRAPHS, NAME, entry_of, refusal
 
 
-def test_the_command_estimates_without_tensorrt_or_gpu(
-    made: Build, capsys: pytest.CaptureFixture[str]
+def test_engine_estimate_needs_neither_tensorrt_nor_gpu(
+    own_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["engine", str(made.directory), "--estimate", "--json"]) == 0
+    assert main(["engine", str(own_build.directory), "--estimate", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report["graphs"]) == GRAPHS
-    weights = sum(file.size for file in made.manifest.weights)
+    weights = sum(file.size for file in own_build.manifest.weights)
     assert report["disk_bytes"] == 4 * weights
     assert report["host_bytes"] == max(one["host_bytes"] for one in report["graphs"].values())
-    assert main(["engine", str(made.directory), "--estimate", "--graphs", "decode"]) == 0
+    assert main(["engine", str(own_build.directory), "--estimate", "--graphs", "decode"]) == 0
     out = capsys.readouterr().out
     assert "decode" in out and "prefill" not in out and "running needs at least" in out
 
 
-def test_the_command_builds_and_says_what_it_built(
-    fake: Any, made: Build, capsys: pytest.CaptureFixture[str]
+def test_engine_command_builds_and_prints_a_summary(
+    fake_tensorrt: Any, own_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["engine", str(made.directory), "--graphs", "decode", "--json"]) == 0
+    assert main(["engine", str(own_build.directory), "--graphs", "decode", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"name": NAME} | entry_of(made).model_dump()
+    assert json.loads(out) == {"name": NAME} | entry_of(own_build).model_dump()
     assert "--dtype bf16 or fp16" in err and "of memory and" in err
-    assert main(["engine", str(made.directory), "--graphs", "compress"]) == 0
+    assert main(["engine", str(own_build.directory), "--graphs", "compress"]) == 0
     out = capsys.readouterr().out
     assert f"engines/{NAME}: TensorRT 11.4" in out and "compress: 19.53 KiB" in out
     assert "optimization level 3" in out
@@ -48,13 +48,13 @@ def test_the_command_builds_and_says_what_it_built(
         (["--optimization-level", "9"], "--optimization-level 9"),
     ],
 )
-def test_wrong_flags_are_refused(
-    made: Build, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+def test_engine_command_refuses_wrong_flags(
+    own_build: Build, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
-    assert main(["engine", str(made.directory), *flags]) == 2
+    assert main(["engine", str(own_build.directory), *flags]) == 2
     error = capsys.readouterr().err
     assert message in error and "\n\nhint: " in error
-    assert not (made.directory / "engines").exists()
+    assert not (own_build.directory / "engines").exists()
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_wrong_flags_are_refused(
         ),
     ],
 )
-def test_a_tensorrt_that_does_not_import_is_told(
-    fake: Any,
-    made: Build,
+def test_engine_build_without_a_loadable_tensorrt_is_refused(
+    fake_tensorrt: Any,
+    own_build: Build,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     module: str,
@@ -78,4 +78,4 @@ def test_a_tensorrt_that_does_not_import_is_told(
     del sys.modules["tensorrt"]
     (tmp_path / "tensorrt.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    assert message in refusal(made)
+    assert message in refusal(own_build)

@@ -1,4 +1,4 @@
-"""The estimate counts by hand-checkable sums, from a manifest alone; options that can't be."""
+"""The estimate of memory, from a manifest alone, against sums by hand; refused options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def spec(name: str, dtype: str, *shape: int) -> TensorSpec:
 
 
 def caches(prefix: str, batch: int, slots: int) -> list[TensorSpec]:
-    """Of one layer."""
+    """Key and value caches of one layer."""
     return [
         spec(f"{prefix}.0.{part}", "bfloat16", batch, 8, slots, 128) for part in ("key", "value")
     ]
@@ -93,28 +93,28 @@ def manifest() -> Manifest:
     )
 
 
-def test_building_counts_weights_inputs_and_outputs(manifest: Manifest) -> None:
-    needed = estimate(manifest, manifest.graphs, stripped=False)
+def test_estimate_counts_weights_inputs_and_outputs_of_each_graph(manifest: Manifest) -> None:
+    estimated = estimate(manifest, manifest.graphs, stripped=False)
     window, logits, ids = 32 * 8 * 128 * 2, 4000, CHUNK * 8
-    prefill = needed.graphs["prefill"]
+    prefill = estimated.graphs["prefill"]
     assert prefill.host == LIBRARY_HOST + 2 * WEIGHTS
     # Caches are written in place: counted once.
     assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
     assert prefill.engine == WEIGHTS
     # The compress graph has no weights, and reads other caches than it writes.
-    compress = needed.graphs["compress"]
+    compress = estimated.graphs["compress"]
     assert (compress.host, compress.engine) == (LIBRARY_HOST, 0)
     assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
-def test_the_largest_graph_decides_and_the_disk_holds_all(manifest: Manifest) -> None:
-    needed = estimate(manifest, manifest.graphs, stripped=False)
-    assert needed.host == needed.graphs["decode"].host
-    assert needed.gpu == needed.graphs["baseline-decode"].gpu
-    assert needed.disk == 4 * WEIGHTS
+def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Manifest) -> None:
+    estimated = estimate(manifest, manifest.graphs, stripped=False)
+    assert estimated.host == estimated.graphs["decode"].host
+    assert estimated.gpu == estimated.graphs["baseline-decode"].gpu
+    assert estimated.disk == 4 * WEIGHTS
 
 
-def test_running_holds_a_copy_of_the_weights_for_each_plan(manifest: Manifest) -> None:
+def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manifest) -> None:
     ours = LIBRARY_GPU + 2 * WEIGHTS + 2 * L_MAX * TOKEN + BATCH * 2 * SLOTS * TOKEN
     for graphs in (["prefill", "compress", "decode"], manifest.graphs.keys() - {"decode.1"}):
         assert estimate(manifest, graphs, stripped=False).running == ours
@@ -122,47 +122,49 @@ def test_running_holds_a_copy_of_the_weights_for_each_plan(manifest: Manifest) -
     assert estimate(manifest, manifest.graphs, stripped=False).running == ours + WEIGHTS
 
 
-def test_stripped_plans_spare_a_copy_and_the_disk(manifest: Manifest) -> None:
-    needed = estimate(manifest, manifest.graphs, stripped=True)
-    assert (needed.host, needed.disk) == (LIBRARY_HOST + WEIGHTS, 0)
+def test_estimate_of_stripped_plans_saves_a_weight_copy_and_the_disk(manifest: Manifest) -> None:
+    estimated = estimate(manifest, manifest.graphs, stripped=True)
+    assert (estimated.host, estimated.disk) == (LIBRARY_HOST + WEIGHTS, 0)
     whole = estimate(manifest, manifest.graphs, stripped=False)
-    assert (needed.gpu, needed.running) == (whole.gpu, whole.running)
+    assert (estimated.gpu, estimated.running) == (whole.gpu, whole.running)
 
 
 PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
 
 
 @pytest.fixture
-def needed(manifest: Manifest) -> Estimate:
+def estimated(manifest: Manifest) -> Estimate:
     return estimate(manifest, manifest.graphs, stripped=False)
 
 
 @pytest.mark.parametrize(
     ("free", "message"),
     [
-        (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory, and 20 GiB are free"),
-        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory, and 8 GiB are free"),
-        (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space, and 40 GiB are"),
+        (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory; 20 GiB are free"),
+        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory; 8 GiB are free"),
+        (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space; 40 GiB are"),
     ],
 )
-def test_what_cannot_fit_is_refused(needed: Estimate, free: Free, message: str) -> None:
+def test_engine_build_that_cannot_fit_is_refused(
+    estimated: Estimate, free: Free, message: str
+) -> None:
     with pytest.raises(UserError) as refused:
-        require_room(needed, free, stripped=False)
+        require_room(estimated, free, stripped=False)
     assert message in refused.value.message
     assert ("--strip-weights" in refused.value.hint) == ("GPU" not in message)
 
 
-def test_inputs_and_outputs_are_told_but_are_no_reason_to_refuse(needed: Estimate) -> None:
-    assert needed.gpu_fixed == LIBRARY_GPU + WEIGHTS < needed.gpu
-    require_room(needed, replace(PLENTY, gpu=needed.gpu_fixed), stripped=False)
+def test_engine_inputs_and_outputs_are_no_reason_to_refuse(estimated: Estimate) -> None:
+    assert estimated.gpu_fixed == LIBRARY_GPU + WEIGHTS < estimated.gpu
+    require_room(estimated, replace(PLENTY, gpu=estimated.gpu_fixed), stripped=False)
 
 
-def test_what_fits_or_is_not_known_is_not_refused(needed: Estimate) -> None:
-    require_room(needed, PLENTY, stripped=False)
-    require_room(needed, replace(PLENTY, host=None), stripped=False)
+def test_engine_build_with_enough_or_unknown_memory_is_allowed(estimated: Estimate) -> None:
+    require_room(estimated, PLENTY, stripped=False)
+    require_room(estimated, replace(PLENTY, host=None), stripped=False)
 
 
-def test_free_memory_is_read_from_linux(tmp_path: Path) -> None:
+def test_free_host_memory_is_read_from_meminfo(tmp_path: Path) -> None:
     file = tmp_path / "meminfo"
     file.write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\nSwapFree:   6 kB\nHugePages: 0\n")
     assert host_available(file) == 70 * 1024
@@ -175,12 +177,12 @@ def test_free_memory_is_read_from_linux(tmp_path: Path) -> None:
     ("text", "nbytes"),
     [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096), ("24 gb", 24 * 10**9)],
 )
-def test_sizes(text: str, nbytes: int) -> None:
+def test_workspace_sizes_are_parsed_to_bytes(text: str, nbytes: int) -> None:
     assert size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
-def test_what_is_no_size(text: str) -> None:
+def test_malformed_workspace_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         size(text)
 
@@ -192,16 +194,19 @@ def test_what_is_no_size(text: str) -> None:
         ({"optimization_level": 6}, "--optimization-level 6"),
         ({"workspace": 0}, "--workspace 0"),
         ({"plugins": Path("/no/library.so")}, "--plugins /no/library.so is no file"),
-        ({"timing_cache": Path("/no/cache")}, "--timing-cache /no/cache is in no directory"),
+        (
+            {"timing_cache": Path("/no/cache")},
+            "the directory of --timing-cache /no/cache does not exist",
+        ),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_wrong_engine_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
         EngineOptions(**options)
     assert message in refused.value.message
 
 
-def test_a_graph_that_the_build_has_not_is_refused(manifest: Manifest) -> None:
+def test_engine_of_a_graph_that_the_build_lacks_is_refused(manifest: Manifest) -> None:
     assert EngineOptions().graphs_of(manifest) == tuple(manifest.graphs)
     assert EngineOptions(graphs=("decode", "prefill")).graphs_of(manifest) == ("prefill", "decode")
     with pytest.raises(UserError, match="no graph 'baseline-prefill'"):
@@ -217,6 +222,6 @@ def test_a_graph_that_the_build_has_not_is_refused(manifest: Manifest) -> None:
         ({"strip_weights": True, "refit": True}, "sm_120-nvidia_geforce_rtx_5090-stripped-refit"),
     ],
 )
-def test_names_say_what_runs_them(options: dict[str, Any], name: str) -> None:
+def test_engine_name_has_gpu_compatibility_and_options(options: dict[str, Any], name: str) -> None:
     gpu = Gpu("NVIDIA GeForce RTX 5090", "12.0", 0)
     assert engine_name(gpu, EngineOptions(**options)).startswith(name)

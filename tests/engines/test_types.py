@@ -1,4 +1,4 @@
-"""Our calls of TensorRT are held against the signatures of its own bindings, by mypy."""
+"""Checks our calls of TensorRT against the signatures of its bindings, with mypy."""
 
 import subprocess
 import sys
@@ -37,18 +37,18 @@ from snapexport.engines.tensorrt_callbacks import Log
 from snapexport.engines.tensorrt_callbacks import Monitor
 from snapexport.engines.tensorrt_engine import EngineWriter
 
-folder, told = Path(sys.argv[1]), []
+folder, stages = Path(sys.argv[1]), []
 tensorrt_build._require_version()
 log = Log(folder / "log")
 for severity in (trt.ILogger.VERBOSE, trt.ILogger.WARNING, trt.ILogger.ERROR):
-    log.log(severity, f"told as {severity.name}")
+    log.log(severity, f"logged as {severity.name}")
 print(log.failure("it failed", "a hint").message)
 log.close()
-monitor = Monitor(told.append)
+monitor = Monitor(stages.append)
 monitor.phase_start("phase", None, 2)
 goes_on = monitor.step_complete("phase", 0)
 monitor.cancel()
-print(goes_on, monitor.step_complete("phase", 1), told)
+print(goes_on, monitor.step_complete("phase", 1), stages)
 writer = EngineWriter(folder / "engine")
 print(writer.write(b"abc"), len(writer.close()))
 """
@@ -68,22 +68,22 @@ def mypy(stubs: Path, *files: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": error: " in line]
 
 
-def test_our_calls_fit_the_bindings(stubs: Path) -> None:
+def test_tensorrt_calls_type_check_against_the_bindings(stubs: Path) -> None:
     using = [file for file in TENSORRT_CODE if "import tensorrt as trt" in file.read_text()]
     assert {file.parent.name for file in using} == {"engines", "trt"}
     assert len(using) >= 7
     assert mypy(stubs, *TENSORRT_CODE) == []
 
 
-def test_a_wrong_call_is_found(stubs: Path, tmp_path: Path) -> None:
+def test_type_check_finds_wrong_tensorrt_calls(stubs: Path, tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(WRONG)
     found = {int(line.split(":")[1]): line.rpartition("[")[2][:-1] for line in mypy(stubs, planted)}
     assert {line: found.get(line) for line in WRONG_LINES} == WRONG_LINES
 
 
-def test_our_modules_import_and_subclass_the_real_bindings(tmp_path: Path) -> None:
-    """Enums and base classes are the real ones; nothing behind them is there to be called."""
+def test_tensorrt_modules_import_and_subclass_the_real_bindings(tmp_path: Path) -> None:
+    """Enums and base classes are the real ones. No call reaches TensorRT."""
     done = subprocess.run(
         [sys.executable, "-c", REAL, str(tmp_path)],
         env=over_nothing(tmp_path / "empty"),
@@ -91,9 +91,9 @@ def test_our_modules_import_and_subclass_the_real_bindings(tmp_path: Path) -> No
         text=True,
     )
     assert done.stdout.splitlines() == [
-        "it failed: told as ERROR",
+        "it failed: logged as ERROR",
         "True False ['phase', 'phase: 1 of 2', 'phase: 2 of 2']",
         "3 64",
     ], done.stderr
     log = (tmp_path / "log").read_text()
-    assert log == "WARNING: told as WARNING\nERROR: told as ERROR\n"
+    assert log == "WARNING: logged as WARNING\nERROR: logged as ERROR\n"

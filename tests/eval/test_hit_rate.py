@@ -29,12 +29,12 @@ ROUNDING = 1e-3
 
 
 Attentions = list[list[NDArray[np.float32]]]
-"""Of each decode step, by layer: [H, positions]."""
+"""Attention of each decode step, by layer: [H, positions]."""
 
 
 @dataclass
 class Bounds:
-    """What must be counted, and what may be: int64 [layers, steps] of each."""
+    """Least and largest valid counts, int64 [layers, steps] each."""
 
     least: NDArray[np.int64]
     most: NDArray[np.int64]
@@ -50,7 +50,7 @@ def prompt_of(grid: Grid, cell: Cell) -> tuple[int, ...]:
 
 @torch.no_grad()
 def attentions(model: Path, grid: Grid, cell: Cell) -> Attentions:
-    """Of transformers' own greedy answer with its full cache."""
+    """Attention of transformers' own greedy answer with its full cache."""
     loaded: Any = masked.load(model, "eager")
     tokenizer, eos = grid.requests.tokenizer, grid.build.manifest.model.eos_token_id
     out = loaded(torch.tensor([prompt_of(grid, cell)]), use_cache=True, logits_to_keep=1)

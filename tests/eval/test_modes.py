@@ -1,4 +1,4 @@
-"""What the cache knows of the question, by mode; and that sharing a prompt cache is not seen."""
+"""Modes of an evaluation: when the cache sees the question. A shared prompt cache changes none."""
 
 from collections import defaultdict
 from typing import Any
@@ -75,7 +75,7 @@ def test_the_first_token_is_right_even_when_the_cache_lost_the_answer(
 
 
 def kept(grid: Grid, mode: str, build: Build) -> list[list[np.ndarray]]:
-    """Of one context and each of several questions, by layer."""
+    """Kept positions by layer, of one context with each of three questions."""
     cells = grid.requests.cells()
     sample = grid.requests.sample(cells[0])
     found = []
@@ -83,12 +83,12 @@ def kept(grid: Grid, mode: str, build: Build) -> list[list[np.ndarray]]:
         (llm,) = loaded.load(grid.systems)
         for other in cells[:3]:
             question = grid.requests.sample(other).question_ids
-            asked = grid.requests.request(sample, cells[0], mode)
+            request = grid.requests.request(sample, cells[0], mode)
             if mode == "aware":
                 prompt, later = sample.context_ids + question, None
             else:
-                assert asked.prompt == sample.context_ids
-                prompt, later = asked.prompt, [question]
+                assert request.prompt == sample.context_ids
+                prompt, later = request.prompt, [question]
             llm.generate([prompt], SamplingParams(max_tokens=4), later)
             found.append(llm.executor.topk_positions() or [])
     return found
@@ -117,10 +117,10 @@ def test_late_mode_repeats_the_question_after_the_ring_was_overwritten(vault_bui
         aware = grid.requests.request(sample, cell, "aware")
         late = grid.requests.request(sample, cell, "late")
         assert late.prompt == aware.prompt == sample.context_ids + sample.question_ids
-        answered, asked = len(sample.reference_ids), len(sample.question_ids)
+        answered, question_length = len(sample.reference_ids), len(sample.question_ids)
         assert late.continuation[:answered] == sample.reference_ids
-        assert late.continuation[-asked:] == sample.question_ids
-        other_text = late.continuation[answered + 1 : -asked]
+        assert late.continuation[-question_length:] == sample.question_ids
+        other_text = late.continuation[answered + 1 : -question_length]
         assert len(other_text) > ring
         text = grid.requests.tokenizer.decode(list(other_text))
         assert not any(word in text.split() for word in sample.reference.split())

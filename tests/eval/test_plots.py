@@ -70,7 +70,7 @@ REPORTS = {
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer pixels to paint."""
     monkeypatch.setitem(STYLE, "figure.dpi", 40)
 
@@ -100,7 +100,7 @@ def test_plots_are_deterministic(tmp_path: Path) -> None:
 
 
 def titles(figure: Figure) -> list[Any]:
-    """Where each panel's title stands, panels from left to right and from above."""
+    """Positions of the panels' titles, from left to right and from above."""
     FigureCanvasAgg(figure).draw()
     panels = [axes for axes in figure.axes if axes.get_title()]
     return [axes.title.get_window_extent() for axes in panels]

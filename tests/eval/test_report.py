@@ -1,4 +1,4 @@
-"""What is made of the answers: means, errors, depths; and the journal that keeps them."""
+"""Summaries of answers (means, errors, depths), and the journal that keeps the answers."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Who is compared: equal slots for all, and the build's own choices where nobody made others."""
+"""The compared systems: equal cache slots, and the build's own choices as defaults."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -52,7 +52,7 @@ def metaspace() -> Tokenizer:
 
 @cache
 def merging() -> Tokenizer:
-    """As metaspace, but it merges the end of a line with the beginning of the next one."""
+    """A metaspace tokenizer that also merges the end of a line with the next line."""
     tokenizer = Tokenizer.from_str(metaspace().to_str())
     return _trained(tokenizer, _everything(), special_tokens=["<unk>"])
 
@@ -262,8 +262,8 @@ def test_variable_tracking_answers_all_hold_the_value() -> None:
 def test_the_kv_context_is_json_and_holds_the_answer() -> None:
     one = sample("kv", tokens=4096)
     pairs = json.loads(one.context[one.context.index("{") :])
-    asked = one.question.splitlines()[1].strip('":')
-    assert pairs[asked] == one.answers[0]
+    key = one.question.splitlines()[1].strip('":')
+    assert pairs[key] == one.answers[0]
     assert len(set(pairs) | set(pairs.values())) == 2 * len(pairs) == 2 * one.context.count(": ")
 
 
@@ -283,7 +283,7 @@ def test_no_drawn_key_is_part_of_another() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_filler_is_noise_of_the_length_asked_for(name: str) -> None:
+def test_filler_is_noise_of_the_requested_length(name: str) -> None:
     tokenizer, one = vault_tokenizer(), sample(name)
     for tokens in (0, 1, 300):
         ids = filler(tokenizer, name, 1, tokens)

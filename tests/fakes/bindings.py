@@ -1,4 +1,4 @@
-"""What TensorRT's own Python bindings say of their classes, without TensorRT.
+"""Makes type stubs of TensorRT's own Python bindings, without TensorRT.
 
 The bindings wheel is a thin layer: it imports over three EMPTY libraries that have the names and
 the nine symbols it links to, and then shows every class, signature and enum. Nothing can be called.

@@ -1,9 +1,9 @@
 """A FAKE of cuda.bindings.runtime: the host's memory at real addresses, and no GPU.
 
-It shows who touches which bytes when. What is put on the stream waits until it is synchronized;
-new memory is full of NaN; a captured graph is the list of calls, which a launch repeats. Touching
-memory that was freed, that nobody allocated or that ends before, freeing twice, and waiting while
-capturing are faults. It says nothing of speed, nor of what a driver would make of the calls.
+Calls on a stream wait until it is synchronized. New memory is full of NaN. A captured graph is a
+list of calls, which a launch repeats. These are faults: an access to memory that is freed, not
+allocated or too short, a double free, and a synchronization during a capture. The fake shows
+neither speed nor a driver's own errors.
 """
 
 # ruff: noqa: N801, N815 (the names are CUDA's)
@@ -32,7 +32,7 @@ Blocks = dict[int, NDArray[np.uint8]]
 
 
 class WrongUseError(AssertionError):
-    """What a real GPU would answer by wrong numbers, or by an error much later."""
+    """Wrong use of CUDA. A real GPU would give wrong numbers, or an error much later."""
 
 
 class cudaError_t(IntEnum):

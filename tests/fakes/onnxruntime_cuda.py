@@ -33,7 +33,7 @@ def reads_on_host(path: Any) -> bool:
 
 @dataclass
 class Part:
-    """What one provider runs."""
+    """The nodes that one provider runs."""
 
     ep_name: str
     nodes: list[Any] = field(default_factory=list)
@@ -103,7 +103,7 @@ class CudaBinding:
         self.real.bind_output(name, "cpu", *self._at(*place))
 
     def check(self) -> None:
-        """That all of it is there still."""
+        """Raise an error if bound memory was freed."""
         for address, size in self._bound:
             self._gpu.bytes_at(address, size)
 

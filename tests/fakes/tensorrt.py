@@ -49,10 +49,6 @@ PLAN: dict[str, Any] = {
 """What a plan says beside its graph and its aliases. plugins: files that have to be loaded."""
 
 
-def asked(what: str) -> list[Any]:
-    return [value for name, value in calls if name == what]
-
-
 class DataType(IntEnum):
     FLOAT = 0
     HALF = 1

@@ -23,7 +23,7 @@ from tests.fakes.cuda import FakeCuda
 from tests.plugins.loud import skip_loudly
 
 SOURCE = Path(tensorrt.__file__).read_text()
-OURS = ("PLAN", "asked", "calls", "gpu", "planted")
+OURS = ("PLAN", "calls", "gpu", "planted")
 """Public names that only the fake has."""
 ENUMS = {
     name: {member.name: member.value for member in enum}

@@ -1,4 +1,4 @@
-"""What the harness says of a generation, read into sampling parameters."""
+"""The harness's generation arguments become sampling parameters."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the harness comes to know the model, and that it keeps its own."""
+"""Registration of our model with the harness, which keeps its own models."""
 
 import sys
 import tomllib

@@ -63,7 +63,7 @@ def test_request_seconds_bound_an_answer(
     assert soon(lambda: not slow.llm.busy)
 
 
-def test_body_that_does_not_arrive_is_given_up(
+def test_request_whose_body_does_not_arrive_gets_408(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("snapexport.serving.openai.api_server.BODY_SECONDS", 0.1)
@@ -129,7 +129,9 @@ def test_drain_lets_streams_finish_and_refuses_new_requests(
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-def test_drain_cuts_off_what_goes_on(slow: Served, leaving: "Leaving", hurried: bool) -> None:
+def test_drain_ends_streams_after_its_time_or_a_second_signal(
+    slow: Served, leaving: "Leaving", hurried: bool
+) -> None:
     """After its time, or on a second signal."""
     stream = slow.client().completions.create(stream=True, **LONG)
     drained = leaving.begin(seconds=30 if hurried else 0.2)

@@ -16,16 +16,18 @@ from tests.openai.conftest import Served
 CHAT: Any = [{"role": "user", "content": "Hello"}]
 
 
-def chat(client: openai.OpenAI, **asked: Any) -> None:
-    client.chat.completions.create(**{"model": "model", "messages": CHAT, "max_tokens": 2} | asked)
+def chat(client: openai.OpenAI, **options: Any) -> None:
+    client.chat.completions.create(
+        **{"model": "model", "messages": CHAT, "max_tokens": 2} | options
+    )
 
 
-def complete(client: openai.OpenAI, **asked: Any) -> None:
-    client.completions.create(**{"model": "model", "prompt": "a", "max_tokens": 2} | asked)
+def complete(client: openai.OpenAI, **options: Any) -> None:
+    client.completions.create(**{"model": "model", "prompt": "a", "max_tokens": 2} | options)
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "says"),
+    ("options", "param", "says"),
     [
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
         ({"presence_penalty": -1}, "presence_penalty", "not supported"),
@@ -77,16 +79,16 @@ def complete(client: openai.OpenAI, **asked: Any) -> None:
     ],
 )
 def test_a_wrong_chat_is_refused_by_its_field(
-    client: openai.OpenAI, asked: Any, param: str, says: str
+    client: openai.OpenAI, options: Any, param: str, says: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=says) as refused:
-        chat(client, **asked)
+        chat(client, **options)
     assert refused.value.param == param
     assert refused.value.type == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "says"),
+    ("options", "param", "says"),
     [
         ({"prompt": []}, "prompt", "give a text"),
         ({"prompt": ""}, "prompt", "empty"),
@@ -102,10 +104,10 @@ def test_a_wrong_chat_is_refused_by_its_field(
     ],
 )
 def test_a_wrong_completion_is_refused_by_its_field(
-    client: openai.OpenAI, asked: Any, param: str, says: str
+    client: openai.OpenAI, options: Any, param: str, says: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=says) as refused:
-        complete(client, **asked)
+        complete(client, **options)
     assert refused.value.param == param
 
 
@@ -130,7 +132,7 @@ def test_a_huge_prompt_is_refused_without_being_tokenized(
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+def test_request_for_another_model_is_not_found(client: openai.OpenAI) -> None:
     for ask in (lambda: chat(client, model="gpt-4"), lambda: client.models.retrieve("gpt-4")):
         with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served") as refused:
             ask()
@@ -169,7 +171,7 @@ def test_a_build_without_a_template_has_no_chat(
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("running", ["triton"], indirect=True)
-def test_a_refusal_of_tritons_has_its_status(
+def test_refusal_by_triton_keeps_its_status(
     served: Served,
     client: openai.OpenAI,
     code: Any,
@@ -178,7 +180,7 @@ def test_a_refusal_of_tritons_has_its_status(
     says: int,
     stream: bool,
 ) -> None:
-    """Before the first output a stream, too, has a status. The model's code is not told twice."""
+    """A stream also has a status before its first output. The message omits the model's code."""
     assert served.triton
     served.triton.refusal = code, f"{prefix}67 requests run and wait already"
     with pytest.raises(error, match="67 requests run") as refused:
@@ -219,6 +221,6 @@ def refused(url: str, body: bytes | None, status: int) -> dict[str, Any]:
     with pytest.raises(HTTPError) as error:
         urlopen(Request(url, body), timeout=5)
     assert error.value.code == status
-    told: dict[str, Any] = json.loads(error.value.read())["error"]
-    assert told.keys() == {"message", "type", "param", "code"}
-    return told
+    error_object: dict[str, Any] = json.loads(error.value.read())["error"]
+    assert error_object.keys() == {"message", "type", "param", "code"}
+    return error_object

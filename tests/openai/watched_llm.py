@@ -13,7 +13,7 @@ LIMITS = make_limits(batch=SLOTS, longest_prompt=200, positions=2000)
 
 
 class WatchedLLM(LLM):
-    """seconds: of each step, for whoever steps. stands_still: steps give nothing."""
+    """An LLM that records its requests. seconds: duration of a step. stands_still: no outputs."""
 
     requests: list[Request]
     seconds = 0.0

@@ -15,8 +15,7 @@ import torch
 from snapexport.builder import build
 from snapexport.builder.options import CACHE_FIELDS
 from snapexport.builder.presets import VOTE_FIELDS
-from snapexport.contract.budget import topk_per_layer
-from snapexport.contract.geometry import CacheGeometry, Policy
+from snapexport.contract.geometry import CacheGeometry, Policy, topk_per_layer
 from snapexport.exporter.architectures import sliding_windows
 
 from . import checkpoints, masked
@@ -66,7 +65,7 @@ class Case:
 
     @property
     def geometry(self) -> CacheGeometry:
-        """Written out here once more, as the design has it."""
+        """The case's geometry, computed here independently of the builder."""
         config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
         windows = sliding_windows(config)
         if self.policy == "full":
@@ -85,14 +84,14 @@ class Case:
         )
 
     def __str__(self) -> str:
-        """What differs from the defaults."""
+        """The options that differ from the defaults."""
         plain = asdict(Case())
         changes = {k: v for k, v in asdict(self).items() if v != plain[k]}
         return ",".join(f"{k}={v}" for k, v in changes.items()) or "default"
 
 
 def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
-    """The one place that knows how a build is asked for."""
+    """The only place that calls `build` for a case."""
     options = asdict(case)
     del options["checkpoint"]
     unused = {"streaming": ("K", *VOTE_FIELDS), "full": CACHE_FIELDS}.get(case.policy, ())
@@ -135,7 +134,7 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 @cache
 def oracle(case: Case, length: int, steps: int = STEPS) -> OracleRun:
-    """What a build of `case` must answer to a clear prompt of that length."""
+    """The expected run of a build of `case` on a clear prompt of that length."""
     model_dir, geometry = checkpoint(case.checkpoint), case.geometry
     return _first_clear(lambda ids: masked.run(model_dir, ids, geometry, steps), length)
 
@@ -152,5 +151,5 @@ def _first_clear(answer: Callable[[tuple[int, ...]], OracleRun], length: int) ->
 
 
 def in_groups(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Prompts that share a decode batch."""
+    """The lengths in groups that share a decode batch."""
     return [lengths[i : i + size] for i in range(0, len(lengths), size)]

@@ -168,7 +168,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
 
 
 def _weaken_embeddings(model: Any) -> None:
-    """They come in times sqrt(hidden_size) and are tied: a token would be followed by itself."""
+    """Gemma scales its tied embeddings by sqrt(hidden_size): each token would follow itself."""
     model.model.embed_tokens.weight *= 0.1
     model.model.norm.weight += 6.0
 

@@ -1,4 +1,4 @@
-"""Asks a build and the oracle the same, and asserts that they agree. Failures say by how much."""
+"""Runs a build and the oracle on the same prompts, and asserts that they agree."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def assert_agrees(case: Case, lengths: Sequence[int], steps: int = STEPS) -> Non
 
 def _checked_request(case: Case, want: OracleRun) -> Compressed:
     where = f"{case} L={len(want.prompt)}"
-    logits, request = handed_over(cases.built(case), want.prompt)
+    logits, request = prefill_and_compress(cases.built(case), want.prompt)
     assert_logits(logits, want.prefill_logits, f"{where} prefill")
     assert_same_topk(request, want, where)
     assert_cache(request, want, case, where)
@@ -31,18 +31,18 @@ def _checked_request(case: Case, want: OracleRun) -> Compressed:
 def assert_agrees_with_plain(
     build: RawBuild, checkpoint: str, lengths: Sequence[int], where: str
 ) -> None:
-    """As transformers' own model would answer, with nothing hidden."""
+    """The same against transformers' own model with its full cache."""
     wants = [cases.plain(checkpoint, length) for length in lengths]
     requests = []
     for want in wants:
-        logits, request = handed_over(build, want.prompt)
+        logits, request = prefill_and_compress(build, want.prompt)
         assert_logits(logits, want.prefill_logits, f"{where} L={len(want.prompt)} prefill")
         requests.append(request)
     assert_decodes(build, requests, wants, where)
 
 
-def handed_over(build: RawBuild, ids: Sequence[int]) -> tuple[Array, Compressed]:
-    """Logits [V] of the prompt's end, and the request as the decode graph takes it."""
+def prefill_and_compress(build: RawBuild, ids: Sequence[int]) -> tuple[Array, Compressed]:
+    """Logits [V] of the prompt's end, and the request as an input of the decode graph."""
     if build.single_shot:
         return build.prefill_single_shot(ids)
     prefilled = build.prefill(ids)
@@ -54,7 +54,7 @@ def handed_over(build: RawBuild, ids: Sequence[int]) -> tuple[Array, Compressed]
 def assert_decodes(
     build: RawBuild, requests: Sequence[Compressed], wants: Sequence[OracleRun], where: str
 ) -> None:
-    """All requests decode together, each as it would alone."""
+    """All requests decode in one batch, each as if alone."""
     slots = Slots(build, requests)
     for step in range(len(wants[0].decode_logits)):
         got = slots.step([want.tokens[step] for want in wants])
@@ -81,7 +81,7 @@ def assert_same_topk(request: Compressed, want: OracleRun, where: str) -> None:
 
 
 def assert_cache(request: Compressed, want: OracleRun, case: Case, where: str) -> None:
-    """Each slot holds the very position that the table of the design names, or zero."""
+    """Each cache slot holds the position that the geometry assigns to it, or zero."""
     for layer, pair in enumerate(request.cache):
         for got, prompt in zip(pair, want.prompt_cache[layer], strict=True):
             expected = expected_slots(prompt, want, case, layer)

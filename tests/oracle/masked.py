@@ -1,8 +1,8 @@
-"""What a build must answer: the real transformers model, its full cache masked to the kept tokens.
+"""Computes a build's expected answer: transformers' model, its full cache masked to kept tokens.
 
 Every position's key and value stays in transformers' own cache. During decode an attention function
-hides, per layer and KV head, what the compressed cache would no longer hold; in layers that slide,
-whatever has left their window too, prompt or not. Knows no graph.
+hides, per layer and KV head, the positions that the compressed cache no longer holds. In sliding
+layers it also hides positions outside of the window, in the prompt too. Knows no graph.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MASKED = "masked_full_cache"
 
 CLEAR_TOKEN = 5e-4
 CLEAR_VOTE = 1e-3
-"""Several times what fp32 rounding was seen to move logits, and votes relative to their size."""
+"""Several times the measured effect of fp32 rounding: on logits, and on votes relative to them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class OracleRun:
 
 
 def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: int) -> OracleRun:
-    """Prefill `prompt` seeing everything, vote, then decode `steps` tokens seeing what is kept."""
+    """Prefill `prompt` in full, vote, then decode `steps` tokens from the kept positions."""
     memory = Memory(geometry, len(prompt))
     logits, tokens, past = _greedy(load(model_dir, MASKED), prompt, steps, memory=memory)
     layers = range(geometry.num_layers)
@@ -84,7 +84,7 @@ def run_plain(model_dir: Path, prompt: Sequence[int], steps: int) -> OracleRun:
 
 @cache
 def load(model_dir: Path, attention: str) -> Any:
-    """The checkpoint in fp32, whatever it was saved in."""
+    """The checkpoint, converted to fp32."""
     AttentionInterface.register(MASKED, _attend)
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.float32, attn_implementation=attention
@@ -97,7 +97,7 @@ def _greedy(
     model: Any, prompt: Sequence[int], steps: int, **options: Any
 ) -> tuple[NDArray[np.float32], list[int], DynamicCache]:
     """Logits [steps + 1, V], the argmax of each, and the cache of all that was fed."""
-    past = DynamicCache()  # with the config, it would drop what sliding layers no longer see
+    past = DynamicCache()  # given the config, it would drop positions outside of sliding windows
     feed, logits, tokens = list(prompt), [], []
     for _ in range(steps + 1):
         ids = torch.tensor([feed])
@@ -117,7 +117,7 @@ def _prompt_cache(
 
 @dataclass
 class Memory:
-    """Which positions each layer and KV head of one request may see."""
+    """The positions that each layer and KV head of one request may see."""
 
     geometry: CacheGeometry
     prompt_length: int

@@ -1,6 +1,6 @@
 """Runs a build's graphs through ONNX Runtime by the documented contract, with plain NumPy arrays.
 
-Uses nothing of the runtime, nor the package's own names: what is spelled here is the contract.
+Uses neither the runtime nor the package's constants: the names here are the contract's.
 """
 
 import json
@@ -78,7 +78,7 @@ class RawBuild:
         return "prompt_length" in {value.name for value in self.prefill_session.get_inputs()}
 
     def prefill(self, prompt: Sequence[int], stale: float = 0.0, pad: int = 0) -> Prefilled:
-        """The prompt chunk by chunk. stale: what an earlier prompt left in the cache's slots."""
+        """The prompt chunk by chunk. stale: fills the cache slots beforehand."""
         session = self.prefill_session
         cache, out = empty_cache(session, self.layers, stale), {}
         for start in chunk_starts(len(prompt), self.chunk):
@@ -115,10 +115,10 @@ class RawBuild:
 
 
 class Slots:
-    """The decode slots of a build: each holds one request, at its own length."""
+    """The batch slots of a build: each holds one request, at its own length."""
 
     def __init__(self, build: RawBuild, requests: Sequence[Compressed]) -> None:
-        """Fewer requests than slots: the first one fills the rest. Their answers are dropped."""
+        """The first request also fills batch slots without a request. Their outputs are dropped."""
         self.session = build.decode_session
         self.layers = build.layers
         self.used = len(requests)
@@ -128,7 +128,7 @@ class Slots:
         self.cache = _stacked([row.cache for row in rows])
 
     def step(self, tokens: Sequence[int]) -> Array:
-        """Feed one token to every used slot -> logits [used, V]."""
+        """Feed one token to every used batch slot -> logits [used, V]."""
         idle = len(self.positions) - self.used
         ids = np.array([*tokens] + [tokens[0]] * idle)[:, None]
         out = run(self.session, self.feeds(ids))
@@ -155,7 +155,7 @@ def _stacked(caches: Sequence[Cache]) -> Cache:
 
 
 def chunk_starts(length: int, chunk: int) -> list[int]:
-    """Where the chunks begin; the last one is aligned to the prompt's end."""
+    """First positions of the chunks; the last chunk is aligned to the prompt's end."""
     whole = list(range(0, length - chunk + 1, chunk)) or [0]
     return whole if length <= chunk or length % chunk == 0 else [*whole, length - chunk]
 

@@ -34,7 +34,7 @@ def keep(scores: Tensor, layer: LayerGeometry) -> Tensor:
 
 
 def gap(scores: Tensor, budget: int) -> Tensor:
-    """How far the last kept score is from the first dropped one, as a share of it [Hkv].
+    """Distance of the last kept score from the first dropped one, as a share of the kept [Hkv].
 
     Infinite where nothing is dropped. Where it is near zero, rounding may decide.
     """

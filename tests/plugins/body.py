@@ -1,4 +1,4 @@
-"""The bodies of the ONNX functions, run by ONNX Runtime: what the kernels have to compute."""
+"""Runs the bodies of the ONNX functions in ONNX Runtime, as references of the kernels."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -18,7 +18,7 @@ from snapexport.plugins.binding import (
 
 POISON = -7_777_777
 GUARD = 64
-"""Elements behind each output that nobody may write."""
+"""Elements behind each output that no kernel may write."""
 
 
 def name(tensor: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""A skip that nobody can overlook: a reason, and a warning in pytest's summary."""
+"""Skips a test with a warning in pytest's summary."""
 
 import warnings
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU without warnings, and the layers keep to themselves."""
+"""The kernels compile for a GPU without warnings, and each layer includes only lower ones."""
 
 import re
 import shutil
@@ -31,14 +31,14 @@ def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def test_the_library_exports_the_c_interface(gpu_library: Path) -> None:
+def test_gpu_library_exports_the_c_interface(gpu_library: Path) -> None:
     command = ["nm", "-D", "--defined-only", str(gpu_library)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in listed.splitlines() if " T " in line}
     assert {name for name in names if name.startswith("snapexport")} == EXPORTS
 
 
-def test_it_loads_without_a_gpu_and_wants_the_same_memory(
+def test_gpu_library_loads_without_a_gpu_and_needs_the_emulators_workspace(
     gpu_library: Path, emulated: Emulated
 ) -> None:
     p = SelectProblem(8, 4, 32, 131072, 128, 4, 1024, 4096, 7, 0.1)
@@ -51,7 +51,7 @@ def test_it_loads_without_a_gpu_and_wants_the_same_memory(
 
 
 @pytest.mark.parametrize("layer", ["kernels", "launchers"])
-def test_a_layer_includes_only_what_is_below_it(layer: str) -> None:
+def test_plugin_source_layer_includes_only_lower_layers(layer: str) -> None:
     allowed = {
         "kernels": {"kernels", "emulator.h", "cuda_runtime.h"},
         "launchers": {"kernels", "launchers"},

@@ -1,4 +1,4 @@
-"""SnapStreamGather's kernel, run thread by thread on the host, against its definitions."""
+"""SnapStreamGather's kernel, run thread by thread on the host, against its definition."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def kept_positions(p: GatherProblem, length: int) -> torch.Tensor:
-    """Some eligible of each KV head, ascending, [Hkv,K]."""
+    """Random eligible positions of each KV head, ascending, [Hkv,K]."""
     kept = torch.full((p.kv_heads, p.K), -1)
     count = min(max(0, length - p.sink - p.recent), p.K)
     generator = torch.Generator().manual_seed(length)
@@ -23,7 +23,7 @@ def kept_positions(p: GatherProblem, length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 9, 10, 23, 24])
-def test_is_the_onnx_function(emulated: Emulated, length: int) -> None:
+def test_gather_kernel_equals_the_onnx_function(emulated: Emulated, length: int) -> None:
     p = GatherProblem(2, 24, 8, 2, 7, 3)
     key, value = (random((2, 24, 8), torch.float32, seed) for seed in (0, 1))
     kept = kept_positions(p, length)
@@ -43,7 +43,9 @@ def test_is_the_onnx_function(emulated: Emulated, length: int) -> None:
     ],
     ids=lambda p: f"{p.T}x{p.head_dim}",
 )
-def test_copies_every_slot(emulated: Emulated, p: GatherProblem, dtype: torch.dtype) -> None:
+def test_gather_kernel_copies_every_cache_slot(
+    emulated: Emulated, p: GatherProblem, dtype: torch.dtype
+) -> None:
     key, value = (random((p.kv_heads, p.T, p.head_dim), dtype, seed) for seed in (0, 1))
     for length in (1, p.sink + p.recent, p.T - 1, p.T):
         kept = kept_positions(p, length)
@@ -52,7 +54,7 @@ def test_copies_every_slot(emulated: Emulated, p: GatherProblem, dtype: torch.dt
             assert torch.equal(compressed, reference.gather(p, cache, kept, length))
 
 
-def test_positions_that_are_none_read_nothing(emulated: Emulated) -> None:
+def test_gather_kernel_reads_nothing_for_positions_out_of_range(emulated: Emulated) -> None:
     p = GatherProblem(1, 30, 8, 1, 4, 3)
     key = random((1, 30, 8), torch.float32, 0)
     kept = torch.tensor([[-(2**40), 30, 2**40]])
@@ -60,7 +62,7 @@ def test_positions_that_are_none_read_nothing(emulated: Emulated) -> None:
         assert not present[0, 5:].any()
 
 
-def test_what_the_kernel_does_not_take_is_refused(emulated: Emulated) -> None:
+def test_gather_kernel_refuses_unsupported_sizes(emulated: Emulated) -> None:
     refusal = emulated.launchers.gather_refusal
     assert refusal(GatherProblem(2, 24, 8, 2, 7, 0), "float32") == ""
     assert refusal(GatherProblem(2, 24, 8, 2, 0, 3), "float32").startswith("L_recent is 0")

@@ -28,7 +28,7 @@ def at(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def test_slots_hold_what_the_contract_says(native: ctypes.CDLL) -> None:
+def test_kernel_window_positions_equal_the_geometrys(native: ctypes.CDLL) -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         sink, recent = int(rng.integers(0, 9)), int(rng.integers(1, 40))
@@ -38,7 +38,7 @@ def test_slots_hold_what_the_contract_says(native: ctypes.CDLL) -> None:
         assert out.tolist() == LayerGeometry(sink, recent, 0).source_positions(length)
 
 
-def test_eligibles_and_what_a_pool_sees_of_them(native: ctypes.CDLL) -> None:
+def test_kernel_eligible_range_and_pool_reach_equal_the_contracts(native: ctypes.CDLL) -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
         sink, recent, T = (int(rng.integers(low, 50)) for low in (0, 1, 1))
@@ -57,7 +57,7 @@ def test_eligibles_and_what_a_pool_sees_of_them(native: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8, 16])
-def test_every_column_is_in_one_slice(native: ctypes.CDLL, groups: int) -> None:
+def test_every_query_column_is_in_exactly_one_slice(native: ctypes.CDLL, groups: int) -> None:
     rng = np.random.default_rng(groups)
     fit = native.fits(groups)
     # Queries, and a maximum and a sum for each of 8 warps, in the 48 KiB that every GPU has.
@@ -70,14 +70,14 @@ def test_every_column_is_in_one_slice(native: ctypes.CDLL, groups: int) -> None:
         assert (seen == 1).all()
 
 
-def test_queries_of_eight_lanes_meet_no_bank_twice(native: ctypes.CDLL) -> None:
+def test_queries_of_eight_lanes_have_no_bank_conflicts(native: ctypes.CDLL) -> None:
     for groups in (1, 2, 4, 8, 16):
         rows = np.arange(2)[:, None] * native.stride(groups)
         banks = (rows + np.arange(64)[None, ::4]) // 4 % 32
         assert len(np.unique(banks)) == 32
 
 
-def test_staged_votes_lie_apart_and_meet_no_bank_twice(native: ctypes.CDLL) -> None:
+def test_staged_votes_lie_apart_and_have_no_bank_conflicts(native: ctypes.CDLL) -> None:
     for width in (1, 31, 4097):
         out = filled(2048 + width - 1)
         assert native.staged(width, at(out)) > out.max() * 4
@@ -90,7 +90,7 @@ def test_staged_votes_lie_apart_and_meet_no_bank_twice(native: ctypes.CDLL) -> N
     assert not native.staged(2**31 - 1, None)
 
 
-def test_digits_rank_as_the_numbers_do(native: ctypes.CDLL) -> None:
+def test_radix_digits_rank_as_the_numbers_do(native: ctypes.CDLL) -> None:
     rng = np.random.default_rng(2)
     for value in [0.0, 1.0, 32.0, *rng.random(200, np.float32) ** 4]:
         key = int(np.float32(value).view(np.uint32))

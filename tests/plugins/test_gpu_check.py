@@ -1,4 +1,4 @@
-"""tools/gpu_check.py on the emulated kernels: that it passes what is right, and nothing else."""
+"""tools/gpu_check.py on the emulated kernels: it passes right results and finds wrong ones."""
 
 import importlib.util
 import sys
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "tools" / "gpu_check.py"
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def gpu_check() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -24,25 +24,29 @@ def tool() -> ModuleType:
 
 
 @pytest.mark.parametrize("index", [0, 5, 11, 12])
-def test_the_kernels_pass(tool: ModuleType, emulated_library: Path, index: int) -> None:
-    machine = tool.Machine(emulated_library, "cpu")
-    assert tool.check(machine, tool.SMALL[index]) == ""
+def test_gpu_check_passes_the_emulated_kernels(
+    gpu_check: ModuleType, emulated_library: Path, index: int
+) -> None:
+    machine = gpu_check.Machine(emulated_library, "cpu")
+    assert gpu_check.check(machine, gpu_check.SMALL[index]) == ""
 
 
-def test_every_large_case_is_taken_by_the_kernels(tool: ModuleType, emulated_library: Path) -> None:
-    launchers = tool.Machine(emulated_library, "cpu").launchers
-    for case in tool.LARGE:
+def test_kernels_accept_every_large_case_of_gpu_check(
+    gpu_check: ModuleType, emulated_library: Path
+) -> None:
+    launchers = gpu_check.Machine(emulated_library, "cpu").launchers
+    for case in gpu_check.LARGE:
         assert launchers.select_refusal(case.select, case.dtype) == ""
         assert launchers.gather_refusal(case.gather, case.dtype) == ""
-    assert max(case.T for case in tool.LARGE) == 131072
+    assert max(case.T for case in gpu_check.LARGE) == 131072
 
 
-def test_a_wrong_position_does_not_pass(tool: ModuleType, emulated_library: Path) -> None:
-    case = tool.SMALL[4]
-    data = tool.Data.fresh(tool.Machine(emulated_library, "cpu"), case)
+def test_gpu_check_finds_wrong_positions(gpu_check: ModuleType, emulated_library: Path) -> None:
+    case = gpu_check.SMALL[4]
+    data = gpu_check.Data.fresh(gpu_check.Machine(emulated_library, "cpu"), case)
     data.select()
     right = data.positions.clone()
-    assert tool.wrong_positions(data) == ""
+    assert gpu_check.wrong_positions(data) == ""
     scores = reference.scores(case.select, data.query, data.key, case.prompt)
     worst = int(scores[0].argmin()) + case.sink
     for wrong, complaint in [
@@ -51,12 +55,14 @@ def test_a_wrong_position_does_not_pass(tool: ModuleType, emulated_library: Path
         (right.where(right != right[0, 0], worst).sort(1).values, "kept"),
     ]:
         data.positions.copy_(wrong)
-        assert complaint in tool.wrong_positions(data)
+        assert complaint in gpu_check.wrong_positions(data)
 
 
-def test_without_a_gpu_it_says_so(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_without_a_gpu_ends_with_a_hint(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
     with pytest.raises(SystemExit, match="hint: --dry-run"):
-        tool.main()
+        gpu_check.main()

@@ -76,7 +76,7 @@ def registry(built: Built) -> Registry:
     return registry
 
 
-def test_the_loadable_library_needs_nothing_of_tensorrt(built: Built) -> None:
+def test_loadable_plugin_library_needs_no_tensorrt_symbol(built: Built) -> None:
     listed = subprocess.run(
         ["nm", "-D", "-C", str(built.loadable)], capture_output=True, text=True, check=True
     ).stdout
@@ -86,8 +86,8 @@ def test_the_loadable_library_needs_nothing_of_tensorrt(built: Built) -> None:
     assert not [name for name in undefined if "nvinfer1" in name or "PluginRegistry" in name]
 
 
-def test_the_registering_library_registers_itself(built: Built) -> None:
-    """In a process of its own, as Triton does it: a plain dlopen."""
+def test_registering_plugin_library_registers_itself(built: Built) -> None:
+    """A plain dlopen in another process, as Triton does it."""
     code = (
         "import ctypes, sys\n"
         "stub = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)\n"
@@ -104,7 +104,7 @@ def test_the_registering_library_registers_itself(built: Built) -> None:
     assert done.stdout.splitlines() == ["SnapKVSelect SnapStreamGather", "2 0"]
 
 
-def test_the_registering_library_wants_one_symbol_of_tensorrt(built: Built) -> None:
+def test_registering_plugin_library_needs_one_tensorrt_symbol(built: Built) -> None:
     command = ["nm", "-D", "--undefined-only", str(built.registering)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [line.split()[-1] for line in listed.splitlines()]
@@ -114,7 +114,7 @@ def test_the_registering_library_wants_one_symbol_of_tensorrt(built: Built) -> N
 
 
 @pytest.mark.parametrize("name", ["SnapKVSelect", "SnapStreamGather"])
-def test_attributes_are_those_of_the_onnx_function(registry: Registry, name: str) -> None:
+def test_plugin_attributes_are_those_of_the_onnx_function(registry: Registry, name: str) -> None:
     assert name in registry.names()
     assert sorted(registry.fields(name)) == sorted(function(name).attribute)
 
@@ -146,7 +146,9 @@ def gather_inputs(length: int = 40) -> list[Tensor]:
     return [key, value, torch.tensor([length]), kept]
 
 
-def test_every_way_to_a_plugin_selects_what_the_function_does(select: Plugin) -> None:
+def test_cloned_attached_and_deserialized_select_plugins_equal_the_onnx_function(
+    select: Plugin,
+) -> None:
     inputs = select_inputs()
     (expected,) = call_body("SnapKVSelect", inputs, SELECT | {"K": [SELECT["K"]]})
     assert select.configure([*inputs, expected], 3)
@@ -158,8 +160,8 @@ def test_every_way_to_a_plugin_selects_what_the_function_does(select: Plugin) ->
 
 
 @pytest.mark.parametrize("stage", VOTE)
-def test_options_survive_the_engine(registry: Registry, stage: str) -> None:
-    """Each option selects something of its own, and does so still after a round trip."""
+def test_select_plugin_options_survive_serialization(registry: Registry, stage: str) -> None:
+    """Each option changes the kept positions, before and after serialization."""
     other = {"softmax": "causal", "vote": "sum-squares", "pool": "max", "group": "max"}
     kept = {}
     for name, options in {"default": VOTE, "other": VOTE | {stage: other[stage]}}.items():
@@ -178,7 +180,9 @@ def test_options_survive_the_engine(registry: Registry, stage: str) -> None:
     assert any(kept["default", seed] != kept["other", seed] for seed in range(8))
 
 
-def test_every_way_to_a_plugin_gathers_what_the_function_does(gather: Plugin) -> None:
+def test_cloned_attached_and_deserialized_gather_plugins_equal_the_onnx_function(
+    gather: Plugin,
+) -> None:
     inputs = gather_inputs()
     expected = call_body("SnapStreamGather", inputs, GATHER)
     assert gather.configure([*inputs, *expected], 4)
@@ -192,7 +196,7 @@ def test_every_way_to_a_plugin_gathers_what_the_function_does(gather: Plugin) ->
 @pytest.mark.parametrize(
     ("dtype", "code"), [(torch.float32, 0), (torch.float16, 1), (torch.bfloat16, 7)]
 )
-def test_output_types_and_shapes(
+def test_plugin_output_types_and_shapes_follow_the_inputs(
     select: Plugin, gather: Plugin, dtype: torch.dtype, code: int
 ) -> None:
     assert select.outputs(select_inputs(dtype), 1) == [(8, [1, 2, 6])]
@@ -201,7 +205,9 @@ def test_output_types_and_shapes(
     assert gather.outputs(inputs, 2) == [(code, [1, 2, 12, 16])] * 2
 
 
-def test_formats(select: Plugin, gather: Plugin) -> None:
+def test_plugins_accept_only_linear_tensors_of_supported_types(
+    select: Plugin, gather: Plugin
+) -> None:
     length = torch.tensor([1])
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         tensors = [described(one) for one in (*select_inputs(dtype), length)]
@@ -242,21 +248,23 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_bad_attribute_is_refused_with_a_message(registry: Registry, message: str) -> None:
+def test_select_plugin_refuses_a_bad_attribute_with_a_message(
+    registry: Registry, message: str
+) -> None:
     registry.messages()
     assert registry.create("SnapKVSelect", REFUSED[message]) is None
-    told = registry.messages()
-    assert told.startswith("error: snapexport: SnapKVSelect 'test': attribute ")
-    assert message in told
+    error = registry.messages()
+    assert error.startswith("error: snapexport: SnapKVSelect 'test': attribute ")
+    assert message in error
 
 
-def test_a_bad_attribute_of_the_gather_is_refused_too(registry: Registry) -> None:
+def test_gather_plugin_refuses_missing_and_unknown_attributes(registry: Registry) -> None:
     assert registry.create("SnapStreamGather", {"L_sink": 2}) is None
     assert registry.create("SnapStreamGather", GATHER | {"K": 3}) is None
     assert "'K' is unknown; known are L_sink, L_recent" in registry.messages()
 
 
-def test_bad_shapes_are_refused_with_a_message(
+def test_plugins_refuse_bad_shapes_with_a_message(
     registry: Registry, select: Plugin, gather: Plugin
 ) -> None:
     query, key, length = select_inputs()

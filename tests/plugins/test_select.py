@@ -45,7 +45,7 @@ class Case:
 def by_function(
     case: Case, query: Tensor, key: Tensor, length: int, vote: dict[str, str]
 ) -> list[Any]:
-    """What the body of the ONNX function keeps."""
+    """Positions that the body of the ONNX function keeps."""
     attributes = {
         "L_sink": case.sink,
         "L_recent": case.recent,
@@ -62,7 +62,9 @@ EVERY_VOTE = [dict(zip(STAGES, names, strict=True)) for names in product(*STAGES
 
 
 @pytest.mark.parametrize("vote", EVERY_VOTE, ids=lambda vote: "-".join(vote.values()))
-def test_keeps_what_the_onnx_function_keeps(emulated: Emulated, vote: dict[str, str]) -> None:
+def test_select_kernel_keeps_the_positions_of_the_onnx_function(
+    emulated: Emulated, vote: dict[str, str]
+) -> None:
     case = Case()
     for length in (0, 5, 9, 10, 13, 40, 64):
         query, key = case.data(length)
@@ -70,7 +72,7 @@ def test_keeps_what_the_onnx_function_keeps(emulated: Emulated, vote: dict[str, 
         assert kept.tolist() == by_function(case, query, key, length, vote)
 
 
-def test_a_softcap_bends_the_scores(emulated: Emulated) -> None:
+def test_select_kernel_applies_the_softcap(emulated: Emulated) -> None:
     case = Case(softcap=1.5)
     query, key = case.data(0, sharpness=8.0)
     kept = emulated.select(case.problem(), query, key, 60).tolist()
@@ -79,10 +81,10 @@ def test_a_softcap_bends_the_scores(emulated: Emulated) -> None:
 
 
 def check(emulated: Emulated, case: Case, length: int, vote: dict[str, str]) -> None:
-    """Against float64, and the same whichever warp is late."""
+    """Against float64, and the same for any late warp."""
     p = case.problem(vote)
     query, key = case.data(length)
-    key[:, length:] = torch.nan  # what lies beyond the prompt must not matter
+    key[:, length:] = torch.nan  # keys beyond the prompt must not matter
     kept = emulated.select(p, query, key, length)
     scores = reference.scores(p, query, key, length)
     assert reference.complaint(p, scores, kept, length, 1e-4) == ""
@@ -112,7 +114,9 @@ VOTES = [DEFAULTS, dict(zip(STAGES, ("causal", "sum-squares", "max", "max"), str
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_keeps_the_winners_of_any_shape(emulated: Emulated, name: str, dtype: torch.dtype) -> None:
+def test_select_kernel_keeps_the_winners_of_any_shape(
+    emulated: Emulated, name: str, dtype: torch.dtype
+) -> None:
     case = replace(SHAPES[name], dtype=dtype)
     for vote, length in product(VOTES, (case.T, case.T - 5)):
         check(emulated, case, length, vote)
@@ -120,7 +124,7 @@ def test_keeps_the_winners_of_any_shape(emulated: Emulated, name: str, dtype: to
 
 @pytest.mark.parametrize("width", [31, 2049, 8302])
 @pytest.mark.parametrize("vote", VOTES, ids=["sum-avg", "squares-max"])
-def test_pools_reach_over_the_edges_of_tiles(
+def test_select_kernel_pools_over_the_edges_of_tiles(
     emulated: Emulated, width: int, vote: dict[str, str]
 ) -> None:
     """Within a tile, wider than one, and wider than shared memory holds. Three tiles."""
@@ -133,14 +137,16 @@ def test_pools_reach_over_the_edges_of_tiles(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tie_goes_to_the_lower_position(emulated: Emulated, dtype: torch.dtype) -> None:
+def test_select_kernel_resolves_ties_to_the_lower_position(
+    emulated: Emulated, dtype: torch.dtype
+) -> None:
     case = Case(2, 2, 3, 5000, 8, 2, 7, 2100, 1, dtype)
     query, key = case.data(0)
     kept = emulated.select(case.problem(), torch.zeros_like(query), key, 4900)
     assert kept.tolist() == [list(range(2, 2102))] * 2
 
 
-def test_ties_and_winners_are_told_apart_within_a_tile(emulated: Emulated) -> None:
+def test_select_kernel_separates_winners_from_ties_within_a_tile(emulated: Emulated) -> None:
     case = Case(1, 1, 1, 64, 8, 2, 7, 6, 1)
     query, key = torch.ones(1, 1, 8), torch.zeros(1, 64, 8)
     key[0, [50, 30, 41]] = 1.0
@@ -148,7 +154,7 @@ def test_ties_and_winners_are_told_apart_within_a_tile(emulated: Emulated) -> No
     assert kept.tolist() == [[2, 3, 4, 30, 41, 50]]
 
 
-def test_great_scores_do_not_overflow(emulated: Emulated) -> None:
+def test_select_kernel_does_not_overflow_on_large_scores(emulated: Emulated) -> None:
     case = Case(1, 2, 4, 300, 16, 2, 7, 20, 1)
     query, key = case.data(3, sharpness=1e4)
     p = case.problem()
@@ -159,7 +165,7 @@ def test_great_scores_do_not_overflow(emulated: Emulated) -> None:
     assert {int(i) + 2 for i in (scores[0] > 0.1).nonzero()[:, 0]} <= set(kept)
 
 
-def test_a_length_beyond_the_cache_reads_nothing_beyond_it(emulated: Emulated) -> None:
+def test_select_kernel_reads_nothing_beyond_the_cache(emulated: Emulated) -> None:
     case = Case()
     query, key = case.data(1)
     p = case.problem()
@@ -184,7 +190,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_the_kernels_do_not_take_is_refused(emulated: Emulated, message: str) -> None:
+def test_select_kernel_refuses_unsupported_sizes(emulated: Emulated, message: str) -> None:
     p = Case().problem()
     assert emulated.launchers.select_refusal(p, "float32") == ""
     ((field, value),) = REFUSED[message].items()

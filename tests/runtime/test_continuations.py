@@ -35,7 +35,7 @@ def test_another_continuation_does_not_score_as_greedy() -> None:
 
 
 def test_generation_goes_on_from_the_continuation() -> None:
-    """As it would from a prompt with the same tokens: the fake engine forgets nothing."""
+    """The same as from a prompt with these tokens: the fake executor has a full cache."""
     llm, more = fake(), [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
     apart = llm.generate(PROMPTS, PARAMS, continuations=more)
     whole = llm.generate([[*a, *b] for a, b in zip(PROMPTS, more, strict=True)], PARAMS)

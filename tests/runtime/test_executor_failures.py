@@ -94,7 +94,7 @@ def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
 
 
 class UnreadableExecutor(FakeExecutor):
-    """Its logits can't be fetched after the prefill of a prompt of LENGTH."""
+    """An executor whose logits can't be fetched after the prefill of a prompt of LENGTH."""
 
     def prefill(self, *chunk: Any, **more: Any) -> Prediction:
         prediction = super().prefill(*chunk, **more)

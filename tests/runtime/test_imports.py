@@ -1,4 +1,4 @@
-"""What the runtime may load, shown in processes of their own."""
+"""Libraries that the runtime loads, each checked in a new process."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HEAVY = "torch transformers onnx onnx_ir onnx_graphsurgeon polygraphy tensorrt c
 
 
 def loaded(script: str, heavy: str) -> list[str]:
-    """Which of the heavy modules are there after the script."""
+    """The heavy modules that the script has loaded."""
     check = f"import sys; print(*[m for m in {heavy.split()!r} if m in sys.modules])"
     return run_python(f"{script}\n{check}").stdout.split()
 

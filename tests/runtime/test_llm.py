@@ -275,7 +275,7 @@ def test_an_error_in_a_step_leaves_no_request_behind(at: int) -> None:
 
 
 def test_a_request_that_breaks_while_it_decodes_keeps_what_it_had() -> None:
-    """Its end comes while another prompt is half-way through prefill, which is left as it is."""
+    """It ends while another prompt is half-way through prefill. That prefill goes on."""
     params = SamplingParams(max_tokens=30)
     free = alone([5], params)
     engine = FakeExecutor(make_limits(), broken_token=free.token_ids[4])
@@ -297,7 +297,7 @@ def test_a_stream_goes_on_after_another_requests_error() -> None:
 
 
 def test_a_prompt_ends_with_its_first_broken_chunk() -> None:
-    """Were it cancelled before its last one, nobody would know that it left NaN behind."""
+    """If only the last chunk were checked, a cancel before it would leave NaN in the cache."""
     llm = make_llm(broken=True)
     request_id = llm.submit([BROKEN] + [1] * 39)
     assert llm.step() == [OutputDelta(request_id, "", (), "error")]

@@ -19,7 +19,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 20), st.integers(0, 49))
-def test_logprobs_are_a_softmaxs(seed: int, count: int, token: int) -> None:
+def test_logprobs_equal_those_of_a_softmax(seed: int, count: int, token: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 5, 50).astype(np.float32)
     found, expected = logprobs(logits, token, count), log_softmax(logits)
     assert found.token_id == token

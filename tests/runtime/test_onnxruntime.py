@@ -21,7 +21,7 @@ from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.oracle.compare import handed_over
+from tests.oracle.compare import prefill_and_compress
 from tests.oracle.raw import Slots
 from tests.runtime.traffic import assert_neighbours_change_nothing
 
@@ -54,7 +54,7 @@ def executor_of(case: Case, baseline: bool = False) -> Executor:
 def by_hand(case: Case, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     """Greedy tokens of the graphs, run with plain arrays and one request at a time."""
     graphs = cases.built(case)
-    logits, request = handed_over(graphs, ids)
+    logits, request = prefill_and_compress(graphs, ids)
     slots, out = Slots(graphs, [request]), [int(logits.argmax())]
     while len(out) < tokens:
         out.append(int(slots.step([out[-1]])[0].argmax()))
@@ -68,7 +68,9 @@ def reference(case: Case, baseline: bool) -> Case:
 
 
 @layouts
-def test_every_layout_gives_its_graphs_tokens(case: Case, baseline: bool) -> None:
+def test_executor_of_every_layout_gives_the_tokens_of_its_graphs(
+    case: Case, baseline: bool
+) -> None:
     """All at once, through slots that others had before."""
     llm = LLM.from_executor(executor_of(case, baseline))
     prompts = [cases.prompt(length) for length in LENGTHS]
@@ -89,7 +91,7 @@ def test_outputs_do_not_depend_on_neighbours(case: Case, baseline: bool) -> None
 
 
 def slots_in_use_at_once(llm: LLM) -> int:
-    """How many of very many requests decode in one step."""
+    """The largest number of requests that decode in one step."""
     for seed in range(2 * llm.executor.limits.batch):
         llm.submit(cases.prompt(1, seed), SamplingParams(max_tokens=30, ignore_eos=True))
     most = 0
@@ -142,7 +144,7 @@ def test_prepacked_weights_change_nothing() -> None:
     assert completion.token_ids == by_hand(reference(CHUNKED, False), prompt, 12)
 
 
-def test_every_call_raises_after_close() -> None:
+def test_every_executor_call_raises_after_close() -> None:
     executor, zeros = executor_of(CHUNKED), np.zeros(3, np.int64)
     executor.close()
     executor.close()
@@ -172,7 +174,7 @@ def test_a_compressed_cache_goes_on_past_L_max_and_a_full_cache_does_not() -> No
 def test_topk_positions_are_those_of_the_last_prompt(case: Case) -> None:
     executor, ids = executor_of(case), cases.prompt(70)
     LLM.from_executor(executor).generate(ids, SamplingParams(max_tokens=1))
-    _, request = handed_over(cases.built(replace(case, baseline=False)), ids)
+    _, request = prefill_and_compress(cases.built(replace(case, baseline=False)), ids)
     kept = executor.topk_positions()
     assert kept is not None and len(kept) == len(request.topk)
     for got, expected in zip(kept, request.topk, strict=True):
@@ -186,7 +188,7 @@ def test_topk_positions_are_none_without_compression_and_empty_without_a_vote() 
     assert kept is not None and [layer.shape for layer in kept] == [(2, 0), (2, 0)]
 
 
-def test_fp16_gives_nearly_the_same_logits_in_fp32(tmp_path: Path) -> None:
+def test_fp16_build_gives_fp32_logits_close_to_an_fp32_builds(tmp_path: Path) -> None:
     out = tmp_path / "half"
     build(cases.checkpoint("llama"), out, L_max=96, L_recent=16, K=12, batch=3, dtype="fp16")
     half, single = open_executor(Build.open(out), threads=1), executor_of(CHUNKED)

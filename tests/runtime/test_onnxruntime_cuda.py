@@ -99,7 +99,7 @@ def llms(built: Build, baseline: bool = False) -> list[LLM]:
 def test_cuda_gives_the_cpus_tokens(
     gpu: FakeCuda, builds: dict[str, Build], name: str, baseline: bool
 ) -> None:
-    """In slots that others had before."""
+    """In batch slots that earlier requests used."""
     ours, theirs = llms(builds[name], baseline)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     got, expected = (
@@ -176,7 +176,7 @@ def test_a_decode_graph_that_cannot_be_captured_runs_with_a_warning(
     assert executor.decode(ZEROS, ZEROS, ZEROS).logits.shape == (3, executor.limits.vocab_size)
 
 
-def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+def test_cuda_graph_capture_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     build = builds["portable"]
     graphs = GraphSet.of(build, baseline=False)
     backend = OnnxRuntimeBackend(build, graphs, Cuda(), captures=False)
@@ -184,7 +184,7 @@ def test_capturing_can_be_left_out(gpu: FakeCuda, builds: dict[str, Build]) -> N
     assert not executor.captured and not any(session.captures for session in CudaSession.opened)
 
 
-def test_closing_frees_everything(gpu: FakeCuda, builds: dict[str, Build]) -> None:
+def test_closing_a_cuda_executor_frees_everything(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     executor = on_gpu(builds["portable"])
     executor.close()
     executor.close()
@@ -220,7 +220,7 @@ def test_no_warning_if_cuda_runs_every_heavy_operator(
         on_gpu(builds["portable"])
 
 
-def test_bf16_is_bound_by_its_number(gpu: FakeCuda) -> None:
+def test_bf16_caches_are_bound_by_their_onnx_type_number(gpu: FakeCuda) -> None:
     """NumPy has no such type."""
     specs = [TensorSpec(name=name, dtype="bfloat16", shape=[2, 4]) for name in ("x", "y")]
     entry = GraphEntry(file="", sha256="", inputs=specs[:1], outputs=specs[1:])
@@ -237,7 +237,7 @@ def test_bf16_is_bound_by_its_number(gpu: FakeCuda) -> None:
     assert list(gpu.bytes_at(buffers["y"].address, 16)) == list(range(16))
 
 
-def test_full_memory_is_an_error_with_a_hint(
+def test_full_gpu_memory_is_an_error_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, builds: dict[str, Build]
 ) -> None:
     install(monkeypatch, memory=10_000)
@@ -314,5 +314,5 @@ def test_threads_are_refused_on_cuda(builds: dict[str, Build]) -> None:
 def test_decode_by_group_query_attention_is_one_launch(
     gpu: FakeCuda, builds: dict[str, Build]
 ) -> None:
-    """Its total length is a constant: a calculated one would be read on the host amid the graph."""
+    """The total length is a constant. The host would have to read a computed one."""
     assert on_gpu(builds["chunked"], baseline=True).captured

@@ -1,4 +1,4 @@
-"""What runs keep and move: caches stay where they are, weights stay in their file."""
+"""Memory of the CPU backend: caches are updated in place, weights are mapped from their file."""
 
 import json
 from pathlib import Path
@@ -23,8 +23,8 @@ from .processes import run_python
 
 
 @pytest.fixture(autouse=True)
-def _outspoken() -> None:
-    """`snapexport diff` silences the library for its process, which may be this one."""
+def _library_warnings() -> None:
+    """Warnings of ONNX Runtime, which `snapexport diff` may have silenced in this process."""
     ort.set_default_logger_severity(2)
 
 
@@ -75,14 +75,14 @@ def buffers(backend: OnnxRuntimeBackend) -> Buffers:
     return allocate(backend.memory, DECODE, {})
 
 
-def test_past_and_present_are_one_buffer(buffers: Buffers) -> None:
+def test_past_and_present_cache_are_one_buffer(buffers: Buffers) -> None:
     for layer in range(2):
         assert buffers[names.past_key(layer)] is buffers[names.present_key(layer)]
         assert buffers[names.past_value(layer)] is buffers[names.present_value(layer)]
 
 
 def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
-    """Its operator copies the whole cache otherwise."""
+    """Otherwise GroupQueryAttention copies the whole cache."""
     built = Build.open(cases.built(Case(decode_attention="valid")).directory)
     arrays = open_executor(built, threads=1).decode_buffers
     attended = [name for name in arrays if names.is_attended(name)]
@@ -91,7 +91,7 @@ def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
         assert arrays[name].ctypes.data == arrays[names.past_of(name)].ctypes.data
 
 
-def test_a_step_writes_one_position_of_each_row_in_place(
+def test_decode_step_writes_one_position_of_each_row_in_place(
     backend: OnnxRuntimeBackend, buffers: Buffers
 ) -> None:
     bound = BoundGraph(backend, "decode", DECODE, buffers)
@@ -120,7 +120,7 @@ def test_onnxruntime_warns_if_it_has_to_copy_a_cache(
     assert "in-place" in capfd.readouterr().err.lower()
 
 
-def test_a_step_allocates_nothing_of_the_caches_size() -> None:
+def test_decode_step_allocates_nothing_of_the_caches_size() -> None:
     peak = measure(
         cases.built(ROOMY).directory,
         """

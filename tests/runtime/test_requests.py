@@ -1,4 +1,4 @@
-"""What sampling parameters may be: refused once, when they are made."""
+"""Sampling parameters: valid values, and invalid ones, which are refused at construction."""
 
 import math
 from typing import Any

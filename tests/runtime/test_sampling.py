@@ -22,7 +22,7 @@ def logits_of(seed: int, vocabulary: int = VOCABULARY) -> NDArray[np.float32]:
 
 
 def predicted(logits: NDArray[np.float32]) -> Prediction:
-    """By an engine without top_tokens."""
+    """A prediction of a build without top tokens."""
     return Prediction(lambda: logits)
 
 
@@ -39,7 +39,9 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArra
     st.one_of(st.integers(0, 30), st.integers(0, MANY + 5)),
     st.sampled_from([0.01, 0.3, 0.5, 0.9, 0.999, 1.0]),
 )
-def test_distribution_is_hugging_faces(seed: int, temperature: float, k: int, p: float) -> None:
+def test_sampling_distribution_equals_hugging_faces(
+    seed: int, temperature: float, k: int, p: float
+) -> None:
     logits = logits_of(seed, MANY)
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
     expected = warped(logits, params)
@@ -76,7 +78,7 @@ def test_greedy_takes_the_likeliest_and_draws_nothing(seed: int) -> None:
         SamplingParams(temperature=1e-320),
     ],
 )
-def test_the_narrowest_settings_are_greedy(params: SamplingParams) -> None:
+def test_narrowest_sampling_settings_are_greedy(params: SamplingParams) -> None:
     logits = logits_of(3)
     assert sample(predicted(logits), params, generator(params)) == int(np.argmax(logits))
 
@@ -93,7 +95,7 @@ def test_same_seed_same_tokens_whatever_neighbours_draw() -> None:
     assert drawn == expected
 
 
-def test_without_a_seed_requests_differ() -> None:
+def test_requests_without_a_seed_differ() -> None:
     params = SamplingParams(temperature=1.0)
     assert generator(params).random() != generator(params).random()
 
@@ -140,7 +142,7 @@ def test_top_p_keeps_no_more_than_what_reaches_it() -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 300), st.floats(0, 1, exclude_max=True))
 def test_a_draw_is_where_the_sums_exceed_the_share(seed: int, size: int, share: float) -> None:
-    """In blocks as one by one, and never a weight of zero."""
+    """Sums by blocks give the same index as sums one by one, and never one of weight zero."""
     rng = np.random.default_rng(seed)
     weights = rng.random(size) * (rng.random(size) < 0.3)
     weights[rng.integers(size)] = 1e-3

@@ -1,4 +1,4 @@
-"""Which engine of a build is taken, how it is loaded, and what is refused: over FAKES."""
+"""Choice and loading of a build's engine, and refusals, over FAKES."""
 
 import logging
 import shlex
@@ -148,7 +148,7 @@ def refusal(build: Build, **options: Any) -> UserError:
     return caught.value
 
 
-def test_changed_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+def test_changed_engine_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     tensorrt_entry.verify(build)
     engine = tmp_path / "decode.engine"
@@ -219,11 +219,12 @@ def test_stripped_plans_take_the_weights_of_their_graphs(
     assert message.endswith(".onnx: the weights don't fit")
 
 
-def test_plugins_are_loaded_first(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
+def test_plugin_library_is_loaded_before_the_plans(
+    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+) -> None:
     entry = changed(plugins=file(tmp_path / "lib.so", LIBRARY))
-    open_executor(
-        with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=["lib.so"]))
-    )
+    entry = entry_of(tiny_build, tmp_path, entry, plugins=["lib.so"])
+    open_executor(with_engines(tiny_build, it=entry))
     empty = changed(plugins=file(tmp_path / "empty.so", b""))
     build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, empty, plugins=["lib.so"]))
     assert "cannot load the plugins" in refusal(build).message
@@ -232,7 +233,7 @@ def test_plugins_are_loaded_first(gpu: FakeCuda, tiny_build: Build, tmp_path: Pa
 def test_version_compatible_plans_bring_their_plugins(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
-    """What lies beside them is no library that the fake could load."""
+    """The file beside the plans is empty: loading it would fail."""
     entry = changed(version_compatible=True, plugins=file(tmp_path / "empty.so", b""))
     entry = entry_of(tiny_build, tmp_path, entry, version_compatible=True)
     open_executor(with_engines(tiny_build, it=entry), backend="tensorrt")
@@ -322,7 +323,7 @@ def test_a_tensorrt_package_without_its_library_is_refused(
 def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
-    """TensorRT where there are engines, ONNX Runtime where there are none or it is asked for."""
+    """TensorRT where there are engines, ONNX Runtime where there are none or it is requested."""
     engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     onnxruntime = (
         open_executor(tiny_build),

@@ -20,7 +20,9 @@ def deltas(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [*map(detokenizer.push, ids), detokenizer.finish()]
 
 
-@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["level", "fallback"])
+@pytest.mark.parametrize(
+    "tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte level", "byte fallback"]
+)
 @given(text=texts | st.just("né 漢字 🙂👩‍👩‍👧 fin"))
 def test_text_never_ends_within_a_character(tokenizer: Tokenizer, text: str) -> None:
     parts = deltas(tokenizer, tokenizer.encode(text).ids)
@@ -39,7 +41,7 @@ def test_texts_join_to_the_decoding_of_any_words(ids: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, BYTE_FALLBACK.get_vocab_size() - 1), max_size=20))
-def test_broken_bytes_raise_nothing(ids: list[int]) -> None:
+def test_invalid_utf8_bytes_raise_nothing(ids: list[int]) -> None:
     deltas(BYTE_FALLBACK, ids)
 
 
@@ -112,5 +114,5 @@ def test_a_stop_string_may_come_with_the_flush() -> None:
     assert stream.stopped
 
 
-def test_without_a_tokenizer_there_is_no_text() -> None:
+def test_output_without_a_tokenizer_has_no_text() -> None:
     assert NoText().push(1) + NoText().finish() == "" and not NoText.stopped

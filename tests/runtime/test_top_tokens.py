@@ -1,4 +1,4 @@
-"""Sampling from top_tokens: the same tokens as from logits, which nobody looks at meanwhile."""
+"""Sampling from top tokens: the same tokens as from logits, without reading the logits."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ def logits_of(seed: int, scale: float = 3.0, digits: int = 6) -> Logits:
 
 
 def top_tokens_of(logits: Logits, count: int, params: SamplingParams) -> TopTokens:
-    """As a graph has them, in float32."""
+    """Top tokens as a graph computes them, in float32."""
     tokens = np.argsort(-logits, kind="stable")[:count]
     divisor, largest = np.float32(graph_temperature(params)), logits.max()
     weights = np.exp((logits - largest) / divisor)
@@ -87,8 +87,10 @@ def test_top_tokens_give_the_same_token_as_logits(
         ({"temperature": 0.7}, False),
     ],
 )
-def test_which_parameters_need_logits(choice: dict[str, Any], answers: bool) -> None:
-    """Of 50 top_tokens: hot ones reach less than 0.9 of the whole."""
+def test_sampling_needs_logits_only_where_top_tokens_cannot_decide(
+    choice: dict[str, Any], answers: bool
+) -> None:
+    """With 50 top tokens: at a high temperature they have less than 0.9 of the probability."""
     for seed in range(50):
         params, logits = SamplingParams(seed=seed, **choice), logits_of(seed)
         if answers:

@@ -28,7 +28,7 @@ TEMPLATE = (
 )
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The old?"}]
 RENDERED = "<s>system: Be brief.\nuser: The old?\nassistant:"
-ASKED: dict[str, Any] = {"model": "vault", "temperature": 0, "max_tokens": 12}
+OPTIONS: dict[str, Any] = {"model": "vault", "temperature": 0, "max_tokens": 12}
 SLOTS, MAX_PENDING = 8, 4
 
 
@@ -66,7 +66,7 @@ def test_concurrent_completions_equal_the_llms(client: openai.OpenAI, llm: "LLM"
     expected = [alone(llm, prompt.text).text for prompt in prompts]
 
     def ask(text: str) -> str:
-        stream = client.completions.create(prompt=text, stream=True, **ASKED)
+        stream = client.completions.create(prompt=text, stream=True, **OPTIONS)
         return "".join(chunk.choices[0].text for chunk in stream)
 
     with ThreadPoolExecutor(len(prompts)) as pool:
@@ -77,7 +77,7 @@ def test_concurrent_completions_equal_the_llms(client: openai.OpenAI, llm: "LLM"
 def test_chat_equals_its_rendered_prompt(client: openai.OpenAI, llm: "LLM") -> None:
     assert llm.tokenizer is not None
     expected = alone(llm, llm.tokenizer.encode(RENDERED, add_special_tokens=False).ids)
-    done = client.chat.completions.create(messages=CHAT, **ASKED)
+    done = client.chat.completions.create(messages=CHAT, **OPTIONS)
     assert done.choices[0].message.content == expected.text
     assert done.usage is not None
     assert done.usage.prompt_tokens == len(expected.prompt_token_ids)
@@ -85,7 +85,7 @@ def test_chat_equals_its_rendered_prompt(client: openai.OpenAI, llm: "LLM") -> N
     assert done.choices[0].finish_reason == expected.finish_reason
     chunks = list(
         client.chat.completions.create(
-            messages=CHAT, stream=True, stream_options={"include_usage": True}, **ASKED
+            messages=CHAT, stream=True, stream_options={"include_usage": True}, **OPTIONS
         )
     )
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks[:-1]]
@@ -94,8 +94,8 @@ def test_chat_equals_its_rendered_prompt(client: openai.OpenAI, llm: "LLM") -> N
 
 
 def test_seeded_samples_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> None:
-    asked = ASKED | {"temperature": 0.7, "top_p": 0.9, "seed": 1 << 40, "n": 3}
-    done = client.completions.create(prompt="The old", **asked | {"extra_body": {"top_k": 50}})
+    options = OPTIONS | {"temperature": 0.7, "top_p": 0.9, "seed": 1 << 40, "n": 3}
+    done = client.completions.create(prompt="The old", **options | {"extra_body": {"top_k": 50}})
     expected = [
         alone(llm, "The old", temperature=0.7, top_p=0.9, top_k=50, seed=(1 << 40) + index).text
         for index in range(3)
@@ -103,42 +103,44 @@ def test_seeded_samples_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> Non
     assert [choice.text for choice in done.choices] == expected
 
 
-def test_stop_text_after_a_prompt_of_token_ids(client: openai.OpenAI, llm: "LLM") -> None:
+def test_stop_text_ends_the_answer_to_a_prompt_of_token_ids(
+    client: openai.OpenAI, llm: "LLM"
+) -> None:
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode("The old").ids
     whole = alone(llm, ids, max_tokens=40, ignore_eos=True).text
     stop = whole[len(whole) // 2 :][:3]
-    asked = ASKED | {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
-    done = client.completions.create(prompt=ids, stop=[stop, "\x00"], **asked)
+    options = OPTIONS | {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
+    done = client.completions.create(prompt=ids, stop=[stop, "\x00"], **options)
     assert done.choices[0].text == whole[: whole.index(stop)]
     assert done.choices[0].finish_reason == "stop"
 
 
 def test_logprobs_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> None:
     expected = alone(llm, "The old", logprobs=3).logprobs
-    done = client.completions.create(prompt="The old", logprobs=3, **ASKED).choices[0]
+    done = client.completions.create(prompt="The old", logprobs=3, **OPTIONS).choices[0]
     assert done.logprobs is not None
     assert done.logprobs.token_logprobs == pytest.approx(
         [one.logprob for one in expected], abs=1e-3
     )
     assert done.logprobs.tokens is not None
     assert done.text == "".join(done.logprobs.tokens).removesuffix("</s>")
-    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **ASKED)
-    told = chat.choices[0].logprobs
-    assert told is not None and told.content is not None
-    assert all(token.logprob == token.top_logprobs[0].logprob for token in told.content)
+    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **OPTIONS)
+    logprobs = chat.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert all(token.logprob == token.top_logprobs[0].logprob for token in logprobs.content)
 
 
 def test_clients_that_leave_free_a_full_queue(serving: Serving, client: openai.OpenAI) -> None:
     """All slots taken, the queue full: one is refused, and those who wait get the freed slots."""
-    asked = ASKED | {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
-    many = [client.completions.create(prompt="a", n=4, stream=True, **asked) for _ in "ab"]
+    options = OPTIONS | {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+    many = [client.completions.create(prompt="a", n=4, stream=True, **options) for _ in "ab"]
     with ThreadPoolExecutor(1) as pool:
         create = serving.client().completions.create
-        waiting = pool.submit(create, prompt="a", n=MAX_PENDING, **ASKED)
+        waiting = pool.submit(create, prompt="a", n=MAX_PENDING, **OPTIONS)
         until(serving, requests_running=SLOTS, requests_waiting=MAX_PENDING)
         with pytest.raises(openai.InternalServerError, match="try again later") as refused:
-            client.completions.create(prompt="a", **ASKED)
+            client.completions.create(prompt="a", **OPTIONS)
         assert refused.value.status_code == 503 and refused.value.response.headers["retry-after"]
         with urlopen(f"{serving.url}/health", timeout=10) as answer:
             assert json.load(answer) == {"status": "ok"}
@@ -161,9 +163,9 @@ def until(serving: Serving, **expected: float) -> None:
 
 def test_errors_are_openais_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
-        client.completions.create(prompt="a", **ASKED | {"model": "other"})
+        client.completions.create(prompt="a", **OPTIONS | {"model": "other"})
     with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(prompt="a " * 3000, **ASKED)
+        client.completions.create(prompt="a " * 3000, **OPTIONS)
     assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="not supported"):
-        client.chat.completions.create(messages=CHAT, presence_penalty=1, **ASKED)
+        client.chat.completions.create(messages=CHAT, presence_penalty=1, **OPTIONS)

@@ -90,7 +90,7 @@ def refused(build: Path, scratch: Path, *flags: str) -> str:
 
 
 def printed(process: "subprocess.Popen[str]") -> str:
-    """What it prints, up to the line for a shell."""
+    """Output of the command, up to its curl line."""
     assert process.stdout is not None
     text = ""
     for line in process.stdout:

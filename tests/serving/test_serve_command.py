@@ -14,7 +14,7 @@ def test_flags_of_tritons_need_triton(build: Path, tmp_path: Path) -> None:
     assert error == "error: --grpc-port needs --triton\n\nhint: add --triton, or leave it out\n"
 
 
-def test_addresses_are_those_of_one_process(build: Path, tmp_path: Path) -> None:
+def test_serve_prints_the_addresses_of_one_process(build: Path, tmp_path: Path) -> None:
     with serve(build, tmp_path) as serving:
         assert serving.addresses.keys() == {"model", "openai", "health", "metrics"}
         assert serving.end()[0] == 0

@@ -1,4 +1,4 @@
-"""Asks the real server in each of the ways that clients have."""
+"""Sends requests to the real server through each of its APIs."""
 
 import json
 import queue
@@ -52,7 +52,7 @@ class Client:
 
     def generate_stream(self, **inputs: Any) -> Iterator[Reply]:
         request = self._request(f"{self.name}/generate_stream", inputs | {"stream": True})
-        with _told(), urllib.request.urlopen(request, timeout=SECONDS) as lines:
+        with _http_errors(), urllib.request.urlopen(request, timeout=SECONDS) as lines:
             for line in lines:
                 if line.startswith(b"data: "):
                     event = json.loads(line.removeprefix(b"data: "))
@@ -73,7 +73,7 @@ class Client:
 
     @contextmanager
     def stream(self, timeout_us: int | None = None, **inputs: Any) -> Iterator["Stream"]:
-        """By gRPC; leaving the block cancels what still runs."""
+        """A request by gRPC. Leaving the block cancels it if it still runs."""
         stream = Stream(self.server.grpc, self.name, tensors({"stream": True} | inputs), timeout_us)
         try:
             yield stream
@@ -85,18 +85,21 @@ class Client:
             return list(replies)
 
     def post(self, path: str, body: object) -> bytes:
-        with _told(), urllib.request.urlopen(self._request(path, body), timeout=SECONDS) as answer:
+        with (
+            _http_errors(),
+            urllib.request.urlopen(self._request(path, body), timeout=SECONDS) as answer,
+        ):
             content: bytes = answer.read()
             return content
 
     def post_raw(self, path: str) -> None:
-        """To the server itself, such as its model control."""
+        """Post to the server itself, such as to its model control."""
         url = urllib.request.Request(self.server.http + path, b"{}")
-        with _told(), urllib.request.urlopen(url, timeout=SECONDS):
+        with _http_errors(), urllib.request.urlopen(url, timeout=SECONDS):
             pass
 
     def metrics(self) -> dict[str, float]:
-        """Of the model: name, and for a bucket its bound, to value."""
+        """The model's metrics by name; a histogram bucket also has its bound."""
         return read_metrics(self.server.metrics)
 
     def settled(self, **expected: float) -> dict[str, float]:
@@ -126,14 +129,14 @@ class Client:
 
 
 class Stream:
-    """One request on a gRPC stream of its own."""
+    """One request on its own gRPC stream."""
 
     def __init__(
         self, address: str, model: str, inputs: list[grpc.InferInput], timeout_us: int | None
     ) -> None:
         self._client = grpc.InferenceServerClient(address)
-        self._said: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self._client.start_stream(lambda result, error: self._said.put((result, error)))
+        self._results: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._results.put((result, error)))
         self._client.async_stream_infer(model, inputs, timeout=timeout_us)
 
     def __iter__(self) -> Iterator[Reply]:
@@ -144,14 +147,14 @@ class Stream:
             reason = reply.reason
 
     def next(self) -> Reply:
-        result, error = self._said.get(timeout=SECONDS)
+        result, error = self._results.get(timeout=SECONDS)
         if error:
             raise error
         return _from_grpc(result)
 
     def come(self) -> list[Reply]:
-        """All responses that have come by now."""
-        return [self.next() for _ in range(self._said.qsize())]
+        """All responses that have arrived so far."""
+        return [self.next() for _ in range(self._results.qsize())]
 
     def cancel(self) -> None:
         self._client.stop_stream(cancel_requests=True)
@@ -194,7 +197,7 @@ def _decoded(value: Any) -> Any:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _http_errors() -> Iterator[None]:
     try:
         yield
     except urllib.error.HTTPError as error:

@@ -1,7 +1,7 @@
 """The real server, over a build of the bundled checkpoint.
 
 These tests have an environment of their own, without torch: `make test-triton` sets it up, and
-makes the build. Elsewhere only `offline/` is collected, and `test_installed.py` says so aloud.
+makes the build. Elsewhere only `offline/` is collected, and `test_installed.py` warns of it.
 """
 
 import os
@@ -33,7 +33,7 @@ def build() -> Path:
 
 @pytest.fixture(scope="session")
 def llm(build: Path) -> "LLM":
-    """The same build in this process: what every answer is held against."""
+    """The same build in this process, the reference of every answer."""
     from snapexport import LLM
 
     return LLM(build, threads=1)

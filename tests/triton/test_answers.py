@@ -1,4 +1,4 @@
-"""Every way to ask gives what the build gives in process, whoever else asks at the time."""
+"""Every client API gives the answer of the runtime in process, under concurrent requests."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +7,13 @@ import pytest
 
 from snapexport import LLM, SamplingParams
 from tests.triton.client import Client, Reply
-from tests.triton.requests import Asked, make
+from tests.triton.requests import RequestCase, make
 
-Way = Callable[[Client, Asked], tuple[str, tuple[int, ...], str]]
+Way = Callable[[Client, RequestCase], tuple[str, tuple[int, ...], str]]
 
 
 @pytest.fixture(scope="module")
-def asked(llm: LLM) -> list[Asked]:
+def request_cases(llm: LLM) -> list[RequestCase]:
     return make(llm, 15)
 
 
@@ -39,36 +39,40 @@ WAYS: dict[str, Way] = {
 }
 
 
-def test_all_ways_at_once_give_what_each_prompt_gives_alone(
-    client: Client, asked: list[Asked]
+def test_every_client_api_gives_the_runtimes_answer_under_concurrency(
+    client: Client, request_cases: list[RequestCase]
 ) -> None:
-    assert len({one.text for one in asked}) == len(asked), "crossed streams would not show"
-    jobs = [(name, one) for one in asked for name in WAYS]
+    assert len({one.text for one in request_cases}) == len(request_cases), (
+        "crossed streams would not show"
+    )
+    requests = [(name, one) for one in request_cases for name in WAYS]
     with ThreadPoolExecutor(24) as threads:
-        answers = list(threads.map(lambda job: WAYS[job[0]](client, job[1]), jobs))
-    for (name, one), answer in zip(jobs, answers, strict=True):
+        answers = list(threads.map(lambda request: WAYS[request[0]](client, request[1]), requests))
+    for (name, one), answer in zip(requests, answers, strict=True):
         assert answer == (one.text, one.token_ids, one.reason), name
 
 
-def test_a_stream_comes_bit_by_bit_and_counts_its_own(client: Client, asked: list[Asked]) -> None:
-    replies = client.stream_all(**asked[0].inputs, return_num_output_tokens=True)
+def test_stream_counts_the_tokens_of_each_response(
+    client: Client, request_cases: list[RequestCase]
+) -> None:
+    replies = client.stream_all(**request_cases[0].inputs, return_num_output_tokens=True)
     counts = [reply.outputs["num_output_tokens"][0] for reply in replies]
     assert counts == [len(reply.token_ids) for reply in replies] and min(counts) > 0
-    assert sum(counts) == len(asked[0].token_ids) and len(counts) > 1
+    assert sum(counts) == len(request_cases[0].token_ids) and len(counts) > 1
 
 
-def test_counts_come_when_they_are_asked_for(client: Client, llm: LLM) -> None:
+def test_token_counts_come_only_on_request(client: Client, llm: LLM) -> None:
     text, flags = "Register of the vault.", ("return_num_input_tokens", "return_num_output_tokens")
     (expected,) = llm.generate(text, SamplingParams(max_tokens=7, ignore_eos=True))
     inputs = {"text_input": text, "max_tokens": 7, "ignore_eos": True}
-    told = client.generate(**inputs, **dict.fromkeys(flags, True)).outputs
-    assert told["num_input_tokens"] == [len(expected.prompt_token_ids)]
-    assert told["num_output_tokens"] == [7]
+    outputs = client.generate(**inputs, **dict.fromkeys(flags, True)).outputs
+    assert outputs["num_input_tokens"] == [len(expected.prompt_token_ids)]
+    assert outputs["num_output_tokens"] == [7]
     quiet = client.generate(**inputs).outputs
     assert not {"num_input_tokens", "num_output_tokens", "output_logprobs"} & set(quiet)
 
 
-def test_a_client_gets_the_outputs_that_it_names(client: Client) -> None:
+def test_response_has_exactly_the_named_output(client: Client) -> None:
     import tritonclient.grpc as grpc
 
     from tests.triton.client import tensors
@@ -81,14 +85,14 @@ def test_a_client_gets_the_outputs_that_it_names(client: Client) -> None:
             assert [output.name for output in answer.outputs] == [name]
 
 
-def test_token_ids_are_a_prompt_too(client: Client, llm: LLM) -> None:
+def test_input_ids_give_the_same_answer_as_their_text(client: Client, llm: LLM) -> None:
     (expected,) = llm.generate("The vault", SamplingParams(max_tokens=9))
     by_ids = client.generate(input_ids=list(expected.prompt_token_ids), max_tokens=9)
     assert whole(by_ids) == whole(client.generate(text_input="The vault", max_tokens=9))
     assert whole(by_ids) == (expected.text, expected.token_ids, expected.finish_reason)
 
 
-def test_the_prompt_comes_back_with_the_answer_on_request(client: Client) -> None:
+def test_prompt_is_echoed_on_request(client: Client) -> None:
     plain = client.generate(text_input="The vault", max_tokens=3).text
     inputs = {"text_input": "The vault", "max_tokens": 3, "exclude_input_in_output": False}
     assert client.generate(**inputs).text == "The vault" + plain

@@ -19,9 +19,9 @@ MAX_PENDING = 2
 LONG = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
 SHORT = {"text_input": "The vault", "max_tokens": 3}
 STEP_SECONDS = 0.02
-"""As long as a step of a real model takes; the bundled one's is lost in the noise of a machine."""
+"""Time of a real model's step. The bundled model's step is too short to be measured reliably."""
 STEPS_TO_NOTICE = 10
-"""A client is asked after every half a step here; then the one that waits has its prefill."""
+"""Clients are polled every half a step here. Then the waiting request needs its prefill."""
 
 SLOW_MODEL = f"""
 import time
@@ -44,7 +44,7 @@ class TritonPythonModel(Model):
 
 
 @pytest.fixture(scope="module")
-def small(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def short_queue_client(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A server whose queue is short, and whose steps are long."""
     out = tmp_path_factory.mktemp("small") / "repository"
     write_repository(
@@ -56,88 +56,97 @@ def small(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli
 
 
 def started(client: Client, stack: ExitStack, count: int) -> list[Stream]:
-    """So many long streams, each of which has said something."""
+    """`count` long streams, each with its first output."""
     streams = [stack.enter_context(client.stream(**LONG)) for _ in range(count)]
     for stream in streams:
         stream.next()
     return streams
 
 
-def test_a_full_queue_refuses_at_once_and_takes_again(small: Client) -> None:
-    small.settled(**IDLE)
+def test_full_queue_refuses_at_once_and_later_accepts_again(short_queue_client: Client) -> None:
+    short_queue_client.settled(**IDLE)
     with ExitStack() as stack:
-        started(small, stack, SLOTS)
-        waiting = [stack.enter_context(small.stream(**LONG)) for _ in range(MAX_PENDING)]
-        small.settled(requests_running=SLOTS, requests_waiting=MAX_PENDING, slots_used=SLOTS)
-        refused = small.metrics()["requests_refused_total"]
-        with small.stream(**SHORT) as one, pytest.raises(InferenceServerException) as no:
+        started(short_queue_client, stack, SLOTS)
+        waiting = [
+            stack.enter_context(short_queue_client.stream(**LONG)) for _ in range(MAX_PENDING)
+        ]
+        short_queue_client.settled(
+            requests_running=SLOTS, requests_waiting=MAX_PENDING, slots_used=SLOTS
+        )
+        refused = short_queue_client.metrics()["requests_refused_total"]
+        with (
+            short_queue_client.stream(**SHORT) as one,
+            pytest.raises(InferenceServerException) as no,
+        ):
             one.next()
         assert "try again later" in str(no.value)
         with pytest.raises(HttpError, match="UNAVAILABLE: 10 requests"):
-            small.generate(**SHORT, error_code_in_message=True)
+            short_queue_client.generate(**SHORT, error_code_in_message=True)
         with pytest.raises(InferenceServerException) as no_unary:
-            small.infer_grpc(**SHORT)
+            short_queue_client.infer_grpc(**SHORT)
         assert no_unary.value.status() == "StatusCode.UNAVAILABLE"
-        small.settled(requests_refused_total=refused + 3)
-        assert is_alive(small.server.http, "small"), "who refuses is alive"
+        short_queue_client.settled(requests_refused_total=refused + 3)
+        assert is_alive(short_queue_client.server.http, "small"), "a refusing model is alive"
         assert len(waiting) == MAX_PENDING
-    small.settled(**IDLE)
-    assert small.generate(**SHORT).reason == "length"
+    short_queue_client.settled(**IDLE)
+    assert short_queue_client.generate(**SHORT).reason == "length"
 
 
-def test_a_cancelled_stream_gives_its_slot_to_the_next(small: Client) -> None:
-    small.settled(**IDLE)
+def test_cancelled_stream_frees_its_batch_slot_for_the_next_request(
+    short_queue_client: Client,
+) -> None:
+    short_queue_client.settled(**IDLE)
     with ExitStack() as stack:
-        leaves, stays, *_ = started(small, stack, SLOTS)
-        waits = stack.enter_context(small.stream(**SHORT))
-        small.settled(requests_waiting=1)
+        leaves, stays, *_ = started(short_queue_client, stack, SLOTS)
+        waits = stack.enter_context(short_queue_client.stream(**SHORT))
+        short_queue_client.settled(requests_waiting=1)
         stays.come()
         leaves.cancel()
         waits.next()
         steps = sum(len(reply.token_ids) for reply in stays.come())
         assert 0 < steps < STEPS_TO_NOTICE
-    small.settled(**IDLE)
+    short_queue_client.settled(**IDLE)
 
 
-def test_a_disconnect_amid_http_streaming_gives_the_slot_back(small: Client) -> None:
-    before = small.quiet()["requests_cancelled_total"]
-    replies = small.generate_stream(**LONG)
+def test_http_disconnect_frees_the_batch_slot(short_queue_client: Client) -> None:
+    before = short_queue_client.quiet()["requests_cancelled_total"]
+    replies = short_queue_client.generate_stream(**LONG)
     next(replies)
     replies.close()  # type: ignore[attr-defined]
-    after = small.settled(**IDLE, requests_cancelled_total=before + 1)
+    after = short_queue_client.settled(**IDLE, requests_cancelled_total=before + 1)
     assert after["generated_tokens_total"] > 0
 
 
-def test_a_request_that_is_answered_once_can_be_cancelled_too(small: Client) -> None:
-    before = small.quiet()["requests_cancelled_total"]
-    with small.stream(**LONG | {"stream": False}):
-        small.settled(requests_running=1)
-    small.settled(**IDLE, requests_cancelled_total=before + 1)
+def test_non_streaming_request_can_be_cancelled(short_queue_client: Client) -> None:
+    before = short_queue_client.quiet()["requests_cancelled_total"]
+    with short_queue_client.stream(**LONG | {"stream": False}):
+        short_queue_client.settled(requests_running=1)
+    short_queue_client.settled(**IDLE, requests_cancelled_total=before + 1)
 
 
-def test_a_deadline_ends_a_running_request(small: Client) -> None:
-    small.settled(**IDLE)
-    with small.stream(timeout_us=300_000, **LONG) as stream:
+def test_deadline_ends_a_running_request(short_queue_client: Client) -> None:
+    short_queue_client.settled(**IDLE)
+    with short_queue_client.stream(timeout_us=300_000, **LONG) as stream:
         began = time.monotonic()
         with pytest.raises(InferenceServerException, match="deadline exceeded"):
             list(stream)
     assert 0.2 < time.monotonic() - began < 1.5
     with pytest.raises(HttpError, match="CANCELLED: deadline exceeded"):
-        small.generate(**LONG, timeout=100_000, error_code_in_message=True)
-    small.settled(**IDLE)
+        short_queue_client.generate(**LONG, timeout=100_000, error_code_in_message=True)
+    short_queue_client.settled(**IDLE)
 
 
-def test_a_deadline_ends_a_waiting_request(small: Client) -> None:
-    small.settled(**IDLE)
+def test_deadline_ends_a_waiting_request(short_queue_client: Client) -> None:
+    short_queue_client.settled(**IDLE)
     with ExitStack() as stack:
-        started(small, stack, SLOTS)
-        late = stack.enter_context(small.stream(timeout_us=200_000, **SHORT))
+        started(short_queue_client, stack, SLOTS)
+        late = stack.enter_context(short_queue_client.stream(timeout_us=200_000, **SHORT))
         with pytest.raises(InferenceServerException, match="deadline exceeded"):
             late.next()
-        small.settled(requests_waiting=0, requests_running=SLOTS)
-    small.settled(**IDLE)
+        short_queue_client.settled(requests_waiting=0, requests_running=SLOTS)
+    short_queue_client.settled(**IDLE)
 
 
-def test_a_deadline_that_is_far_away_changes_nothing(small: Client) -> None:
-    with small.stream(timeout_us=60_000_000, **SHORT) as stream:
+def test_request_within_its_deadline_finishes(short_queue_client: Client) -> None:
+    with short_queue_client.stream(timeout_us=60_000_000, **SHORT) as stream:
         assert [reply.reason for reply in stream][-1] == "length"

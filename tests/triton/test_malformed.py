@@ -1,4 +1,4 @@
-"""What is wrong with a request is told by the input's name, and harms nobody else."""
+"""A malformed request is refused by the name of its input, and others are served."""
 
 from typing import Any
 
@@ -82,17 +82,17 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_request_is_refused(client: Client, case: str) -> None:
+def test_malformed_request_is_refused_by_its_input(client: Client, case: str) -> None:
     inputs, message = MALFORMED[case]
     with grpc.InferenceServerClient(client.server.grpc) as raw_client:
         with pytest.raises(InferenceServerException, match="(?i)" + message) as refused:
             raw_client.infer(client.unary_name, inputs)
         assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
-        told: list[Any] = []
-        raw_client.start_stream(lambda result, error: told.append(error))
+        errors: list[Any] = []
+        raw_client.start_stream(lambda result, error: errors.append(error))
         raw_client.async_stream_infer(client.name, inputs)
         raw_client.stop_stream()
-    assert len(told) == 1 and message.lower() in str(told[0]).lower()
+    assert len(errors) == 1 and message.lower() in str(errors[0]).lower()
     assert client.generate(**PROMPT).reason == "length"
 
 
@@ -107,7 +107,7 @@ def test_a_malformed_request_is_refused(client: Client, case: str) -> None:
         (PROMPT | {"max_tokens": 0}, 400, "max_tokens 0 cannot"),
     ],
 )
-def test_generate_refuses_too(
+def test_generate_refuses_malformed_json_with_status_400(
     client: Client, inputs: dict[str, Any], status: int, message: str
 ) -> None:
     with pytest.raises(HttpError, match=message) as refused:
@@ -117,13 +117,13 @@ def test_generate_refuses_too(
         list(client.generate_stream(**inputs))
 
 
-def test_the_unary_model_does_not_stream(client: Client) -> None:
+def test_unary_model_refuses_to_stream(client: Client) -> None:
     with pytest.raises(HttpError, match="stream must be false here") as refused:
         client.infer(**PROMPT, stream=True)
     assert refused.value.status == 400
 
 
-def test_refusals_take_no_place_of_the_unary_model(client: Client) -> None:
+def test_refusals_take_no_place_in_the_unary_models_queue(client: Client) -> None:
     """A parameter of a kind that cannot be passed on, more often than there are places."""
     body = {
         "inputs": [
@@ -138,16 +138,16 @@ def test_refusals_take_no_place_of_the_unary_model(client: Client) -> None:
     assert client.infer(**PROMPT).reason == "length"
 
 
-def test_a_code_is_told_to_whom_asks_for_it(client: Client) -> None:
+def test_error_code_is_in_the_message_only_on_request(client: Client) -> None:
     for path in (client.name, client.unary_name):
-        for asked, begins in ((True, True), (False, False)):
-            inputs = {"max_tokens": 2, "error_code_in_message": asked}
+        for with_code, begins in ((True, True), (False, False)):
+            inputs = {"max_tokens": 2, "error_code_in_message": with_code}
             with pytest.raises(HttpError) as refused:
                 client.post(f"{path}/generate", inputs)
             assert ("INVALID_ARG: neither" in refused.value.message) == begins
 
 
-def test_refusals_take_no_slot_and_count_as_no_request(client: Client) -> None:
+def test_refusals_take_no_batch_slot_and_change_no_metric(client: Client) -> None:
     before = client.quiet()
     with pytest.raises(HttpError):
         client.generate(max_tokens=2)

@@ -1,4 +1,4 @@
-"""The model's metrics: their names, and their values after traffic that is known."""
+"""The model's metrics: names, and values after known traffic."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client
 
 
-def test_known_traffic_shows_in_the_counters_and_histograms(client: Client) -> None:
+def test_metrics_count_known_traffic(client: Client) -> None:
     before = client.quiet()
     inputs = {"input_ids": [5] * 300, "ignore_eos": True}
     client.generate(**inputs, max_tokens=10)
@@ -28,13 +28,13 @@ def test_known_traffic_shows_in_the_counters_and_histograms(client: Client) -> N
     assert 0 < gained["time_per_output_token_seconds_sum"] < 3
 
 
-def test_the_cache_is_told_in_bytes(client: Client, build: Path) -> None:
+def test_cache_metrics_are_in_bytes(client: Client, build: Path) -> None:
     cache, metrics = cache_bytes(Manifest.read(build)), client.metrics()
     assert metrics["slots"] == 8
     assert metrics["cache_bytes"] == cache.decode < metrics["full_cache_bytes"] == cache.full
 
 
-def test_running_requests_show_while_they_run(client: Client) -> None:
+def test_running_requests_metric_counts_running_streams(client: Client) -> None:
     client.settled(**IDLE)
     long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
     with client.stream(**long) as one, client.stream(**long) as other:
@@ -44,7 +44,7 @@ def test_running_requests_show_while_they_run(client: Client) -> None:
     client.settled(**IDLE)
 
 
-def test_a_server_without_metrics_serves(repository: Path) -> None:
+def test_server_without_metrics_serves(repository: Path) -> None:
     with Server(repository, flags=["--allow-metrics=false"]) as server:
         assert "Traceback" not in server.log(500)
         assert Client(server, "vault").generate(text_input="The", max_tokens=2).reason == "length"

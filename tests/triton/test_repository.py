@@ -1,4 +1,4 @@
-"""`snapexport triton`: what it writes, what it refuses, and that its README.md tells the truth."""
+"""`snapexport triton`: the repository that it writes, its checks, and commands of its README.md."""
 
 import os
 import re
@@ -26,13 +26,13 @@ Plant = Callable[[Path], None]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def triton_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.setitem(app.COMMANDS, "triton", triton)
     return lambda *arguments: app.main(["triton", *map(str, arguments)])
 
 
 @pytest.fixture
-def written(repository: Path, tmp_path: Path) -> Path:
+def repository_copy(repository: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(repository, tmp_path / "written", symlinks=True))
 
 
@@ -81,9 +81,9 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "a word that Triton does not know": (edit(CONFIG, "backend:", "bakkend:"), "cannot be read"),
     "another backend": (edit(CONFIG, '"python"', '"onnxruntime"'), "backend is 'onnxruntime'"),
     "no config": (remove(CONFIG), "config.pbtxt is missing"),
-    "no code": (remove("vault/1/model.py"), "1/model.py is missing"),
-    "broken code": (edit("vault/1/model.py", "import", "imp ort"), "is no Python"),
-    "other code": (
+    "no model.py": (remove("vault/1/model.py"), "1/model.py is missing"),
+    "model.py that is no Python": (edit("vault/1/model.py", "import", "imp ort"), "is no Python"),
+    "model.py without TritonPythonModel": (
         edit("vault/1/model.py", "as TritonPythonModel", "as Model"),
         "defines no TritonPythonModel",
     ),
@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         "max_batch_size is 0",
     ),
     "a misspelt input": (edit(CONFIG, '"max_tokens"', '"max_token"'), "input 'max_tokens' is miss"),
-    "an input that nobody reads": (
+    "an unknown input": (
         edit(CONFIG, '"max_tokens"', '"best_of"'),
         "input 'best_of' is none that the model knows",
     ),
@@ -108,7 +108,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         "output 'finish_reason' is missing",
     ),
     "not decoupled": (edit(CONFIG, "decoupled: true", ""), "it is not decoupled"),
-    "a parameter that nobody reads": (
+    "an unknown parameter": (
         edit(CONFIG, '"max_pending"', '"max_queue"'),
         "parameter 'max_queue' is unknown",
     ),
@@ -121,7 +121,7 @@ FAULTS: dict[str, tuple[Plant, str]] = {
         edit(CONFIG, "max_batch_size: 1", "max_batch_size: 1\ndynamic_batching { }"),
         "field 'dynamic_batching' is none",
     ),
-    "another file of the code": (
+    "another name of model.py": (
         edit(CONFIG, "max_batch_size: 1", 'max_batch_size: 1\ndefault_model_filename: "m.py"'),
         "field 'default_model_filename' is none",
     ),
@@ -150,40 +150,49 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     ),
     "an instance of another kind": (edit(CONFIG, "KIND_CPU", "KIND_MODEL"), "KIND_MODEL is none"),
     "a unary model on a GPU": (edit(UNARY, "KIND_CPU", "KIND_GPU"), "vault_unary: instance_group"),
-    "a unary model that asks itself": (
+    "a unary model that calls itself": (
         edit(UNARY, 'string_value: "vault"', 'string_value: "vault_unary"'),
         "it asks 'vault_unary', which is no streaming model",
     ),
     "no instances": (without("instance_group"), "instance_group is missing"),
     "no warm-up": (without("model_warmup"), "there is no model_warmup"),
     "no build": (remove("vault/1/build"), "the build cannot be opened"),
-    "nobody to ask": (edit(UNARY, 'string_value: "vault"', 'string_value: "x"'), "it asks 'x'"),
-    "no unary code": (remove("vault_unary/1/model.py"), "vault_unary: 1/model.py is missing"),
+    "a unary model without its streaming model": (
+        edit(UNARY, 'string_value: "vault"', 'string_value: "x"'),
+        "it asks 'x'",
+    ),
+    "no model.py of the unary model": (
+        remove("vault_unary/1/model.py"),
+        "vault_unary: 1/model.py is missing",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_refused(
-    written: Path, fault: str, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_check_refuses_a_planted_fault_of_the_repository(
+    repository_copy: Path,
+    fault: str,
+    triton_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plant, message = FAULTS[fault]
-    assert command("--check", written) == 0
-    plant(written)
-    assert command("--check", written) == 2
-    told = capsys.readouterr().err
-    assert message in told and told.startswith("error: ") and "\n\nhint: " in told
+    assert triton_command("--check", repository_copy) == 0
+    plant(repository_copy)
+    assert triton_command("--check", repository_copy) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and "\n\nhint: " in error
 
 
-def test_the_python_backend_s_own_parameters_are_no_fault(written: Path) -> None:
+def test_check_accepts_parameters_of_tritons_python_backend(repository_copy: Path) -> None:
     for name in ("vault", "vault_unary"):
-        config = config_of(written / name)
+        config = config_of(repository_copy / name)
         config.parameters["EXECUTION_ENV_PATH"].string_value = "/opt/env.tar.gz"
         config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
-        (written / name / "config.pbtxt").write_text(text_format.MessageToString(config))
-    assert list(checks.faults(written)) == []
+        (repository_copy / name / "config.pbtxt").write_text(text_format.MessageToString(config))
+    assert list(checks.faults(repository_copy)) == []
 
 
-def test_a_repository_is_not_written_into_its_build(build: Path, tmp_path: Path) -> None:
+def test_repository_inside_its_build_is_refused(build: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "copy.build"))
     before = sorted(copy.rglob("*"))
     with pytest.raises(UserError, match="inside the build"):
@@ -191,7 +200,7 @@ def test_a_repository_is_not_written_into_its_build(build: Path, tmp_path: Path)
     assert sorted(copy.rglob("*")) == before
 
 
-def test_a_fault_in_what_is_written_leaves_nothing(
+def test_repository_that_fails_its_check_is_not_written(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from snapexport.serving.triton import model_config
@@ -205,33 +214,36 @@ def test_a_fault_in_what_is_written_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_config_is_the_streaming_model_s(written: Path) -> None:
-    config = config_of(written / "vault")
+def test_config_has_the_settings_of_streaming_and_unary_model(repository_copy: Path) -> None:
+    config = config_of(repository_copy / "vault")
     assert config.model_transaction_policy.decoupled and config.max_batch_size == 1
     assert config.instance_group[0].kind == schema.ModelInstanceGroup.KIND_CPU
     assert config.parameters["max_pending"].string_value == "64"
     assert config.parameters["threads"].string_value == "1"
-    unary = config_of(written / "vault_unary")
+    unary = config_of(repository_copy / "vault_unary")
     assert not unary.model_transaction_policy.decoupled
     assert unary.parameters["max_requests"].string_value == "72"
     assert [one.name for one in unary.input] == [one.name for one in config.input]
 
 
-def test_names_flags_and_overwriting(
-    build: Path, tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_triton_command_writes_its_flags_and_overwrites_only_on_request(
+    build: Path,
+    tmp_path: Path,
+    triton_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "new" / "repository"
     flags = ["--name", "llama-8b", "--max-pending", 3, "--token-budget", 300]
-    assert command(build, "--out", out, *flags) == 0
-    told = capsys.readouterr().out
-    assert "llama-8b" in told and f"tritonserver --model-repository={out}" in told
+    assert triton_command(build, "--out", out, *flags) == 0
+    error = capsys.readouterr().out
+    assert "llama-8b" in error and f"tritonserver --model-repository={out}" in error
     parameters = config_of(out / "llama-8b").parameters
     assert {key: one.string_value for key, one in parameters.items()} == {
         "build": "build", "max_pending": "3", "token_budget": "300",
     }  # fmt: skip
     assert (out / "llama-8b/1/build").resolve() == build.resolve()
-    assert command(build, "--out", out) == 2
-    assert command(build, "--out", out, "--overwrite") == 0
+    assert triton_command(build, "--out", out) == 2
+    assert triton_command(build, "--out", out, "--overwrite") == 0
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
         name := build.name.removesuffix(".build"), f"{name}_unary",
     ]  # fmt: skip
@@ -253,27 +265,30 @@ def test_names_flags_and_overwriting(
         (["BUILD", "--check", "OUT"], "--check goes without BUILD"),
     ],
 )
-def test_wrong_arguments_are_refused(
+def test_triton_command_refuses_wrong_arguments(
     build: Path,
     tmp_path: Path,
-    command: Callable[..., int],
+    triton_command: Callable[..., int],
     arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     places = {"BUILD": str(build), "OUT": str(tmp_path / "out")}
-    assert command(*(places.get(one, one) for one in arguments)) == 2
-    told = capsys.readouterr().err
-    assert message in told and "\n\nhint: " in told
+    assert triton_command(*(places.get(one, one) for one in arguments)) == 2
+    error = capsys.readouterr().err
+    assert message in error and "\n\nhint: " in error
     assert not list(tmp_path.iterdir())
 
 
-def test_a_build_is_not_overwritten(
-    build: Path, tmp_path: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_triton_command_never_overwrites_a_build(
+    build: Path,
+    tmp_path: Path,
+    triton_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "copy.build"))
     for out in (copy, tmp_path):
-        assert command(copy, "--out", out, "--overwrite") == 2
+        assert triton_command(copy, "--out", out, "--overwrite") == 2
         assert "--out" in capsys.readouterr().err
     assert Manifest.read(copy) == Manifest.read(build)
 
@@ -291,7 +306,7 @@ def engine(tensorrt: str) -> EngineEntry:
     )
 
 
-def test_a_build_with_engines_is_placed_on_the_gpu(build: Path, tmp_path: Path) -> None:
+def test_repository_of_a_build_with_engines_runs_on_the_gpu(build: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(build, tmp_path / "engines.build"))
     manifest = Manifest.read(copy)
     engines = {"h200": engine("10.13.3")}
@@ -311,7 +326,7 @@ def test_a_build_with_engines_is_placed_on_the_gpu(build: Path, tmp_path: Path) 
         assert Client(server, "engines").generate(text_input="The", max_tokens=2).reason == "length"
 
 
-def test_a_copy_serves_from_wherever_it_is_and_as_its_readme_says(
+def test_copied_repository_serves_after_a_move_as_its_readme_says(
     build: Path, tmp_path: Path
 ) -> None:
     options = RepositoryOptions(build, tmp_path / "repository", name="moved", copy=True)
@@ -338,5 +353,5 @@ def _python() -> list[str]:
     return [sys.executable, "-c"]
 
 
-def test_the_checks_find_nothing_in_a_sound_repository(repository: Path) -> None:
+def test_check_finds_nothing_in_a_sound_repository(repository: Path) -> None:
     assert list(checks.faults(repository)) == []

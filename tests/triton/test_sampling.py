@@ -1,4 +1,4 @@
-"""What a request says about sampling means what SamplingParams means."""
+"""Sampling inputs of a Triton request have the meaning of SamplingParams."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.triton.client import Client
 PROMPT = make_prompt(5, 120).text
 
 
-def test_a_seed_repeats_its_draws(client: Client) -> None:
+def test_seeded_request_repeats_its_tokens(client: Client) -> None:
     inputs = {"text_input": PROMPT, "max_tokens": 40, "temperature": 1.5, "ignore_eos": True}
     first, again, other = (client.generate(**inputs, seed=seed) for seed in (7, 7, 8))
     assert first.token_ids == again.token_ids != other.token_ids
@@ -19,7 +19,7 @@ def test_a_seed_repeats_its_draws(client: Client) -> None:
     assert len(unseeded) == 3
 
 
-def test_a_seed_may_have_64_bits(client: Client, llm: LLM) -> None:
+def test_seed_of_64_bits_gives_the_runtimes_tokens(client: Client, llm: LLM) -> None:
     seed = 2**64 - 1
     params = SamplingParams(max_tokens=20, temperature=0.7, top_p=0.9, seed=seed, ignore_eos=True)
     (expected,) = llm.generate(PROMPT, params)
@@ -38,7 +38,7 @@ def test_stop_words_end_the_text_before_them(client: Client, llm: LLM) -> None:
     assert "".join(reply.text for reply in streamed) == expected
 
 
-def test_the_end_of_sequence_is_ignored_on_request(client: Client) -> None:
+def test_ignore_eos_goes_on_after_the_end_of_sequence(client: Client) -> None:
     inputs = {"text_input": PROMPT, "max_tokens": 40}
     ended = client.generate(**inputs)
     assert ended.reason == "stop" and ended.token_ids[-1] == 1
@@ -48,19 +48,19 @@ def test_the_end_of_sequence_is_ignored_on_request(client: Client) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, 20])
-def test_logprobs_are_those_of_the_runtime(client: Client, llm: LLM, count: int) -> None:
+def test_triton_logprobs_equal_the_runtimes(client: Client, llm: LLM, count: int) -> None:
     inputs = {"max_tokens": 8, "temperature": 0.9, "seed": 3, "logprobs": count}
     (expected,) = llm.generate(PROMPT, SamplingParams(**inputs))
     replies = client.stream_all(text_input=PROMPT, **inputs)
-    told = [one for reply in replies for one in json.loads(reply.outputs["output_logprobs"][0])]
-    assert told == json.loads(
+    logprobs = [one for reply in replies for one in json.loads(reply.outputs["output_logprobs"][0])]
+    assert logprobs == json.loads(
         client.generate(text_input=PROMPT, **inputs).outputs["output_logprobs"][0]
     )
-    assert [one["id"] for one in told] == list(expected.token_ids)
-    for one, of_llm in zip(told, expected.logprobs, strict=True):
+    assert [one["id"] for one in logprobs] == list(expected.token_ids)
+    for one, of_llm in zip(logprobs, expected.logprobs, strict=True):
         assert one["logprob"] == pytest.approx(of_llm.logprob, abs=1e-12)
         top = [(other["id"], other["logprob"]) for other in one["top"]]
         assert top == [pytest.approx(pair, abs=1e-12) for pair in of_llm.top]
         assert len(top) == count
-    text = "".join(one["text"] for one in told).removesuffix("</s>")
+    text = "".join(one["text"] for one in logprobs).removesuffix("</s>")
     assert text == expected.text

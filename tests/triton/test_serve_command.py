@@ -12,7 +12,7 @@ from tests.serving.served_command import *  # noqa: F403
 from tests.serving.served_command import LONG, refused
 
 
-def test_backend_that_dies_ends_the_command(build: Path, tmp_path: Path) -> None:
+def test_backend_that_dies_ends_the_serve_command(build: Path, tmp_path: Path) -> None:
     """Requests of the dead process end with an error. Now and then the server dies with it."""
     with serve(build, tmp_path, "--triton") as serving:
         stream = serving.client().completions.create(**LONG)
@@ -27,7 +27,7 @@ def test_backend_that_dies_ends_the_command(build: Path, tmp_path: Path) -> None
     assert list(tmp_path.glob("snapexport-*")) == []
 
 
-def test_server_that_dies_ends_the_command(build: Path, tmp_path: Path) -> None:
+def test_server_that_dies_ends_the_serve_command(build: Path, tmp_path: Path) -> None:
     with serve(build, tmp_path, "--triton") as serving:
         os.kill(_triton(serving), signal.SIGKILL)
         status, errors = serving.ended()
@@ -37,7 +37,7 @@ def test_server_that_dies_ends_the_command(build: Path, tmp_path: Path) -> None:
     assert list(tmp_path.glob("snapexport-*")) == []
 
 
-def test_signal_before_it_serves_leaves_nothing(build: Path, tmp_path: Path) -> None:
+def test_signal_before_the_server_is_ready_leaves_nothing(build: Path, tmp_path: Path) -> None:
     process = start(build, tmp_path, "--triton")
     while not any(log.stat().st_size for log in tmp_path.glob("snapexport-triton-*/triton.log")):
         assert process.poll() is None
@@ -49,7 +49,7 @@ def test_signal_before_it_serves_leaves_nothing(build: Path, tmp_path: Path) -> 
     assert list(tmp_path.glob("snapexport-*")) == []
 
 
-def test_repository_is_kept_where_it_was_asked_for(build: Path, tmp_path: Path) -> None:
+def test_repository_of_serve_is_kept_at_the_given_path(build: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with serve(build, tmp_path, "--triton", "--repository", str(kept)) as serving:
         assert serving.end()[0] == 0

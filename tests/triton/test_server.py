@@ -1,4 +1,4 @@
-"""The server's process: found, started, told of when it fails, and surely gone."""
+"""The server's process: how it is found, started, reported if it fails, and stopped."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ PREFIX = f"test-{os.getpid()}"
 
 @pytest.fixture(autouse=True)
 def known_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other servers of this machine are not looked at."""
+    """A shared-memory prefix that no other server of this machine has."""
     monkeypatch.setattr(secrets, "token_hex", lambda count: PREFIX)
 
 
@@ -52,25 +52,25 @@ def copied(repository: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(repository, tmp_path / "repository", symlinks=True))
 
 
-def test_nothing_of_it_is_left_behind(repository: Path) -> None:
+def test_stopped_server_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
     with Server(repository) as server:
         assert server.is_running and shared_memory()
     assert not server.is_running and is_gone(server.pid)
     server.stop()
 
 
-def test_it_ends_in_time_though_streams_run(repository: Path) -> None:
+def test_server_with_running_streams_stops_in_time(repository: Path) -> None:
     with ExitStack() as stack, Server(repository) as server:
         client = Client(server, "vault")
-        asked = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
+        inputs = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
         for _ in range(8):
-            stack.enter_context(client.stream(**asked)).next()
+            stack.enter_context(client.stream(**inputs)).next()
         began = time.monotonic()
         server.stop()
         assert time.monotonic() - began < EXIT_SECONDS + 6 and is_gone(server.pid)
 
 
-def test_a_server_that_was_killed_is_told_apart_and_cleaned_up(repository: Path) -> None:
+def test_killed_server_is_noticed_and_cleaned_up(repository: Path) -> None:
     with Server(repository) as server:
         os.kill(server.pid, 9)
         end = time.monotonic() + 10
@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_reason(
     assert not shared_memory()
 
 
-def test_a_server_that_hangs_is_ended(repository: Path, tmp_path: Path) -> None:
+def test_server_that_is_not_ready_in_time_is_ended(repository: Path, tmp_path: Path) -> None:
     broken = copied(repository, tmp_path)
     (broken / "vault/1/model.py").unlink()
     began = time.monotonic()
@@ -102,7 +102,7 @@ def test_a_server_that_hangs_is_ended(repository: Path, tmp_path: Path) -> None:
     assert time.monotonic() - began < 15 and not shared_memory()
 
 
-def test_a_port_in_use_is_an_error(repository: Path) -> None:
+def test_triton_port_in_use_is_an_error(repository: Path) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
@@ -110,21 +110,25 @@ def test_a_port_in_use_is_an_error(repository: Path) -> None:
             Server(repository, ports=Ports(grpc=taken.getsockname()[1]))
 
 
-def test_without_a_server_the_hint_says_where_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hint_for_a_missing_triton_server_names_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="nvidia-pytriton"):
         installation.find()
 
 
-def test_a_server_on_the_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_triton_server_on_the_path_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "/opt/tritonserver/bin/tritonserver")
     found = installation.find()
     assert str(found.binary) == "/opt/tritonserver/bin/tritonserver"
     assert found.backends(tmp_path) is None
 
 
-def test_the_wheel_refuses_a_numpy_that_it_dies_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_wheel_refuses_an_unsupported_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0")
     with pytest.raises(UserError, match=r"cannot use NumPy 2\.1\.0"):

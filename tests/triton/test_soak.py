@@ -1,6 +1,6 @@
-"""64 clients for two minutes, who come, leave and break off as they like.
+"""Soaks the server: 64 clients for two minutes that start, cancel and disconnect at random.
 
-Nobody's stream is another's, no slot is lost, and memory stays flat.
+No streams are crossed, no batch slot is lost, and memory stays flat.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from snapexport import LLM
 from snapexport.serving.triton.server import Server
 from tests.triton.client import IDLE, Client, tensors
 from tests.triton.processes import backend_of, resident_bytes
-from tests.triton.requests import Asked, make
+from tests.triton.requests import RequestCase, make
 
 SECONDS = float(os.environ.get("SNAPEXPORT_SOAK_SECONDS", "120"))
 CLIENTS = 64
@@ -33,33 +33,35 @@ GROWTH = 4 << 20
 
 @dataclass
 class Record:
-    """What the clients saw, and what the processes weighed."""
+    """Outcomes of the clients, and samples of the processes' memory."""
 
     fates: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     memory: list[tuple[float, int, int]] = field(default_factory=list)
 
 
-def test_clients_that_come_and_go_for_two_minutes(server: Server, client: Client, llm: LLM) -> None:
+def test_soak_of_64_clients_crosses_no_stream_and_leaks_no_memory(
+    server: Server, client: Client, llm: LLM
+) -> None:
     before = client.quiet()
-    asked, record = make(llm, 40, max_tokens=120), Record()
-    asyncio.run(soak(server, client, asked, record))
+    cases, record = make(llm, 40, max_tokens=120), Record()
+    asyncio.run(soak(server, client, cases, record))
     print(record.fates, growth(record.memory))
     assert not record.wrong, record.wrong[:3]
     assert min(record.fates[fate] for fate in ("finished", "cancelled", "disconnected")) >= 20
     after = client.quiet()
     assert after["requests_failed_total"] == before["requests_failed_total"]
     assert after["requests_refused_total"] == before["requests_refused_total"]
-    assert_every_slot_works(client, asked)
+    assert_every_slot_works(client, cases)
     for process, grown in growth(record.memory).items():
         assert grown < GROWTH, f"{process} grew by {grown / (1 << 20):.1f} MiB"
 
 
-async def soak(server: Server, client: Client, asked: list[Asked], record: Record) -> None:
+async def soak(server: Server, client: Client, cases: list[RequestCase], record: Record) -> None:
     end = time.monotonic() + SECONDS
     async with grpc.InferenceServerClient(server.grpc) as channel:
         clients = [
-            one_client(random.Random(number), channel, server, asked, record, end)
+            one_client(random.Random(number), channel, server, cases, record, end)
             for number in range(CLIENTS)
         ]
         await asyncio.gather(weigh(server, client, record, end), *clients)
@@ -69,12 +71,12 @@ async def one_client(
     rng: random.Random,
     channel: grpc.InferenceServerClient,
     server: Server,
-    asked: list[Asked],
+    cases: list[RequestCase],
     record: Record,
     end: float,
 ) -> None:
     while time.monotonic() < end:
-        one = rng.choice(asked)
+        one = rng.choice(cases)
         patience = rng.choice([None, None, rng.randrange(0, 100)])
         if rng.random() < 0.6:
             fate, text = await by_grpc(channel, one, patience)
@@ -86,7 +88,7 @@ async def one_client(
 
 
 async def by_grpc(
-    channel: grpc.InferenceServerClient, one: Asked, patience: int | None
+    channel: grpc.InferenceServerClient, one: RequestCase, patience: int | None
 ) -> tuple[str, str]:
     """Stream until the end, or until patience for so many responses is lost."""
 
@@ -108,7 +110,7 @@ async def by_grpc(
     return "finished", text
 
 
-async def by_http(server: Server, one: Asked, patience: int | None) -> tuple[str, str]:
+async def by_http(server: Server, one: RequestCase, patience: int | None) -> tuple[str, str]:
     """Read server-sent events until the end, or close the connection amid them."""
     host, _, port = server.http.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -149,13 +151,13 @@ def growth(memory: list[tuple[float, int, int]]) -> dict[str, float]:
     return dict(zip(("the server", "the backend"), spans, strict=True))
 
 
-def assert_every_slot_works(client: Client, asked: list[Asked]) -> None:
-    """As many requests as there are slots run side by side; and those after them are right."""
+def assert_every_slot_works(client: Client, cases: list[RequestCase]) -> None:
+    """All batch slots run at once, and later answers are right."""
     long = {"text_input": "The vault", "max_tokens": 2200, "ignore_eos": True}
     with ExitStack() as stack:
         for stream in [stack.enter_context(client.stream(**long)) for _ in range(SLOTS)]:
             stream.next()
         client.settled(requests_running=SLOTS, requests_waiting=0, slots_used=SLOTS)
     client.settled(**IDLE)
-    for one in asked[:SLOTS]:
+    for one in cases[:SLOTS]:
         assert client.generate(**one.inputs).text == one.text

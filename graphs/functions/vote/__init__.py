@@ -1,7 +1,8 @@
-"""The vote's options, each a few lines of ONNX text that stand in the body of SnapKVSelect.
+"""The vote's options, each a few lines of ONNX text in the body of SnapKVSelect.
 
-A stage is a file, and reads what the one before it wrote: softmax -> vote -> pool -> group. A new
-option is a new entry of its stage's OPTIONS. No heavy import: the command line reads the names.
+Each file is a stage, and reads the output of the stage before: softmax -> vote -> pool -> group.
+To add an option, add an entry to its stage's OPTIONS. The command line imports this package for the
+names, so it imports nothing heavy.
 """
 
 from snapexport.graphs.functions.vote import group, pool, softmax, vote
@@ -14,4 +15,4 @@ STAGES = {
 }
 
 DEFAULTS = {"softmax": "candidates", "vote": "sum", "pool": "avg", "group": "mean"}
-"""SnapStream's vote, as the design fixes it."""
+"""SnapStream's vote."""

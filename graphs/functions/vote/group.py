@@ -1,17 +1,17 @@
-"""--group: how the query heads of a KV head agree. grouped [1,Hkv,G,T] -> group_vote [1,Hkv,T].
+"""--group: combines the votes of a KV head's G query heads. [1,Hkv,G,T] -> group_vote [1,Hkv,T].
 
-Query-group compression: one set of positions for each KV head, after pooling (kvpress' order).
+Each KV head keeps one set of positions. Grouping comes after pooling, as in kvpress.
 """
 
 OPTIONS = {
     "mean": """
   group_vote = ReduceMean <keepdims = 0> (grouped, window_axis)
 """,
-    # A position that one query head needs is kept, however little the others care.
+    # One query head's high vote keeps a position, whatever the other heads vote.
     "max": """
   group_vote = ReduceMax <keepdims = 0> (grouped, window_axis)
 """,
-    # The same ranking as the mean; KV-Compress and SnapKV sum.
+    # Ranks as the mean does; KV-Compress and SnapKV use the sum.
     "sum": """
   group_vote = ReduceSum <keepdims = 0> (grouped, window_axis)
 """,

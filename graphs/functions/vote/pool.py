@@ -1,16 +1,16 @@
-"""--pool: how a vote spreads over its neighbours. votes [1,H,1,T] -> pooled [1,H,1,T].
+"""--pool: spreads votes over P neighbouring positions. votes [1,H,1,T] -> pooled [1,H,1,T].
 
-Votes are zero outside the eligible positions: pooling over all positions is pooling over those
-with zero padding. ONNX leaves padding out of a mean unless told; the original counts it.
+Votes are zero outside the eligible positions, so pooling over all positions equals pooling over the
+eligible ones with zero padding. count_include_pad = 1 counts the padding in a mean, as SnapKV does.
 """
 
 OPTIONS = {
-    # SnapKV's code, and SnapStream.
+    # As in SnapKV's code and in SnapStream.
     "avg": """
   pooled = AveragePool <kernel_shape: ints = @pool_kernel, auto_pad = "SAME_UPPER",
                         count_include_pad = 1> (votes)
 """,
-    # SnapKV's paper. Votes are never negative, so that padding with zero and without are the same.
+    # As in SnapKV's paper. Zero padding changes nothing, since votes are never negative.
     "max": """
   pooled = MaxPool <kernel_shape: ints = @pool_kernel, auto_pad = "SAME_UPPER"> (votes)
 """,

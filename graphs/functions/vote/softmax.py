@@ -1,20 +1,20 @@
-"""--softmax: among which keys a query's attention is shared out.
+"""--softmax: distributes each query's attention over keys.
 
-scores, float32 [1,H,W,T] -> attention [1,H,W,T]: each query's sums to 1.
+scores float32 [1,H,W,T] -> attention float32 [1,H,W,T], each row summing to 1.
 
-What is not attended to has `lowest` added, not selected by Where: ONNX Runtime's takes ten times as
-long where it broadcasts. Scores have to be finite for that, those of sinks and pads too.
+Masked scores get `lowest` added: a broadcasting Where takes ten times as long in ONNX Runtime.
+This needs finite scores everywhere, also at sinks and padding.
 """
 
 OPTIONS = {
-    # SnapStream, Eq. 3: the eligible positions alone, so that every query casts one whole vote.
+    # SnapStream, Eq. 3: over the eligible positions alone, so that every query casts one full vote.
     "candidates": """
   bias = Where (is_eligible, no_vote, lowest)
   masked = Add (scores, bias)
   attention = Softmax <axis = -1> (masked)
 """,
-    # SnapKV, Listing 1: all keys up to the query itself, so that a query which looks at the sinks
-    # or the ring has less of a vote. Row i of the window stands at L - W + i.
+    # SnapKV, Listing 1: over all keys up to the query itself. A query's attention to sinks and ring
+    # reduces its vote. Row i of the window is at position L - W + i.
     "causal": """
   window_size = Shape <start = 2, end = 3> (query_window)
   rows = Squeeze (window_size)

@@ -1,8 +1,7 @@
-"""The conditions beyond a table of operators. A file for each subject, a generator for each rule.
+"""Rules beyond the table of operators: a file for each subject, a generator for each rule.
 
-A rule takes (node, view, table) and yields a Problem for everything that it finds wrong. The
-restrictions of operators that no language model's graph has (Resize, NonMaxSuppression, loops,
-recurrent layers) are not among them.
+A rule takes (node, view, table) and yields a Problem for each fault. Operators that no language
+model's graph has (Resize, NonMaxSuppression, loops, recurrent layers) have no rules.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,8 +9,8 @@ from collections.abc import Callable, Iterator
 from onnx import NodeProto
 
 from snapexport.graphs.lint.findings import Problem
-from snapexport.graphs.lint.rules import attention, cache, constants, layers, operators, topk
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.rules import attention, cache, layers, operators
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView
 
 Rule = Callable[[NodeProto, GraphView, OperatorTable], Iterator[Problem]]
@@ -28,9 +27,9 @@ NODE_RULES: tuple[Rule, ...] = (
     attention.lengths,
     cache.form,
     cache.place,
-    topk.size,
-    topk.order,
-    constants.known_inputs,
+    layers.topk_size,
+    layers.topk_order,
+    layers.known_inputs,
     layers.pooling,
     layers.scatter,
     layers.constant,

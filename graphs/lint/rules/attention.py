@@ -1,4 +1,4 @@
-"""Attention and TRT_Attention: one output, no cache of its own, masks and causal order."""
+"""Rules of Attention and TRT_Attention: inputs, outputs, attributes, masks and causal order."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from onnx import NodeProto
 
 from snapexport.graphs.lint.findings import Problem
 from snapexport.graphs.lint.rules.operators import STANDARD
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView, attribute, has
 
 _HEADER = "NvInfer.h of TensorRT 11.1, IAttention"
@@ -19,7 +19,7 @@ def _is_attention(node: NodeProto) -> bool:
 
 
 def inputs_and_outputs(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """The cache is TensorScatter's affair, and the valid length the mask's."""
+    """Attention has no cache and no valid length: TensorScatter and the mask replace them."""
     if not _is_attention(node):
         return
     for index, name in _UNSUPPORTED_INPUTS.items():
@@ -27,20 +27,20 @@ def inputs_and_outputs(node: NodeProto, view: GraphView, table: OperatorTable) -
             yield Problem(
                 "attention-input",
                 f"the input {name} is not supported, and may be ignored silently",
-                "write the cache with TensorScatter and hide what is not valid by attn_mask",
+                "write the cache with TensorScatter and hide invalid cache slots by attn_mask",
                 table.source,
             )
     if any(node.output[1:]):
         yield Problem(
             "attention-output",
-            f"there are {len(node.output)} outputs, and TensorRT's Attention has one",
+            f"the node has {len(node.output)} outputs; TensorRT's Attention has one",
             "take the cache from TensorScatter",
             table.source,
         )
 
 
 def attributes(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Soft-capped scores and the like have no form in TensorRT's Attention."""
+    """TensorRT's Attention has no soft cap, and none of the other attributes."""
     for name in _UNSUPPORTED_ATTRIBUTES if _is_attention(node) else ():
         if attribute(node, name):
             yield Problem(
@@ -52,21 +52,22 @@ def attributes(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterat
 
 
 def ranks(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """[B,H,N,D] for all."""
+    """Query, key and value are [B,H,N,D]."""
     if not _is_attention(node):
         return
     shapes = [view.tensor(name).shape for name in node.input[:3]]
     if any(shape is not None and len(shape) != 4 for shape in shapes):
         yield Problem(
             "attention-rank",
-            f"query, key and value are of {[shape and len(shape) for shape in shapes]} dimensions",
+            f"query, key and value have {[shape and len(shape) for shape in shapes]} dimensions, "
+            "and must have 4",
             "reshape them to [batch, heads, length, head size]",
             table.source,
         )
 
 
 def mask(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Bool or the scores' type, and 4-D."""
+    """The mask is bool or has the scores' type, and is 4-D."""
     if not _is_attention(node) or not has(node.input, 3):
         return
     tensor, scores = view.tensor(node.input[3]), view.tensor(node.input[0]).type
@@ -81,13 +82,13 @@ def mask(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
         yield Problem(
             "attention-mask",
             f"the mask is {tensor.type}, neither BOOL nor the queries' {scores}",
-            "cast it",
+            f"cast the mask to BOOL or {scores}",
             f"{_HEADER}::setMask",
         )
 
 
 def causal_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """is_causal counts from the first column, and goes with no mask: the build would fail."""
+    """is_causal counts from the first column, and excludes a mask."""
     if not _is_attention(node) or not attribute(node, "is_causal", 0):
         return
     if has(node.input, 3):
@@ -103,18 +104,18 @@ def causal_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iter
         yield Problem(
             "attention-causal",
             f"is_causal with {rows} rows and {columns} columns: row i would see the first i + 1 "
-            "columns, whatever is in the cache",
+            "columns, wherever the chunk begins",
             "put the causal order into the mask",
             "NvInfer.h of TensorRT 11.1, INetworkDefinition::addAttention",
         )
 
 
 def lengths(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """TRT_Attention's kv_lengths were reported to give wrong tokens without an error."""
+    """TRT_Attention's kv_lengths are reported to give wrong tokens without an error."""
     if node.op_type == "TRT_Attention" and has(node.input, 5):
         yield Problem(
             "attention-lengths",
             "kv_lengths gave wrong tokens silently",
-            "hide what is not valid by the mask",
+            "hide invalid cache slots by the mask",
             "github.com/NVIDIA/TensorRT-Model-Connect, issues 1035 and 1048",
         )

@@ -1,11 +1,11 @@
-"""TensorScatter becomes IKVCacheUpdateLayer, which writes a network input in place."""
+"""Rules of TensorScatter, which becomes IKVCacheUpdateLayer and writes a network input in place."""
 
 from collections.abc import Iterator
 
 from onnx import NodeProto
 
 from snapexport.graphs.lint.findings import Problem
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView, attribute, has
 
 _IMPORTER = "onnx-tensorrt, onnxOpImporters.cpp of TensorRT 11"
@@ -14,7 +14,7 @@ _HEADER = "NvInfer.h of TensorRT 11.1, INetworkDefinition::addKVCacheUpdate"
 
 
 def form(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Linear, 4-D, along the last axis but one, all of one type."""
+    """mode is linear; cache and update are 4-D, of one type; axis is -2."""
     if node.op_type != "TensorScatter":
         return
     mode = attribute(node, "mode", "linear")
@@ -22,7 +22,7 @@ def form(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
         yield Problem(
             "scatter-mode",
             f"mode {mode} is not supported",
-            "compute the slot in the graph and write linearly",
+            "compute the cache slot in the graph and use mode linear",
             _IMPORTER,
         )
     cache, update = (view.tensor(name) for name in node.input[:2])
@@ -51,7 +51,7 @@ def form(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
 
 
 def place(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """From a network input to a network output, which share their memory; of a fixed length."""
+    """The cache is a network input of fixed shape, and the result is a network output."""
     if node.op_type not in _UPDATES:
         return
     if node.input[0] not in view.inputs:

@@ -1,26 +1,40 @@
-"""Restrictions of single operators."""
+"""Rules of single operators."""
 
 from collections.abc import Iterator
 
 from onnx import NodeProto
 
 from snapexport.graphs.lint.findings import Problem
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView, attribute, has
 
 _POOLS = ("AveragePool", "MaxPool", "LpPool")
 _UNSUPPORTED_CONSTANTS = ("sparse_value", "value_string", "value_strings")
+MOST_TOPK = 3840
+
+_REDUCTIONS = (
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare"
+)
+_INITIALIZERS = dict.fromkeys(_REDUCTIONS.split(), (1, "axes")) | {"Dropout": (2, "training_mode")}
+_KNOWN = {
+    "CumSum": (1, "axis"),
+    "OneHot": (1, "depth"),
+    "Squeeze": (1, "axes"),
+    "Unsqueeze": (1, "axes"),
+}
+"""Inputs that may also be computed from shapes and constants."""
 
 
 def pooling(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Over two or three dimensions, undilated."""
+    """Pools have two or three dimensions, without dilation."""
     if node.op_type not in _POOLS:
         return
     kernel = attribute(node, "kernel_shape", [])
     if len(kernel) not in (2, 3):
         yield Problem(
             "pool-rank",
-            f"{node.op_type} pools over {len(kernel)} dimensions, and must over 2 or 3",
+            f"{node.op_type} pools over {len(kernel)} dimensions; TensorRT pools over 2 or 3",
             "unsqueeze: [B, H, N] to [B, H, 1, N] with a kernel of [1, P]",
             table.source,
         )
@@ -29,7 +43,7 @@ def pooling(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[
 
 
 def scatter(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """ScatterND replaces, and nothing else."""
+    """ScatterND has no reduction."""
     if node.op_type == "ScatterND" and attribute(node, "reduction", "none") != "none":
         yield Problem(
             "scatter-reduction",
@@ -40,7 +54,7 @@ def scatter(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[
 
 
 def constant(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Numbers, and all of them."""
+    """Constants are dense numbers: no strings, no sparse tensors."""
     for name in _UNSUPPORTED_CONSTANTS if node.op_type == "Constant" else ():
         if attribute(node, name) is not None:
             yield Problem(
@@ -49,7 +63,7 @@ def constant(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator
 
 
 def rotary_embedding(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """position_ids are INT64, or not there at all."""
+    """position_ids are INT64 or left out."""
     if node.op_type != "RotaryEmbedding" or len(node.input) < 4:
         return
     kind = view.tensor(node.input[3]).type
@@ -63,7 +77,7 @@ def rotary_embedding(node: NodeProto, view: GraphView, table: OperatorTable) -> 
 
 
 def quantization(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Symmetric: a zero point is zero, and known to be."""
+    """A zero point is a constant zero."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or not has(node.input, 2):
         return
     zero_point = view.numbers(node.input[2])
@@ -77,11 +91,58 @@ def quantization(node: NodeProto, view: GraphView, table: OperatorTable) -> Iter
 
 
 def single_output(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Of LayerNormalization and MaxPool the first output alone."""
+    """LayerNormalization and MaxPool have one output."""
     if node.op_type in ("LayerNormalization", "MaxPool") and any(node.output[1:]):
         yield Problem(
             "first-output",
             f"{node.op_type} has {len(node.output)} outputs: only the first is supported",
-            "do without the others",
+            "remove the other outputs",
             table.source,
         )
+
+
+def known_inputs(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """Axes and the like are constants."""
+    if node.op_type in _INITIALIZERS:
+        (index, what), is_known = _INITIALIZERS[node.op_type], view.is_weight
+    elif node.op_type in _KNOWN:
+        (index, what), is_known = _KNOWN[node.op_type], view.is_fixed
+    else:
+        return
+    if has(node.input, index) and not is_known(node.input[index]):
+        yield Problem(
+            "constant-input",
+            f"{what} of {node.op_type} ({node.input[index]}) must be a constant",
+            "make it an initializer",
+            table.source,
+        )
+
+
+def topk_size(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """K is known and at most MOST_TOPK. A larger K fails only when the engine is built."""
+    if node.op_type != "TopK":
+        return
+    k = _topk(node, view)
+    if k is None or k > MOST_TOPK:
+        yield Problem(
+            "topk-size",
+            f"K is {'not a constant' if k is None else k}, and TensorRT gives at most {MOST_TOPK}",
+            "build with --target tensorrt (rounds of smaller ones), lower --K or --eligible, or "
+            "use the plugin",
+            "NvInfer.h of TensorRT 11.1, ITopKLayer::setK",
+        )
+
+
+def _topk(node: NodeProto, view: GraphView) -> int | None:
+    """K as a constant, or the output's size along the axis."""
+    k = view.numbers(node.input[1])
+    if k is not None:
+        return int(k.reshape(-1)[0])
+    shape = view.tensor(node.output[0] or node.output[1]).shape
+    return shape[attribute(node, "axis", -1)] if shape else None
+
+
+def topk_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """TensorRT's layer always sorts: sorted is 1."""
+    if node.op_type == "TopK" and not attribute(node, "sorted", 1):
+        yield Problem("topk-sorted", "sorted is 0", "set it to 1", table.source)

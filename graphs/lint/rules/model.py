@@ -1,11 +1,11 @@
-"""What holds for a whole graph."""
+"""Rules of a whole graph."""
 
 from collections.abc import Iterator
 
 import onnx
 
 from snapexport.graphs.lint.findings import Problem
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView
 
 MOST_BYTES = 2**31 - 1
@@ -13,42 +13,42 @@ _PROTOBUF = "protobuf: a serialized message has less than 2 GiB"
 
 
 def size(nbytes: int) -> Iterator[Problem]:
-    """The file itself; external weights don't count."""
+    """The file is below protobuf's limit of 2 GiB, external weights not counted."""
     if nbytes > MOST_BYTES:
         yield Problem(
             "model-size",
-            f"the graph has {nbytes} bytes with its own weights, and the parser reads 2 GiB",
+            f"the file has {nbytes} bytes; the parser reads at most {MOST_BYTES}",
             "keep the weights in external files",
             _PROTOBUF,
         )
 
 
 def opset(model: onnx.ModelProto, table: OperatorTable) -> Iterator[Problem]:
-    """The parser's range of opsets."""
+    """The opset is in the parser's range."""
     lowest, highest = table.opsets
-    for one in model.opset_import:
-        if one.domain in ("", "ai.onnx") and not lowest <= one.version <= highest:
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and not lowest <= entry.version <= highest:
             yield Problem(
                 "opset",
-                f"opset {one.version} is not between {lowest} and {highest}",
-                "export it anew",
+                f"opset {entry.version} is not between {lowest} and {highest}",
+                "export the graph again with such an opset",
                 table.source,
             )
 
 
 def valid(view: GraphView) -> Iterator[Problem]:
-    """What isn't ONNX can't be checked any further."""
+    """ONNX can infer types and shapes."""
     if view.invalid:
         yield Problem(
             "onnx",
-            f"types and shapes do not follow: {view.invalid}",
-            "make it pass onnx.checker first",
+            f"ONNX cannot infer types and shapes: {view.invalid}",
+            "make the graph pass onnx.checker first",
             "onnx.shape_inference",
         )
 
 
 def fixed_shapes(view: GraphView) -> Iterator[Problem]:
-    """Without optimization profiles every dimension of an input has to be a number."""
+    """Inputs have fixed shapes, since engines have no optimization profiles."""
     for name, tensor in view.inputs.items():
         if tensor.shape is None or not all(tensor.shape):
             yield Problem(

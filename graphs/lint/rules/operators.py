@@ -1,22 +1,22 @@
-"""Which operators there are, and on which types."""
+"""Rules of operators and their types, from the version's table."""
 
 from collections.abc import Iterator
 
 from onnx import NodeProto
 
 from snapexport.graphs.lint.findings import Problem
-from snapexport.graphs.lint.tables.operator_table import OperatorTable
+from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView
 
 STANDARD = ("", "ai.onnx")
 _WORKS_ON = {"Where": 1}
-"""The input that carries the data, where it isn't the first."""
+"""Index of the main input of operators whose first input is not the main one."""
 _MAKES_TYPE = ("Cast", "CastLike", "Constant", "ConstantOfShape")
-"""What is written matters here, not only what is read."""
+"""Operators whose output type is checked too."""
 
 
 def operator(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """An operator that the parser does not know stops it, unless a plugin has its name."""
+    """The table has the operator."""
     if node.op_type in table.own:
         return
     if node.domain not in STANDARD or node.op_type not in table.types:
@@ -30,7 +30,7 @@ def operator(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator
 
 
 def types(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Networks are strongly typed: nothing is cast on the way."""
+    """The operator takes its main input's type. Networks are strongly typed: no implicit cast."""
     taken = table.types.get(node.op_type)
     if taken is None or node.domain not in STANDARD:
         return
@@ -46,16 +46,16 @@ def types(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pr
 
 
 def inferred(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """Where ONNX's own inference stops, the other rules would see nothing wrong."""
+    """ONNX can infer the outputs. The other rules would pass a tensor of unknown type and shape."""
     if node.domain not in STANDARD or node.op_type not in table.types:
         return
     ends = (node.input, node.output)
     inputs, outputs = ([view.tensor(name) for name in names if name] for names in ends)
-    if all(one.is_known for one in inputs) and not all(one.is_known for one in outputs):
+    if all(t.is_known for t in inputs) and not all(t.is_known for t in outputs):
         yield Problem(
             "onnx",
-            f"type and shape of what {node.op_type} writes do not follow from what it reads",
-            "make it pass onnx.checker.check_model(full_check=True) first",
+            f"ONNX cannot infer type and shape of {node.op_type}'s outputs from its inputs",
+            "make the graph pass onnx.checker.check_model(full_check=True) first",
             "onnx.shape_inference",
         )
 

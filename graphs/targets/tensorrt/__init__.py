@@ -1,9 +1,9 @@
-"""The tensorrt target: standard operators alone, in the forms that TensorRT's ONNX parser takes.
+"""The tensorrt target: standard operators, in the forms that TensorRT's ONNX parser takes.
 
-Caches are written by TensorScatter (linear, 4-D, from a network input to a network output), masks
-are explicit, and no TopK asks for more than TensorRT's layer gives. Calls of our functions stay:
-the parser takes the plugin of that name, or the body where no plugin is registered. Which forms
-those are, and from where we know, is written down in `graphs/lint/`.
+TensorScatter writes caches (linear, 4-D, from a network input to a network output), masks are
+explicit, and every TopK is within the limit of TensorRT's layer. Calls of our functions stay: the
+parser takes the plugin of that name if one is registered, otherwise the body. `graphs/lint/` lists
+the accepted forms and their sources.
 """
 
 from snapexport.graphs.targets.tensorrt.decomposable import allow_decomposition

@@ -1,4 +1,4 @@
-"""Attention whose scores are soft-capped (Gemma 2), piece by piece: TensorRT's has no softcap."""
+"""Writes soft-capped attention (Gemma 2) as single operators: TensorRT's has no softcap."""
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -12,8 +12,8 @@ _HIDDEN = -3.0e38
 def capped_attention(graph: gs.Graph, inputs: list[gs.Tensor], softcap: float) -> list[gs.Tensor]:
     """(scaled query [B,H,C,D], key, value [B,Hkv,S,D], bool mask [B,1,C,S]) -> [B,H,C,D].
 
-    A KV head's query heads are folded into its rows for both products. Between them everything is
-    float32, as transformers' softmax is.
+    Both products fold a KV head's query heads into rows. Between them all is float32, as in
+    transformers.
     """
     query, key, value, mask = inputs
     batch, heads, rows, _ = query.shape

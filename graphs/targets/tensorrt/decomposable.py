@@ -1,7 +1,7 @@
-"""Puts TensorRT's own mark on Attention where a build asks for it. No other runtime reads it.
+"""Adds the attribute TRT_decomposable to Attention, for --trt-decomposable.
 
-Attention becomes one fused kernel, or the engine's build fails; with the mark TensorRT may use
-several (IAttention::setDecomposable in NvInfer.h; the parser's attribute is TRT_decomposable).
+Without it TensorRT uses one fused kernel or fails to build the engine; with it TensorRT may use
+several kernels (IAttention::setDecomposable in NvInfer.h). No other runtime knows the attribute.
 """
 
 import onnx
@@ -12,7 +12,7 @@ _ATTRIBUTE = "TRT_decomposable"
 
 
 def allow_decomposition(model: onnx.ModelProto, options: GraphOptions) -> None:
-    """Mark every Attention, if the options say so."""
+    """Mark every Attention of a build with --trt-decomposable."""
     for node in model.graph.node if options.trt_decomposable else ():
         if node.op_type == "Attention":
             node.attribute.append(onnx.helper.make_attribute(_ATTRIBUTE, 1))

@@ -1,4 +1,4 @@
-"""Cache markers to TensorScatter and to attention under an explicit mask."""
+"""Replaces cache markers by TensorScatter and attention under an explicit mask."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from snapexport.graphs.targets.tensorrt.visible_slots import VisibleSlots
 
 @dataclass(frozen=True)
 class MaskedAttention:
-    """Every cache marker of a graph."""
+    """Replaces every cache marker of a graph."""
 
     def apply(self, graph: gs.Graph) -> None:
         masks = VisibleSlots(graph)
@@ -35,7 +35,7 @@ def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
 
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
-    """Every row has its slot: here the causal order of TensorRT is the right one."""
+    """Attention without a past, where TensorRT's is_causal is right: row i is at position i."""
     scores, window = Scores.of(marker), int(marker.attrs["window"])
     qkv, (out,) = cut(graph, marker)
     if window or scores.softcap:
@@ -54,8 +54,8 @@ def _attend(
 ) -> None:
     """(query [B,H,C,D], key, value [B,Hkv,S,D], mask) -> [B,C,H,D].
 
-    The scale goes into the queries: TensorRT multiplies queries and keys by its root, and that
-    would be a pass over the whole cache.
+    The queries are multiplied by the scale. TensorRT's own scaling multiplies queries and keys by
+    its root, which would be a pass over the whole cache.
     """
     query, *others = inputs
     scaled = [_scaled(graph, query, scores.scale), *others]

@@ -1,9 +1,9 @@
-"""SnapKVSelect's body without a TopK that is too large for TensorRT: several rounds of small ones.
+"""Splits a TopK that is too large for TensorRT into several rounds, in SnapKVSelect's body.
 
-TensorRT's layer gives at most 3,840 elements, and says so only when the engine is built. A round
-takes the best of what the rounds before it have left, and marks them as taken: the rounds in a row
-are what one large TopK gives, in its order, ties to the lower position included. The plugin of the
-same name has no such limit; the rounds are for an engine without it.
+TensorRT's layer gives at most 3,840 elements; a larger K fails only when the engine is built. Each
+round takes the best of the remaining elements and marks them as taken. The concatenated rounds
+equal one large TopK, in order and with ties to the lower position. The plugin SnapKVSelect has no
+such limit and does not use the rounds.
 """
 
 from math import ceil
@@ -22,9 +22,9 @@ _PER_ROUND = "K_per_round"
 
 
 def split_topk(model: onnx.ModelProto, options: GraphOptions) -> None:
-    """Change the body of SnapKVSelect where a call of the model asks for more than MOST.
+    """Change the body of SnapKVSelect if a call has K > MOST.
 
-    The calls get an attribute K_per_round (ints, [n]), which a plugin may ignore.
+    The calls get an attribute K_per_round (ints, [n]), which the plugin ignores.
     """
     calls = [n for n in model.graph.node if (n.domain, n.op_type) == (DOMAIN, _SELECT)]
     rounds = max((ceil(_topk(call) / MOST) for call in calls), default=1)
@@ -51,7 +51,7 @@ def _split(function: onnx.FunctionProto, rounds: int) -> None:
 
 
 def _rounds(topk: onnx.NodeProto, rounds: int) -> list[onnx.NodeProto]:
-    """What stands in place of a TopK along the last axis: as many outputs, of the same names."""
+    """The nodes that replace a TopK along the last axis; their outputs have its outputs' names."""
     (left, k), outputs = topk.input, topk.output
     stem, largest = outputs[0], _is_largest(topk)
     nodes = _loser(stem, left, largest)
@@ -64,7 +64,7 @@ def _rounds(topk: onnx.NodeProto, rounds: int) -> list[onnx.NodeProto]:
             nodes.extend(_without(left, best[1], stem, number))
             left = f"{stem}_left_{number}"
     for output, names in zip(outputs, zip(*taken, strict=True), strict=True):
-        # All rounds are of one size: the last may have taken more than there is to take.
+        # All rounds have one size, so the last may have taken more than K needs.
         nodes.append(make_node("Concat", names, [f"{output}_all"], axis=-1))
         sliced = [f"{output}_all", "round_first", k, "round_axis"]
         nodes.append(make_node("Slice", sliced, [output]))
@@ -76,7 +76,7 @@ def _is_largest(topk: onnx.NodeProto) -> int:
 
 
 def _loser(stem: str, values: str, largest: int) -> list[onnx.NodeProto]:
-    """{stem}_loser: a number that comes after all the values, which are votes or positions."""
+    """Nodes that compute {stem}_loser, a number that sorts after all the values."""
     extreme, step = ("ReduceMin", "Sub") if largest else ("ReduceMax", "Add")
     return [
         make_node("Constant", [], [f"{stem}_1"], value_int=1),
@@ -87,7 +87,7 @@ def _loser(stem: str, values: str, largest: int) -> list[onnx.NodeProto]:
 
 
 def _without(left: str, places: str, stem: str, number: int) -> list[onnx.NodeProto]:
-    """The values with those at `places` marked as taken: {stem}_left_{number}."""
+    """Nodes that compute {stem}_left_{number}: the values, those at `places` marked as taken."""
     shape, losers = f"{stem}_shape_{number}", f"{stem}_losers_{number}"
     return [
         make_node("Shape", [places], [shape]),
@@ -97,7 +97,7 @@ def _without(left: str, places: str, stem: str, number: int) -> list[onnx.NodePr
 
 
 def _constants() -> list[onnx.NodeProto]:
-    """round_size, from the call's attribute, and what the slices need."""
+    """round_size, from the call's attribute, and the constants of the slices."""
     size = make_node("Constant", [], ["round_size"])
     reference = onnx.AttributeProto(
         name="value_ints", ref_attr_name=_PER_ROUND, type=onnx.AttributeProto.INTS

@@ -1,7 +1,7 @@
-"""Which slots of a cache each row of a chunk attends to, as masks.
+"""Makes masks of the cache slots that each row of a chunk attends to.
 
-TensorRT's Attention takes no valid length, and its causal order counts from the first slot: right
-for a whole prompt, wrong for a chunk that has a past and for every decode step.
+TensorRT's Attention takes no valid length, and its is_causal counts from the first cache slot. That
+is right for a whole prompt, and wrong for a chunk with a past and for every decode step.
 """
 
 import onnx_graphsurgeon as gs
@@ -11,7 +11,7 @@ from snapexport.graphs.targets.window_masks import WindowMasks, computed_range, 
 
 
 class VisibleSlots:
-    """The masks of one graph; layers share theirs, for it is as large as a head's scores."""
+    """The masks of one graph. Layers share a mask, since it is as large as a head's scores."""
 
     def __init__(self, graph: gs.Graph) -> None:
         self._graph = graph
@@ -19,10 +19,10 @@ class VisibleSlots:
         self._masks: dict[tuple[str | None, int, int, int], gs.Tensor] = {}
 
     def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
-        """Bool [B,1,rows,slots], true where attended to. The rows are the last of the valid slots.
+        """Bool [B,1,rows,slots], true where attended to. The rows are the last valid cache slots.
 
-        valid: int64 [B], the slots in use; None: all of them. window: 0, or how many slots each
-        row sees, its own included.
+        valid: int64 [B], the number of valid cache slots; None: all. window: the number of cache
+        slots that each row sees, its own included; 0: no window.
         """
         key = (None if valid is None else valid.name, rows, slots, window)
         if key not in self._masks:

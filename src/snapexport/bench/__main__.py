@@ -1,9 +1,9 @@
 """Runs experiments by name: `python -m snapexport.bench context overhead`.
 
-Each writes NAME.json and NAME.png to --out, prints its tables and, as a last line, its JSON. `all`
-is every experiment of docs/performance.md; `tables` alone writes the tables of results that are
-there. Builds are kept below --work, made where missing, and made again by other code; checkpoints
-and the peers' own files are kept there by their names alone.
+Each writes NAME.json and NAME.png to --out, and prints its tables and, as a last line, its JSON.
+`all` runs every experiment of docs/performance.md; `tables` alone shows existing results. Builds
+are kept below --work, and made again when the code changes; checkpoints and the peers' files are
+kept there by name.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for; 2 where it was asked wrongly, 130 where it was cut."""
+    """Run the named experiments. Returns 2 for wrong arguments, 130 if interrupted."""
     arguments = parser().parse_args(argv)
     try:
         status = measure(arguments)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Each experiment, its results written however it ends."""
+    """Run each experiment; its results are written even if it fails."""
     setup, names = _setup(arguments), _names(arguments)
     options = {name: _options(arguments, name) for name in names}
     status = 0
@@ -100,7 +100,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 def _ran(arguments: argparse.Namespace, setup: Setup, results: Results) -> bool:
-    """Measure, show and keep; False where it was cut."""
+    """Measure, show and keep. Returns False if interrupted."""
     name, out = results.experiment, _out(arguments)
     if arguments.resume:
         results.resume()
@@ -121,7 +121,7 @@ def _ran(arguments: argparse.Namespace, setup: Setup, results: Results) -> bool:
 
 
 def _prepare(setup: Setup, name: str, options: Any) -> None:
-    """Checkpoint and builds, as on a machine with a GPU or for one."""
+    """Make checkpoint and builds, for this machine or for one with a GPU."""
     made = getattr(EXPERIMENTS[name], "builds", None)
     setup.builds(options.checkpoint)
     if made is not None:
@@ -158,7 +158,7 @@ def _setup(arguments: argparse.Namespace) -> Setup:
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
-    """The experiments that are asked for, in their order. Raises UserError."""
+    """The named experiments, in order. Raises UserError."""
     asked = set(arguments.names) - {"tables"}
     if "all" in asked:
         everything = PAGE if arguments.device == "cpu" else EXPERIMENTS
@@ -174,7 +174,7 @@ def _runs_on(module: ModuleType, device: str) -> bool:
 
 
 def _options(arguments: argparse.Namespace, name: str) -> Any:
-    """The experiment's own, changed by --rounds, --cache-budget and --set. Raises UserError."""
+    """The experiment's options, with --rounds, --cache-budget and --set. Raises UserError."""
     module = EXPERIMENTS[name]
     options = module.CUDA if arguments.device == "cuda" else module.DEFAULT
     options = module.QUICK if _is_quick(arguments) else options
@@ -203,7 +203,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _command(arguments: argparse.Namespace, name: str) -> str:
-    """Without what names a place on this machine."""
+    """The command line without paths of this machine."""
     parts = ["python -m snapexport.bench", name]
     parts += ["--device cuda"] if arguments.device == "cuda" else []
     parts += [
@@ -215,7 +215,7 @@ def _command(arguments: argparse.Namespace, name: str) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    """Tables of all results that are there, to standard output or into a page."""
+    """Write the tables of all existing results to standard output or into a page."""
     out = _out(arguments)
     if arguments.write:
         print(*page.write(arguments.write, out))
@@ -250,7 +250,7 @@ def _work(arguments: argparse.Namespace) -> Path:
 
 
 def _out(arguments: argparse.Namespace) -> Path:
-    """Quick results are none: they don't go where the others are."""
+    """The directory of results; --quick has its own, since its numbers mean nothing."""
     is_page = arguments.device == "cpu" and not _is_quick(arguments)
     default = RESULTS if is_page else _work(arguments) / "results" / arguments.device
     return arguments.out or default

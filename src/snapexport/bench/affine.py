@@ -1,7 +1,7 @@
-"""Prefill's time from some of its chunks: a chunk's time grows by the positions before it.
+"""Computes prefill's time from the times of some of its chunks.
 
-All tokens of a chunk attend to what lies before it, so its time is a + b * past_length; that of a
-prompt is the sum over its chunks.
+A chunk's tokens attend to all tokens before it, so a chunk takes a + b * past_length seconds, and a
+prompt takes the sum over its chunks.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ class Affine:
 
     @classmethod
     def through(cls, past_lengths: Sequence[int], seconds: Sequence[float]) -> "Affine":
-        """The line with the least squared relative errors: short chunks count as long ones do."""
+        """The line with the least squared relative errors, so that all chunks count alike."""
         weights = 1 / np.asarray(seconds)
         slope, start = np.polyfit(past_lengths, seconds, 1, w=weights)
         return cls(float(start), float(slope))
 
     def at(self, past_length: int) -> float:
-        """Of the chunk there."""
+        """Seconds of the chunk at `past_length`."""
         return self.start + self.slope * past_length
 
     def prompt(self, length: int, chunk: int) -> float:
-        """All chunks of a prompt that is a multiple of them."""
+        """Seconds of all chunks of a prompt whose length is a multiple of the chunk."""
         assert length % chunk == 0, (length, chunk)
         return sum(self.at(past) for past in range(0, length, chunk))

@@ -1,6 +1,6 @@
-"""Builds of one checkpoint for any cache and number of batch slots, each made once.
+"""Makes builds of one checkpoint for any cache and number of batch slots, each only once.
 
-A build of each number of slots is traced; all its caches are surgery on that trace.
+Each number of batch slots is traced once; surgery on that trace makes the builds of all caches.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ PLAIN = GraphOptions()
 IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
 
 _MAKERS = ("contract", "exporter", "graphs", "builder")
-"""The packages that a build comes from."""
+"""The packages whose code makes a build."""
 
 
 @cache
 def code_digest() -> str:
-    """Eight digits of the sources of all of them."""
+    """Eight digits of the digest of those packages' sources."""
     package = Path(snapexport.__file__).parent
     files = (file for maker in _MAKERS for file in sorted((package / maker).rglob("*.py")))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
@@ -50,7 +50,7 @@ class Builds:
     def get(
         self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
     ) -> Build:
-        """With exactly `batch` slots. kv_budget: of SnapStream; None for the full cache."""
+        """The build with `batch` batch slots. kv_budget: of SnapStream; None: the full cache."""
         held = f"{form.cache_dtype}.{form.decode_attention}"
         cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
         out = self._path(batch, f"L{L_max}.{cache}")
@@ -69,14 +69,14 @@ class Builds:
         return self._opened(out)
 
     def traced(self, batch: int = 1) -> Build:
-        """What the others of so many slots are made from."""
+        """The traced build that all others of `batch` batch slots are derived from."""
         out = self._path(batch, "traced")
         if not out.is_dir():
             self._trace(out, batch)
         return self._opened(out)
 
     def seconds(self) -> float:
-        """What building takes, with the full cache's graphs too; nothing of it is kept."""
+        """Seconds of a build with --baseline, which is deleted."""
         with scratch(self._path(1, "traced")) as directory:
             started = time.perf_counter()
             self._trace(directory / "build", 1)
@@ -84,14 +84,14 @@ class Builds:
 
     @property
     def _links(self) -> bool:
-        """All builds share the checkpoint's file, unless its weights are converted."""
+        """Whether builds hard-link the checkpoint's weights: not if they are converted."""
         return self.weights is None
 
     def _trace(self, out: Path, batch: int) -> None:
         run_build(replace(self._options(out, batch, 4 * self.chunk, self.chunk), baseline=True))
 
     def _opened(self, directory: Path) -> Build:
-        """A build that came from another machine without its weights gets them here."""
+        """Open a build, and add weights to one copied from another machine without them."""
         for weights in Manifest.read(directory).weights:
             place = directory / weights.file
             if not place.exists():
@@ -100,7 +100,7 @@ class Builds:
         return Build.open(directory)
 
     def _path(self, batch: int, what: str) -> Path:
-        """Builds that other code has made are not found."""
+        """The path of a build, which depends on the digest of the code."""
         made_by = self.directory / code_digest()
         weights, top = self.weights or self.dtype, f"top{self.top_tokens}"
         parts = self.model.name, weights, self.target, top, f"{batch}slots", what

@@ -1,12 +1,11 @@
-"""Writes checkpoints of random weights on the spot, in pieces, without torch.
+"""Writes checkpoints of random weights, in pieces, without torch.
 
-Speed depends on shapes alone. The numbers are one block of normal ones, over and over, each tensor
-from another place in it: 16 GB of fresh ones would take minutes. A sparse checkpoint has no numbers
-at all: its weights are a hole in a file, for measuring exports that do not fit on the machine.
+Speed depends on shapes alone. The weights repeat one block of normal random numbers, each tensor
+from another offset, since 16 GB of fresh numbers would take minutes. The weights of a sparse
+checkpoint are a hole in a file, for measuring exports that do not fit on the machine.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from snapexport.builder.staging import staged
 from snapexport.contract import safetensors
 from snapexport.contract.targets import DType
 
 _CONFIG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _BLOCK = (1 << 24) + 1
-"""Numbers of the block: odd, so that no two rows of a matrix are alike."""
+"""Numbers in the block: odd, so that no two rows of a matrix are equal."""
 _PART = 1 << 24
 
 Shape = tuple[int, ...]
@@ -73,20 +73,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, dtype: DType, directory: Path) -> Path:
-    """The checkpoint's directory; made where it is missing."""
+    """The checkpoint's directory; made if missing."""
     out = directory / (name if dtype == "fp32" else f"{name}.{dtype}")
-    if not (out / "model.safetensors").is_file():
-        unfinished = directory / f"{out.name}.partial"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        write(unfinished, SHAPES[name], dtype)
-        shutil.rmtree(out, ignore_errors=True)
-        unfinished.rename(out)
+    if not out.is_dir():
+        with staged(out, overwrite=False) as unfinished:
+            write(unfinished, SHAPES[name], dtype)
     return out
 
 
 def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool = False) -> int:
-    """config.json, a tokenizer and model.safetensors; the bytes of the weights."""
-    directory.mkdir(parents=True)
+    """Write config.json, a tokenizer and model.safetensors. Returns the bytes of the weights."""
+    directory.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
     config |= {"dtype": _CONFIG_DTYPES[dtype], "bos_token_id": 1, "eos_token_id": 2} | shape
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -106,7 +103,7 @@ def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool 
 
 
 def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes as transformers' LlamaForCausalLM has them."""
+    """Names and shapes of the tensors of transformers' LlamaForCausalLM."""
     hidden, inner, vocab = (shape[f"{name}_size"] for name in ("hidden", "intermediate", "vocab"))
     wide, narrow = (
         shape[f"num_{kind}_heads"] * shape["head_dim"] for kind in ("attention", "key_value")
@@ -132,7 +129,7 @@ def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
 
 
 def _write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A word for each token: nobody reads them, but some programs want a file."""
+    """Write a tokenizer with a word for each token, for programs that need the file."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -144,7 +141,7 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def _numbers(shape: dict[str, Any], dtype: DType) -> Iterator[NDArray[Any]]:
-    """All tensors' numbers: ones for norms, else a walk through the block."""
+    """The weights of all tensors: ones for norms, else numbers of the block."""
     rng = np.random.default_rng(0)
     scale = shape["hidden_size"] ** -0.5
     block = _typed(rng.standard_normal(_BLOCK, np.float32) * np.float32(scale), dtype)

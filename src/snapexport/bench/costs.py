@@ -1,7 +1,7 @@
-"""Counts the work that a build's prefill, compress step and decode step can't avoid.
+"""Counts the least work of a build's prefill, compress step and decode step.
 
-Counted from the manifest and the weights' headers. Padding, recomputed overlaps, masks and anything
-written and read again on the way are not counted: the ratio to the roofline shows them.
+Counts from the manifest and the weights' headers. Padding, recomputed overlaps, masks and
+intermediate results are not counted; they show in the ratio to the roofline.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from snapexport.contract.tensors import OF_DTYPE
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """One layer. key, value: bytes of a position, all KV heads, as prefill has them; slot: of both
-    as decode's cache holds them; fixed: beside them, of a request. pair: operations of a query
-    token and an attended position, all heads (query times key, weight times value). window: 0 for
-    none.
+    """Costs of one layer, for all its heads.
+
+    key, value: bytes of a position in prefill. slot: bytes of key and value of a cache slot in
+    decode. fixed: further bytes of a request's cache (scales). pair: operations for a query token
+    and an attended position: query . key, and weight * value. window: 0: none.
     """
 
     geometry: LayerGeometry
@@ -38,19 +39,19 @@ class LayerCosts:
         return self.key + self.value
 
     def attended(self, position: int, prompt_length: int) -> int:
-        """Slots that a decoded token attends to."""
+        """Cache slots that a decoded token attends to."""
         valid = self.geometry.valid(position, prompt_length)
         return min(valid, self.window) if self.window else valid
 
     def pairs(self, length: int) -> int:
-        """Of a prompt: each token with those before it, in its window, and itself."""
+        """(query, attended position) pairs of a prompt, within the window."""
         whole = min(length, self.window) if self.window else length
         return whole * (whole + 1) // 2 + (length - whole) * whole
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one cache: the build's own, or the full one of its baseline."""
+    """Costs with one cache: the build's own, or the baseline's full cache."""
 
     weights: Weights
     layers: tuple[LayerCosts, ...]
@@ -67,7 +68,7 @@ class Costs:
         return cls(Weights.of(build), layers, geometry.L_obs)
 
     def prefill(self, length: int) -> Work:
-        """Weights once and the prompt's keys and values written; logits of the last token alone."""
+        """Read the weights once, write the prompt's keys and values; logits of the last token."""
         tokens = length * (self.weights.elements - self.weights.output) + self.weights.output
         return Work(
             self.weights.nbytes + sum(layer.position * length for layer in self.layers),
@@ -75,7 +76,7 @@ class Costs:
         )
 
     def decode(self, position: int, prompt_length: int, active: int) -> Work:
-        """One token of each active request: weights once, their valid slots, a slot written."""
+        """One token of each active request: read weights and valid slots, write a cache slot."""
         attended = [layer.attended(position, prompt_length) for layer in self.layers]
         pairs = list(zip(self.layers, attended, strict=True))
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
@@ -86,7 +87,7 @@ class Costs:
         )
 
     def compress(self, length: int) -> Work:
-        """The eligible positions' keys read for the vote; what stays read once and written once."""
+        """Read the eligible positions' keys for the vote; read and write the compressed cache."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
             (layer.position + layer.slot) * layer.geometry.valid(length - 1, length) + layer.fixed
@@ -112,12 +113,12 @@ def _layer(manifest: Manifest, geometry: LayerGeometry, index: int, full_cache: 
 
 
 def _scales(specs: dict[str, TensorSpec], index: int) -> list[TensorSpec]:
-    """Of a layer's key and value, [B,Hkv,1,D], where they are held in 8 bits."""
+    """A layer's scales of key and value, [B,Hkv,1,D]; none unless the cache is int8."""
     scales = (names.past_key_scale(index), names.past_value_scale(index))
     return [specs[name] for name in scales if name in specs]
 
 
 def _position_bytes(spec: TensorSpec, dtype: str) -> int:
-    """Of [B,Hkv,S,D], one request and position."""
+    """Bytes of one request and position of a cache [B,Hkv,S,D]."""
     _, heads, _, dim = spec.shape
     return heads * dim * ITEM_BYTES[dtype]

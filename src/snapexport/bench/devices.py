@@ -1,6 +1,6 @@
-"""The devices that experiments run on: how a build is opened there, and what is probed.
+"""Opens builds and probes rates on the devices that experiments run on.
 
-A dry run is all of `--device cuda` on the CPU at tiny sizes: it says nothing of a GPU.
+A dry run does `--device cuda` on the CPU at tiny sizes; its numbers mean nothing for a GPU.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _QUICK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Device:
-    """quick: tiny probes. dry: a GPU's experiments on the CPU."""
+    """A device. quick: tiny probes. dry: a GPU's experiments on the CPU."""
 
     name: Name = "cpu"
     threads: int = 2
@@ -31,7 +31,7 @@ class Device:
 
     @property
     def holds_all(self) -> bool:
-        """Whether all that is compared is loaded at once; a GPU's memory holds one build."""
+        """Whether all systems are loaded at the same time; a GPU holds one build at a time."""
         return self.name == "cpu"
 
     def described(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Device:
         return open_executor(build, backend="onnxruntime", threads=self.threads, **options)
 
     def probes(self) -> list[Probe]:
-        """Of this device's rates."""
+        """The probes of this device's rates."""
         if self.name == "cuda":
             return [self._copies()]
         if self.quick:

@@ -1,8 +1,8 @@
-"""Executors behind prompts that nobody prefilled: on the CPU their caches hold random numbers.
+"""Executors after long prompts, without prefilling them: on the CPU caches hold random numbers.
 
-Prefilling 131,072 tokens takes an hour on 2 cores, and the cost of a step does not depend on the
-numbers that it reads. It does depend on their being there: memory of zeros that was never written
-is one page of the system, mapped everywhere. A GPU prefills one prompt, and copies it to all slots.
+Prefilling 131,072 tokens takes an hour on 2 cores, and a step's time does not depend on the numbers
+it reads. The memory must have been written, since unwritten pages all map one page of zeros. A GPU
+prefills one prompt, and copies it to all batch slots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ NOTE = (
 
 
 def fill(arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Every cache input among a graph's arrays."""
+    """Fill every cache input with random numbers."""
     normal = np.random.default_rng(0).standard_normal(_BLOCK, np.float32)
     for name, cache in arrays.items():
         if names.is_past(name):
@@ -51,7 +51,7 @@ def fill_prompt(executor: Executor) -> None:
 
 
 class FilledSystem:
-    """A system whose prefill costs nothing. prompt: the length that a GPU prefills in its place."""
+    """A system without prefill. prompt: the length of the prompt that a GPU prefills."""
 
     def __init__(self, build: Build, executor: Executor, prompt: int | None = None) -> None:
         self.build, self.executor = build, executor

@@ -1,4 +1,4 @@
-"""Describes the machine and the versions: a measurement without them can't be compared."""
+"""Describes the machine and the versions, which results need to be comparable."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -64,7 +64,7 @@ def gpu() -> dict[str, Any]:
 
 
 def _cuda_version(status: Any, number: int) -> str | None:
-    """13040 is 13.4; None where CUDA does not say."""
+    """CUDA's number as a version: 13040 is 13.4; None if unknown."""
     return None if int(status) else f"{number // 1000}.{number % 1000 // 10}"
 
 

@@ -1,4 +1,4 @@
-"""Measures the memory of a system in a process of its own: others would be counted too."""
+"""Measures the memory of a system, in its own process so that nothing else is counted."""
 
 import multiprocessing
 import signal
@@ -20,10 +20,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. Resident: with the pages of mapped weight files; anonymous: of the process alone.
-
-    empty: before loading, the interpreter and its libraries. peak: the most up to the end of the
-    longest prompts and some steps; anonymous: at that end.
+    """Bytes. empty: the interpreter and its libraries, before loading. peak: the largest resident
+    memory, with mapped weight files, during the longest prompts and some steps. anonymous: the
+    process' own pages after them.
     """
 
     empty: int
@@ -39,7 +38,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """Fill so many batch slots with random prompts of that length, then decode some steps."""
+    """An action: fill batch slots with random prompts, then decode some steps."""
 
     slots: int
     prompt: int
@@ -48,12 +47,12 @@ class Filling:
 
 
 def measure(spec: SystemSpec, filling: Filling) -> Memory:
-    """Load it in a fresh interpreter, fill the slots, decode."""
+    """Load a system in a fresh interpreter, fill its batch slots, and decode."""
     return apart(f"measuring the memory of {spec.name}", partial(_used, spec.load, filling))
 
 
 def apart(what: str, action: Callable[[], T]) -> T:
-    """Do something picklable in a fresh interpreter, and return what it gave. Raises UserError."""
+    """Run a picklable action in a fresh interpreter. Returns its result. Raises UserError."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_tell, args=(theirs, action), daemon=True)
@@ -78,7 +77,7 @@ def apart(what: str, action: Callable[[], T]) -> T:
 
 
 def _tell(pipe: Connection, action: Callable[[], object]) -> None:
-    """A UserError's message and hint or None, and what the action gave."""
+    """Send (a UserError's message and hint, or None; the action's result)."""
     try:
         pipe.send((None, action()))
     except UserError as error:
@@ -117,9 +116,9 @@ def status() -> dict[str, int]:
 
 
 def share() -> tuple[int, int]:
-    """Bytes of this process' own pages, and its share (PSS) of the pages of files that it maps.
+    """Bytes of this process' own pages, and its share (PSS) of mapped files.
 
-    What two sessions map of one weight file is counted once, where RSS would count it twice.
+    PSS counts a weight file that two sessions map once; RSS would count it twice.
     """
     rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     kilobytes = {row[0].rstrip(":"): int(row[1]) for row in rows}

@@ -1,4 +1,4 @@
-"""A decode graph that gives its caches in other buffers than it takes them from."""
+"""Runs a decode graph whose output caches have other buffers than its input caches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def load(build: Path, graph: Path, threads: int) -> "NaiveDecode":
 
 
 class NaiveDecode:
-    """The naive graph of a build, its caches in one set of buffers and out in another, in turn.
+    """The naive graph of a build, with two sets of cache buffers that swap roles in each step.
 
     inputs: those of the first step.
     """
@@ -32,7 +32,7 @@ class NaiveDecode:
         read = {name: array for name, array in self.inputs.items() if names.is_past(name)}
         written = {name: np.zeros_like(array) for name, array in read.items()}
         session = open_session(graph, threads)
-        # What goes out comes in next: the second binding has the caches the other way round.
+        # Outputs are the next inputs, so the second binding has the buffers swapped.
         self._bound = [
             Bound(session, self.inputs | read, self._outputs | _named(self._outputs, written)),
             Bound(session, self.inputs | written, self._outputs | _named(self._outputs, read)),
@@ -66,6 +66,6 @@ class NaiveDecode:
 
 
 def _named(outputs: Arrays, caches: Arrays) -> Arrays:
-    """The caches by the names of the outputs that are them, of which a cache may have several."""
+    """{output name: cache}; a cache may be several outputs."""
     pasts = {name: names.past_of(name) for name in outputs}
     return {name: caches[past] for name, past in pasts.items() if past in caches}

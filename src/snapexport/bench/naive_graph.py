@@ -1,4 +1,4 @@
-"""SnapStream's decode step done naively: a new cache each step in place of one written row.
+"""Makes SnapStream's naive decode graph: each step copies the cache instead of writing one row.
 
 The paper's Listing 2: sinks, the ring without its oldest row, the new row and the top-k rows are
 concatenated. The ring must be full, and its oldest row must lie in its first slot.
@@ -33,7 +33,7 @@ def write(build: Build) -> Path:
 
 
 def naive(model: onnx.ModelProto, geometry: CacheGeometry) -> int:
-    """Rewrite a finished decode graph; how many caches are made anew, of 2 a layer."""
+    """Rewrite a finished decode graph. Returns the number of copied caches, 2 a layer at most."""
     layers = _layers(geometry)
     nodes, rewritten = list[onnx.NodeProto](), 0
     for node in model.graph.node:

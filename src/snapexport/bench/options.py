@@ -10,7 +10,7 @@ from snapexport.contract.errors import UserError
 class BenchOptions:
     """Every choice of `snapexport bench` without a server. None: chosen from the build.
 
-    contexts: tokens of the prompts. batches: slots that decode at a time. decode_steps: timed in a
+    contexts: tokens of the prompts. batches: active batch slots. decode_steps: timed steps in a
     row, in each of `repeat` rounds.
     """
 
@@ -33,7 +33,7 @@ class BenchOptions:
 
 
 def require_numbers(name: str, given: Sequence[int] | None) -> None:
-    """Refuse an empty list, a number below 1, and the same number twice. None is fine."""
+    """Raise UserError for an empty list, a number below 1 or a repeated number. None passes."""
     if given is None:
         return
     if not given:
@@ -45,7 +45,7 @@ def require_numbers(name: str, given: Sequence[int] | None) -> None:
 
 
 def require_at_least(name: str, number: int, least: int) -> None:
-    """Refuse a number that is too small."""
+    """Raise UserError for a number below `least`."""
     if number < least:
         raise UserError(f"{_flag(name)} {number} is below {least}", f"use {least} or more")
 

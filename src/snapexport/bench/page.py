@@ -1,4 +1,4 @@
-"""Writes the tables of results files into a page: no number is typed by hand."""
+"""Writes the tables of results files into a page of the documentation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from snapexport.bench import tables
 from snapexport.bench.experiments import EXPERIMENTS
 from snapexport.bench.results import read
 from snapexport.bench.turns import RATES, Row
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
 
 
@@ -19,7 +20,7 @@ def block(report: Row) -> str:
 
 
 def write(page: Path, directory: Path) -> list[str]:
-    """Put each block between its marks in the page; the names of those whose results are there."""
+    """Put each block between its marks in the page. Returns the names of the written ones."""
     if not page.is_file():
         raise UserError(f"{page} is not there", "name the page with the tables' places")
     text, written = page.read_text(), []
@@ -46,7 +47,7 @@ def _facts(report: Row) -> Iterator[str]:
     cut = "" if report["complete"] else " **The run was cut.**"
     yield (
         f"`{report['command']}`: {gpu}{machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, load before {machine['load_average'][0]}; "
+        f"{spelled(machine['memory_bytes'])}, load before {machine['load_average'][0]}; "
         f"{versions}.{cut}"
     )
     units = {"bandwidth": "GB/s", "matmul": "GFLOP/s"}

@@ -1,4 +1,4 @@
-"""Draws results files: a picture of each experiment, from its report alone."""
+"""Draws a picture of each experiment's results, from its report alone."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -21,7 +21,7 @@ Scale = Callable[[Row, float], float]
 
 
 def draw(report: Row, directory: Path, kinds: Sequence[str] = KINDS) -> list[str]:
-    """Write every picture that the report has data for; the names of the files."""
+    """Write every picture that the report has data for. Returns the names of the files."""
     pictures = _PICTURES.get(report["experiment"], {})
     for name, kind in product(pictures, kinds):  # a former report's would not fit this one
         (directory / f"{name}.{kind}").unlink(missing_ok=True)

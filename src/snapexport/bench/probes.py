@@ -1,8 +1,8 @@
-"""Probes what the machine can do at best, between the measurements and with as many threads.
+"""Probes the machine's best rates, between measurements and with the same number of threads.
 
-Bandwidth: reading a large array, a slice to a thread; bitwise or is the cheapest way that NumPy has
-of looking at every byte. Products: ONNX Runtime's own square MatMul in fp32, which is what the CPU
-calculates in, whatever the build's dtype. On a GPU: copies within its memory.
+Bandwidth: reading a large array, a slice for each thread, by bitwise or, NumPy's cheapest read of
+every byte. Products: ONNX Runtime's square MatMul in fp32, in which the CPU computes for every
+dtype. On a GPU: copies within its memory.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from snapexport.contract.manifest import TensorSpec
 from snapexport.runtime.backend import Memory
 
 READ_BYTES = 1 << 28
-"""Far more than the caches of a processor hold."""
+"""Bytes of the array: far more than a processor's caches."""
 
 ROWS = 1024
 """Of the square matrices: large enough for the full rate, 2 * 1024^3 operations."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from snapexport.bench.turns import Row
+from snapexport.contract.bytes import in_mib
 
 _TEXT = {"", "system", "cache", "by", "target", "update", "sampling", "setting"}
 """Heads of columns that hold words; the others hold numbers, and stand to the right."""
@@ -80,7 +81,7 @@ def number(value: float) -> str:
 
 def mib(nbytes: int) -> str:
     """Without a unit: the column's head has it."""
-    return f"{nbytes / 2**20:,.0f}"
+    return f"{in_mib(nbytes):,.0f}"
 
 
 def ratio(one: Row | None, other: Row | None) -> str:

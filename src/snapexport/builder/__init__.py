@@ -1,4 +1,4 @@
-"""The whole way from a checkpoint to a build directory. The only place that knows both ends."""
+"""Builds a build directory from a checkpoint. The only package that knows both."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def build(
 
 
 def run(options: BuildOptions, progress: Progress | None = None) -> Build:
-    """The same for options that are already there."""
+    """Build as `options` say. Raises UserError."""
     with needs_extra("build"):
         from snapexport.builder.pipeline import write_build
     return write_build(options, progress or Silent())

@@ -23,12 +23,12 @@ def derive(
     with_queries: bool = False,
     link_weights: bool = False,
 ) -> Build:
-    """A build in the new directory `out` that differs from `build` in its cache alone.
+    """Make a build in the new directory `out` that differs from `build` only in its cache.
 
-    options: `build`'s own unless others are given. The derived build has one decode graph, for all
-    batch slots, and no engines. link_weights: where the file system has no reflinks, hard-link the
-    weights rather than copy them. Raises UserError where `build` has no traces (`--baseline`), or
-    its prefill chunk doesn't go with the geometry.
+    options: graph options; None: those of `build`. The derived build has one decode graph, for all
+    batch slots, and no engines. link_weights: without reflinks, hard-link the weights instead of
+    copying them. Raises UserError if `build` has no traces (`--baseline`), or if its prefill chunk
+    does not fit the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
@@ -55,13 +55,13 @@ def derive(
 
 
 def is_soft_capped(build: Build) -> bool:
-    """Whether scores are capped before the softmax (Gemma 2): `with_queries` is refused then."""
+    """Whether scores are soft-capped (Gemma 2), which excludes `with_queries`."""
     nodes = [node for node in Traces.of(build).decode.graph.node if node.domain == TRACE_DOMAIN]
     return any(one.name == "softcap" and one.f > 0 for node in nodes for one in node.attribute)
 
 
 def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
-    """Raise a UserError where the window's queries would not lie in the last chunk."""
+    """Raise UserError if a prefill chunk is shorter than the window W."""
     if geometry.compresses and geometry.L_obs > prefill_chunk:
         raise UserError(
             f"a window of {geometry.L_obs} (L_obs) does not fit into the build's prefill chunk of "

@@ -1,4 +1,4 @@
-"""Surgery for every graph of a build, and what the manifest says of the files."""
+"""Makes every graph of a build by surgery, writes it, and describes it for the manifest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ from snapexport.graphs import surgery
 
 @dataclass(frozen=True)
 class Traces:
-    """The graphs with their markers: what all policies and targets start from.
+    """The traces, from which surgery makes the graphs of every policy and target.
 
-    smaller_decodes: the decode step for fewer slots, by their number.
+    smaller_decodes: {number of batch slots: trace of decode}, for fewer than all.
     """
 
     prefill: onnx.ModelProto
@@ -35,7 +35,7 @@ class Traces:
     smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
 
     def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
-        """Those of all slots, beside the graphs."""
+        """Write the traces for all batch slots beside the graphs."""
         return {
             "prefill": write_graph("prefill.trace", self.prefill, directory),
             "decode": write_graph("decode.trace", self.decode, directory),
@@ -43,7 +43,7 @@ class Traces:
 
     @classmethod
     def of(cls, build: Build) -> "Traces":
-        """Those of a finished build. Raises UserError where it has none."""
+        """The traces of a finished build. Raises UserError if it has none."""
         if not build.manifest.traces:
             raise UserError(
                 f"{build.directory} has no baseline graphs", "build it again with --baseline"
@@ -63,7 +63,7 @@ def finished_graphs(
     baseline: bool = False,
     with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
-    """Every graph of the build, ready to be written. with_queries: decode outputs its queries."""
+    """Every graph of the build, finished. with_queries: decode outputs its queries."""
     choice = (geometry, target, options)
     graphs: dict[GraphName, onnx.ModelProto] = {
         "prefill": surgery.prefill(traces.prefill, *choice),
@@ -80,7 +80,7 @@ def finished_graphs(
 
 
 def write_graph(name: str, model: onnx.ModelProto, directory: Path) -> GraphEntry:
-    """Write one graph into the build `directory`; its entry in the manifest."""
+    """Write one graph into the build `directory`. Returns its entry in the manifest."""
     path = directory / f"{name}.onnx"
     path.write_bytes(model.SerializeToString(deterministic=True))
     return GraphEntry(

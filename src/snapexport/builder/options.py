@@ -1,7 +1,7 @@
-"""The options of a build, and the cache geometry that follows from them.
+"""Options of a build, and the cache geometry that follows from them.
 
-Resolves budgets, presets and defaults; `CacheGeometry` knows what makes a geometry valid. The
-flags of the command line and their defaults are made from this class.
+Resolves budgets, presets and defaults; `CacheGeometry` validates the result. The command line makes
+its flags and their defaults from this class.
 """
 
 from dataclasses import dataclass, field, fields
@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
-from snapexport.contract.budget import BUDGETS, topk_per_layer
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
+    BUDGETS,
     DEFAULT_L_OBS,
     DEFAULT_POOL_KERNEL,
     POLICIES,
     CacheGeometry,
     Policy,
+    topk_per_layer,
 )
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.manifest import QUANTIZATIONS, ModelFacts, Quantization
@@ -36,7 +37,7 @@ DEFAULT_COMPRESSION = 4
 
 DEFAULT_L_SINK = 4
 DEFAULT_CHUNK = 512
-"""Long enough that a chunk is bound by arithmetic, short enough not to stall running streams."""
+"""Long enough that arithmetic bounds a chunk's time, short enough not to stall running streams."""
 
 _CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {"budget": BUDGETS}
 
@@ -47,7 +48,7 @@ def _choice(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions(GraphOptions):
-    """Every choice of `snapexport build`, those of the graphs inherited. None: derived from others.
+    """Every choice of `snapexport build`; graph options are inherited. None: derived from others.
 
     Lengths and budgets are in tokens.
     """
@@ -158,7 +159,7 @@ class BuildOptions(GraphOptions):
             )
 
     def _value(self, name: str, default: Any) -> Any:
-        """As given, as the policy's preset has it, or the default."""
+        """The given value, else the preset's, else the default."""
         if (given := getattr(self, name)) is not None:
             return given
         fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
@@ -179,7 +180,7 @@ class BuildOptions(GraphOptions):
         return self._compressed(model)
 
     def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
-        """Every layer slides: the exact cache is small already, and nothing is left to vote on."""
+        """All layers have windows: each has an exact ring, and no layer votes."""
         if given := self._given_cache_flags():
             raise UserError(
                 f"every layer of the model slides over its last {max(model.sliding_window)} "
@@ -201,7 +202,7 @@ class BuildOptions(GraphOptions):
             self.policy,
             self.L_max,
             model.num_hidden_layers,
-            # A layer that slides over w positions has its exact cache in a ring of w slots.
+            # A ring of w cache slots is exact for a layer with a window of w positions.
             L_sink=_column([0 if window else L_sink for window in windows]),
             L_recent=_column([window or L_recent for window in windows]),
             K=_column([0 if window else next(voted) for window in windows]),
@@ -212,7 +213,7 @@ class BuildOptions(GraphOptions):
         )
 
     def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
-        """L_recent and K: as given, or sharing what the sinks leave of the budget."""
+        """L_recent and K: the given values, else parts of the budget that the sinks leave."""
         K = self._value("K", None)
         if self.L_recent is not None and K is not None:
             return self.L_recent, K
@@ -234,18 +235,18 @@ class BuildOptions(GraphOptions):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """The choices of the graphs, with every default decided. Raises UserError."""
+        """The graph options, with defaults filled in. Raises UserError."""
         chosen = {one.name: getattr(self, one.name) for one in fields(GraphOptions)}
         return GraphOptions(**chosen).resolved(self.target, self.dtype)
 
     @property
     def stored_cache_dtype(self) -> CacheDType:
-        """Of compressed caches."""
+        """The element type of compressed caches."""
         return self.graph_options.cache_dtype or self.dtype
 
     @property
     def smaller_batches(self) -> list[int]:
-        """Batch slots of the decode graphs beside the one for all of them."""
+        """Batch slots of each decode graph for fewer than all."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
         # Each further graph would hold a copy of 16-bit weights: ONNX Runtime converts them. All
@@ -275,10 +276,10 @@ def _or(given: int | None, default: int) -> int:
 
 
 def _powers_of_4(limit: int) -> list[int]:
-    """1, 4, 16 ... below the limit: a step runs at most 4 times the batch slots in use."""
+    """1, 4, 16 ... below the limit, so that a step runs at most 4 times the batch slots in use."""
     return [4**n for n in range(limit.bit_length()) if 4**n < limit]
 
 
 def _column(values: list[int]) -> int | tuple[int, ...]:
-    """One value where all the layers agree."""
+    """One value if all layers have the same, else one for each."""
     return values[0] if len(set(values)) == 1 else tuple(values)

@@ -1,7 +1,7 @@
 """Carries out a build: checkpoint -> traces -> weights -> graphs -> manifest, a function a stage.
 
-Imports torch and transformers. Whatever can be refused is refused before the first trace. Knows no
-operator of any target.
+Imports torch and transformers. Checks all input before the first trace. Knows no operator of any
+target.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ _TORCH: dict[DType, torch.dtype] = {
 
 @dataclass(frozen=True)
 class ResolvedBuild:
-    """A build with every input read and every default decided, before the work begins."""
+    """A build before its work begins: inputs read, defaults filled in."""
 
     options: BuildOptions
     checkpoint: Checkpoint
@@ -61,7 +61,7 @@ class ResolvedBuild:
 
 
 def write_build(options: BuildOptions, progress: Progress) -> Build:
-    """Carry out a build. The directory appears whole or not at all. Raises UserError."""
+    """Carry out a build. Its directory appears complete or not at all. Raises UserError."""
     progress.stage("reading the checkpoint")
     resolved = resolve(options)
     with staged(options.out, options.overwrite) as directory:
@@ -76,7 +76,7 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
 
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
-    """Read headers and configs. Raises UserError for what can't be built."""
+    """Read headers and configs. Raises UserError for a model or options that cannot be built."""
     checkpoint = Checkpoint.open(hub.resolve(options.model))
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
@@ -89,7 +89,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
 def trace_model(
     resolved: ResolvedBuild, directory: Path, progress: Progress
 ) -> tuple[Traces, weights.PlacedWeights]:
-    """Trace all graphs and tie them to the weights, which are placed in `directory`."""
+    """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options, dtype = resolved.options, _TORCH[resolved.options.dtype]
     progress.stage("tracing prefill")
     models = [trace.trace_prefill(resolved.config, dtype, resolved.prefill_chunk)]
@@ -122,7 +122,7 @@ def trace_model(
 def write_graphs(
     resolved: ResolvedBuild, traces: Traces, directory: Path
 ) -> dict[GraphName, GraphEntry]:
-    """Surgery, and everything but the manifest on the disk."""
+    """Make the graphs by surgery, and write everything but the manifest."""
     for name in COPIED:
         if (resolved.checkpoint.directory / name).is_file():
             shutil.copyfile(resolved.checkpoint.directory / name, directory / name)
@@ -144,7 +144,7 @@ def manifest_of(
     placed: weights.PlacedWeights,
     directory: Path,
 ) -> Manifest:
-    """The contract with whatever runs the build."""
+    """The build's manifest."""
     return Manifest(
         format_version=FORMAT_VERSION,
         model=resolved.model,

@@ -1,4 +1,4 @@
-"""What a policy fixes: a preset is the SnapStream cache with some of its choices taken."""
+"""Presets of the policies: the SnapStream cache with some options fixed."""
 
 from collections.abc import Mapping
 
@@ -20,13 +20,13 @@ PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int]] = {
     # SnapKV's own code has 5 or 7.
     "snapkv": {"pool_kernel": 7},
 }
-"""What a preset takes from its paper, unless another value is given."""
+"""A preset's defaults, from its paper."""
 
 VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget")
 
 
 def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
-    """Raise a UserError for a choice that the preset takes, or has no use for. None: not given."""
+    """Raise UserError for an option that the preset fixes or does not use. None: not given."""
     unused = [field for field in ("K", *VOTE_FIELDS) if given[field]]
     if policy == "streaming" and unused:
         flag = flag_of(unused[0])
@@ -43,5 +43,5 @@ def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
 
 
 def flag_of(field: str) -> str:
-    """The command line's name of a field."""
+    """The flag of a field."""
     return "--" + field.replace("_", "-")

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Told what is going on."""
+    """Receives the progress of a build."""
 
     def stage(self, text: str) -> None:
         """A new stage of the work begins."""
@@ -14,7 +14,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def stage(self, text: str) -> None:
         pass

@@ -1,7 +1,7 @@
-"""A directory that appears whole or not at all.
+"""Writes directories atomically.
 
-Work goes on in a hidden directory beside the target, which is renamed at the end and removed on
-any failure. What a killed process has left is removed by the next one: a living one holds a lock.
+Files are written to a hidden directory beside the target, which is renamed at the end and removed
+on failure. A process locks its hidden directory; the next process removes unlocked ones.
 """
 
 import fcntl
@@ -21,9 +21,9 @@ from snapexport.contract.manifest import MANIFEST
 def staged(
     target: Path, overwrite: bool, marker: str = MANIFEST, kind: str = "a build"
 ) -> Iterator[Path]:
-    """Yield an empty directory that takes `target`'s place when the block ends without error.
+    """Yield an empty directory that is renamed to `target` when the block ends without error.
 
-    Only a directory that holds `marker` is overwritten: it is of the same kind.
+    Overwrites only a directory that contains the file `marker`.
     """
     target = Path(os.path.normpath(target.absolute()))
     _require_free(target, overwrite, marker, kind)
@@ -42,7 +42,7 @@ def staged(
 
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
-    """Yield an empty hidden directory beside a build, on its file system, that goes at the end."""
+    """Yield an empty hidden directory beside a build; it is removed at the end."""
     beside = Path(os.path.normpath(beside.absolute()))
     _remove_abandoned(beside)
     directory = Path(tempfile.mkdtemp(prefix=f".{beside.name}.partial-", dir=beside.parent))
@@ -64,7 +64,7 @@ def _require_free(target: Path, overwrite: bool, marker: str, kind: str) -> None
 
 @contextmanager
 def _parents(target: Path) -> Iterator[None]:
-    """Make the target's parents; those that were missing go again if the block fails."""
+    """Make the target's missing parents; remove them again if the block fails."""
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _remove_abandoned(target: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock. Raises OSError where another process has it."""
+    """Hold the directory's lock. Raises OSError if another process holds it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +107,7 @@ def _umask() -> int:
 
 
 def _swap(partial: Path, target: Path) -> None:
-    """Put `partial` in place. A kill in between leaves the old build under its hidden name."""
+    """Rename `partial` to the target. A kill in between leaves the old build as a hidden one."""
     if not target.exists():
         partial.rename(target)
         return

@@ -1,4 +1,4 @@
-"""What a build and a run agree on: geometry, tensor names, the manifest, and how errors are told.
+"""The contract between a build and a run: geometry, tensor names, manifest and errors.
 
-Depends on nothing else of ours, and on no framework.
+Imports no other package of snapexport, and no framework.
 """

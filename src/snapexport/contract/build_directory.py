@@ -1,4 +1,4 @@
-"""A build on disk: its manifest, and the files that the manifest vouches for."""
+"""Opens a build on disk, and checks its files against its manifest."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from snapexport.contract.safetensors import header_sha256
 
 @dataclass(frozen=True)
 class Build:
-    """A whole and unchanged build. Made by `open` alone."""
+    """A complete and unchanged build. Only `open` makes one."""
 
     directory: Path
     manifest: Manifest
@@ -28,7 +28,7 @@ class Build:
     def open(cls, directory: Path | str) -> "Build":
         """Check manifest, graphs (by hash) and weights (by size and header). Raises UserError.
 
-        Weights are many gigabytes: reading all of them is left to `verify_weights`.
+        Weights may be many gigabytes; `verify_weights` hashes them.
         """
         build = cls(Path(directory), Manifest.read(Path(directory)))
         for entry in (*build.manifest.graphs.values(), *build.manifest.traces.values()):
@@ -50,9 +50,9 @@ class Build:
         return f"{BASELINE}decode" in self.manifest.graphs
 
     def verify_weights(self) -> list[str]:
-        """Read every weight file whose hash is known and compare. Raises UserError.
+        """Hash every weight file that has a recorded hash. Raises UserError for a difference.
 
-        Returns the files whose hash was not recorded, and which were therefore not read.
+        Returns the files without a recorded hash, which are not read.
         """
         for weights in self.manifest.weights:
             if weights.sha256 not in (None, sha256_of(self.directory / weights.file)):
@@ -78,7 +78,7 @@ class Build:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise UserError(f"the manifest names {file}, which is outside of the build", REBUILD)
         if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link", "put the file itself in its place")
+            raise UserError(f"{path} is a symbolic link", "replace the link by the file itself")
         if not path.is_file():
             raise UserError(f"{path} is missing", REBUILD)
         return path

@@ -1,4 +1,4 @@
-"""Sizes in bytes: of elements and tensors, and how people write and read them."""
+"""Sizes in bytes: of elements and tensors, parsed from text and written as text."""
 
 import math
 import re
@@ -15,10 +15,10 @@ ITEM_BYTES = {
     "bfloat16": 2,
     "float32": 4,
 }
-"""Of an element, by the manifest's names of types."""
+"""Bytes of an element, by the manifest's names of types."""
 
 DTYPE_BYTES: dict[CacheDType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
-"""Of an element, by the names of `--dtype` and `--cache-dtype`."""
+"""Bytes of an element, by the names of `--dtype` and `--cache-dtype`."""
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -31,7 +31,7 @@ def tensor_bytes(spec: TensorSpec) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes of a text like 80GiB, 80GB, 24G (decimal, as GB) or 4096. Raises ValueError."""
+    """Parse a size such as 80GiB, 80GB, 24G (= 24GB) or 4096. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"'{text}' is no size: write it like 80GiB, 24GB or 512M")
@@ -40,7 +40,7 @@ def size(text: str) -> int:
 
 
 def spelled(nbytes: float) -> str:
-    """Bytes for people: 15.96 GiB."""
+    """Format bytes for messages: 15.96 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.4g} {unit}"
@@ -48,7 +48,17 @@ def spelled(nbytes: float) -> str:
     return f"{nbytes:.4g} TiB"
 
 
+def in_mib(nbytes: float) -> float:
+    """MiB, for a column whose head names the unit."""
+    return nbytes / 2**20
+
+
+def in_gib(nbytes: float) -> float:
+    """GiB, for a column whose head names the unit."""
+    return nbytes / 2**30
+
+
 def as_flag(nbytes: int) -> str:
-    """Bytes as --memory takes them, rounded up: 16GiB, 300MiB."""
+    """Format bytes as --memory takes them, rounded up: 16GiB, 300MiB."""
     unit, name = (2**30, "GiB") if nbytes >= 10 * 2**30 else (2**20, "MiB")
     return f"{-(-nbytes // unit)}{name}"

@@ -1,7 +1,7 @@
-"""Copies ranges of files: by reflink where the file system can, else block by block, holes kept.
+"""Copies ranges of files: by reflink where the file system can, else block by block, keeping holes.
 
-A reflink shares the bytes on the disk until one of the files is written to: it takes no time and no
-room, and both files stay files of their own. Knows nothing of what the bytes mean.
+A reflink shares bytes on the disk until one of the files is written to, so it takes no time and no
+space. Does not know what the bytes mean.
 """
 
 import errno
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 CLONE_BLOCK = 4096
-"""A reflink begins and ends at multiples of the file system's block, in both files."""
+"""Reflinks begin and end at multiples of this block size, in both files."""
 
 _FICLONERANGE = 0x4020940D  # of linux/fs.h: struct file_clone_range {s64 fd; u64 from, length, to}
 _STEP = 1 << 24
 
-Told = Callable[[int], None]
-"""Called with the number of bytes that are done."""
+Report = Callable[[int], None]
+"""Called with the number of bytes just copied."""
 Seen = Callable[[bytes], object]
 """Called with all bytes that pass through memory, in order."""
 
 
-def _nobody(_: object) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -34,35 +34,35 @@ def copy_range(
     end: int,
     target: int,
     at: int,
-    told: Told = _nobody,
-    seen: Seen = _nobody,
+    report: Report = _ignore,
+    seen: Seen = _ignore,
 ) -> bool:
-    """Copy bytes [begin, end) of one open file to `at` in another; whether `seen` saw them all.
+    """Copy bytes [begin, end) of one open file to `at` in another; True if `seen` got all of them.
 
-    source, target: file descriptors. Where (begin - at) is a multiple of CLONE_BLOCK, whole blocks
-    are shared if the file system can.
+    source, target: file descriptors. If (begin - at) is a multiple of CLONE_BLOCK and the file
+    system can, whole blocks are shared and not passed to `seen`.
     """
     os.ftruncate(target, max(os.fstat(target).st_size, at + end - begin))
     first = -(-begin // CLONE_BLOCK) * CLONE_BLOCK
     last = end if end == os.fstat(source).st_size else end // CLONE_BLOCK * CLONE_BLOCK
     shift = at - begin
     if shift % CLONE_BLOCK or first >= last or not _cloned(source, first, last, target, shift):
-        return _copied(source, begin, end, target, shift, told, seen)
-    _copied(source, begin, first, target, shift, told, _nobody)
-    told(last - first)
-    _copied(source, last, end, target, shift, told, _nobody)
+        return _copied(source, begin, end, target, shift, report, seen)
+    _copied(source, begin, first, target, shift, report, _ignore)
+    report(last - first)
+    _copied(source, last, end, target, shift, report, _ignore)
     return False
 
 
-def copy_file(source: Path, target: Path, told: Told = _nobody) -> None:
+def copy_file(source: Path, target: Path, report: Report = _ignore) -> None:
     """Copy a file to a new one, with its permissions."""
     with source.open("rb") as old, target.open("xb") as new:
-        copy_range(old.fileno(), 0, source.stat().st_size, new.fileno(), 0, told)
+        copy_range(old.fileno(), 0, source.stat().st_size, new.fileno(), 0, report)
     shutil.copymode(source, target)
 
 
 def clone_file(source: Path, target: Path) -> bool:
-    """Copy a file to a new one if that is a reflink. If it is not, there is no new file."""
+    """Copy a file to a new one by reflink; without reflinks return False and make no file."""
     with source.open("rb") as old, target.open("xb") as new:
         size = source.stat().st_size
         os.ftruncate(new.fileno(), size)
@@ -76,21 +76,21 @@ def _cloned(source: int, begin: int, end: int, target: int, shift: int) -> bool:
     request = struct.pack("qQQQ", source, begin, end - begin, begin + shift)
     try:
         fcntl.ioctl(target, _FICLONERANGE, request)
-    except OSError:  # another file system, or one without reflinks: copying says what else is wrong
+    except OSError:  # no reflinks here; any other fault shows when the bytes are copied
         return False
     return True
 
 
 def _copied(
-    source: int, begin: int, end: int, target: int, shift: int, told: Told, seen: Seen
+    source: int, begin: int, end: int, target: int, shift: int, report: Report, seen: Seen
 ) -> bool:
-    """Whether there was no hole."""
+    """Copy bytes [begin, end) to begin + shift; True if there was no hole."""
     whole, position = True, begin
     while position < end:
         data = _next_data(source, position, end)
         if data > position:
             whole = False
-            told(data - position)
+            report(data - position)
             position = data
             continue
         stop = min(os.lseek(source, position, os.SEEK_HOLE), end, position + _STEP)
@@ -99,19 +99,19 @@ def _copied(
             raise OSError("a file became shorter while it was copied")
         _write(target, block, position + shift)
         seen(block)
-        told(len(block))
+        report(len(block))
         position += len(block)
     return whole
 
 
 def _next_data(source: int, position: int, end: int) -> int:
-    """Where the next bytes are that are no hole, at most `end`."""
+    """Offset of the next data at or after `position`, at most `end`."""
     try:
         return min(os.lseek(source, position, os.SEEK_DATA), end)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        return end  # nothing but a hole is left
+        return end  # the rest is a hole
 
 
 def _write(target: int, block: bytes, at: int) -> None:

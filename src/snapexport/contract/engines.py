@@ -1,19 +1,25 @@
-"""The manifest's records of TensorRT engines: what built them, for which GPUs, and their files."""
+"""The manifest's records of TensorRT engines: their builder, their GPUs and their files."""
 
 from typing import Literal, get_args
 
-from snapexport.contract.strict import Strict
+from pydantic import BaseModel, ConfigDict
 
 Hardware = Literal["none", "ampere_plus", "same_compute_capability"]
-"""Which GPUs an engine runs on: those of one architecture and core count alike, every one from
-Ampere on, or all of one compute capability (TensorRT's HardwareCompatibilityLevel)."""
+"""GPUs that an engine runs on: the same model as the builder's (none), every GPU from Ampere on, or
+all GPUs of one compute capability. TensorRT's HardwareCompatibilityLevel."""
 HARDWARE: tuple[Hardware, ...] = get_args(Hardware)
 
 DEFAULT_LEVEL = 3
-"""TensorRT's own default of how long it searches for faster kernels, of 0 to 5."""
+"""TensorRT's default optimization level, 0 to 5: higher ones search longer for fast kernels."""
 
 ENGINES = "engines"
-"""The folder of a build that holds them."""
+"""A build's folder of engines."""
+
+
+class Strict(BaseModel):
+    """A part of the manifest. Refuses unknown keys and values of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class EngineFile(Strict):
@@ -33,11 +39,10 @@ class GraphEngine(EngineFile):
 class EngineEntry(Strict):
     """The engines of one kind of GPU.
 
-    tensorrt: the version that built them. compute_capability: as "9.0", of the GPU that they were
-    built on. stripped: without weights, which are refitted from the graphs when they are loaded.
-    refit: other weights may be put into them. optimization_level, workspace (bytes; None: all
-    there is): as they were built. plugins: the library that they were built with, if there is one.
-    graphs: each graph's engine, under the names of the manifest's `graphs`.
+    tensorrt: the version that built them. gpu, compute_capability: of the GPU that built them, such
+    as "9.0". stripped: they hold no weights; loading refits these from the graphs. refit: they take
+    other weights. optimization_level, workspace (bytes; None: no limit): options of their build.
+    plugins: the plugin library of their build. graphs: graph name -> engine.
     """
 
     tensorrt: str
@@ -54,5 +59,5 @@ class EngineEntry(Strict):
 
     @property
     def needs_plugins(self) -> bool:
-        """Whether the library has to be loaded first: version-compatible engines contain it."""
+        """Whether to load the library before the engine. Version-compatible engines contain it."""
         return self.plugins is not None and not self.version_compatible

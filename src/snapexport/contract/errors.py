@@ -1,11 +1,11 @@
-"""Errors that are the user's to mend, apart from those that are ours."""
+"""Errors that the user can fix, with a hint how. All other exceptions are defects."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class UserError(ValueError):
-    """Bad input. `message` says what is wrong and names the value; `hint` says the way out."""
+    """Bad input. message: what is wrong, with the value. hint: what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -17,13 +17,13 @@ class UserError(ValueError):
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says, as far as it fits into ours."""
+    """First line of another library's error, to quote in a message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Turn a failed import into an error that names the extra which brings the package."""
+    """Turn a failed import into a UserError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as missing:

@@ -1,6 +1,6 @@
-"""Writes files that appear whole or not at all: beside their place, then by one rename.
+"""Writes files atomically: to a temporary name beside the file, then by one rename.
 
-Directories that do so are `builder.staging`'s.
+`builder.staging` does so for directories.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""What the name of an unfinished file ends with."""
+"""Suffix of an unfinished file's name."""
 
 _BLOCK = 1 << 22
 
@@ -39,12 +39,12 @@ def copy_whole(source: Path, path: Path) -> None:
 
 
 def unfinished(path: Path) -> Path:
-    """Where `path` is written before `finish`, for work that outlives a block."""
+    """The temporary name of `path`, for work that `whole_file` does not fit; ends with `finish`."""
     return path.with_name(path.name + PARTIAL)
 
 
 def finish(path: Path) -> None:
-    """Put what was written to `unfinished(path)` in its place."""
+    """Rename `unfinished(path)` to `path`."""
     unfinished(path).replace(path)
 
 

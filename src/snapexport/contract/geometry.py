@@ -1,11 +1,13 @@
 """The shape of the compressed cache, and the arithmetic of its slots.
 
-Positions are 0-based. Of the S = L_sink + L_recent + K slots of a layer, [0, L_sink) hold the first
-positions (StreamingLLM's attention sinks), [L_sink, L_sink + L_recent) a ring of the newest ones,
-and the rest the prompt positions that SnapKV's vote kept, ascending. The valid slots are always a
-contiguous prefix, so that no mask has to be carried.
+Positions are 0-based. A layer has S = L_sink + L_recent + K cache slots:
 
-The full cache is the geometry in which everything is a sink: L_sink = L_max, L_recent = K = 0.
+    [0, L_sink)                    the first positions (StreamingLLM's attention sinks)
+    [L_sink, L_sink + L_recent)    a ring of the newest positions
+    [L_sink + L_recent, S)         the prompt positions that SnapKV's vote kept, ascending
+
+The valid slots are always a contiguous prefix, so no mask is needed. The full cache is the geometry
+L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
 from collections.abc import Sequence
@@ -21,16 +23,21 @@ DEFAULT_L_OBS = 8
 """KV-Compress found 8 best; SnapKV uses 32."""
 
 DEFAULT_POOL_KERNEL = 31
-"""Longer than an answer: 7 keeps three tokens behind the one that the window's queries look at, and
-a tokenizer may spell a number digit by digit (docs/retrieval.md)."""
+"""31 spans an answer: 7 keeps only three tokens after the one that the window's queries attend to,
+and a tokenizer may spell a number digit by digit (docs/retrieval.md)."""
+
+PYRAMID_BETA = 20
+"""PyramidKV's beta: the last layer keeps about K / 20 positions (arXiv:2406.02069)."""
+
+BUDGETS = ("uniform", "pyramid")
 
 PerLayer = int | tuple[int, ...]
-"""One value for all the layers, or one for each."""
+"""One value for all layers, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """The slots of one layer: every KV head has the same number."""
+    """The cache slots of one layer; all its KV heads have the same number."""
 
     L_sink: int
     L_recent: int
@@ -50,17 +57,17 @@ class LayerGeometry:
         return min(self.eligible(prompt_length), self.K)
 
     def cache_slot(self, position: int) -> int:
-        """Where the key and value of `position` are written during decode."""
+        """The cache slot that decode writes the key and value of `position` to."""
         if position < self.L_sink or self.L_recent == 0:
             return position
         return self.L_sink + (position - self.L_sink) % self.L_recent
 
     def valid(self, position: int, prompt_length: int) -> int:
-        """Length of the prefix of slots that the token at `position` attends to."""
+        """Number of valid cache slots of the token at `position`: the attended length V(p)."""
         return min(position + 1, self.L_sink + self.L_recent) + self.kept(prompt_length)
 
     def source_positions(self, prompt_length: int) -> list[int]:
-        """The position in each sink and ring slot right after prefill, -1 where there is none."""
+        """The position in each sink and ring slot after the compress step; -1 in an empty slot."""
         newest = prompt_length - 1
         sinks = [p if p <= newest else -1 for p in range(self.L_sink)]
         ring = [newest - (newest - p) % self.L_recent for p in self._ring()]
@@ -72,11 +79,11 @@ class LayerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class CacheGeometry:
-    """Every symbol of the cache, for all layers. Valid once it exists.
+    """Geometry of all layers. Raises UserError for invalid values.
 
-    L_max: longest prompt, tokens. L_obs: the last prompt tokens, whose queries vote (SnapKV).
-    pool_kernel: width of the pool over the votes (odd). vote, pool, softmax, group: the vote's
-    options by name; budget: how K came to differ by layer.
+    L_max: longest prompt, tokens. L_obs: W, the number of last prompt tokens whose queries vote
+    (SnapKV). pool_kernel: P, the width of the pool over the votes (odd). vote, pool, softmax,
+    group: the vote's options by name. budget: the rule that shared K among the layers.
     """
 
     policy: Policy
@@ -156,7 +163,7 @@ class CacheGeometry:
         return self.policy != "full"
 
     def is_single_shot(self, prefill_chunk: int) -> bool:
-        """Whether a prefill step of so many tokens takes the whole padded prompt at once."""
+        """Whether a prefill chunk of so many tokens holds the whole padded prompt."""
         return prefill_chunk == self.L_max
 
     @classmethod
@@ -180,5 +187,27 @@ def _require_layers(flag: str, value: PerLayer, num_layers: int) -> None:
             f"{flag} has {len(values)} values, the model has {num_layers} layers",
             "give one value, or one for each layer",
         )
-    for one in values:
-        _require_at_least(flag, one, 0)
+    for entry in values:
+        _require_at_least(flag, entry, 0)
+
+
+def topk_per_layer(budget: str, K: int, layers: int, room: int) -> tuple[int, ...]:
+    """K of each voting layer, of mean K. room: the most eligible positions a prompt can have."""
+    return pyramid(K, layers, room) if budget == "pyramid" else (K,) * layers
+
+
+def pyramid(K: int, layers: int, room: int) -> tuple[int, ...]:
+    """PyramidKV: K falls layer by layer in equal steps, from 2K - K // 20 to about K // 20.
+
+    Differs from KVCache-Factory twice. It rounds each step down, so that the sum exceeds the budget
+    K * layers by up to 15 %; here the sum is K * layers. And its room depends on each prompt; a
+    static graph needs that of the longest prompt.
+    """
+    if layers == 1 or room <= K:
+        return (K,) * layers
+    least = K // PYRAMID_BETA
+    most = 2 * K - least
+    if most > room:
+        most, least = room, 2 * K - room
+    step = (most - least) / (layers - 1)
+    return tuple(round(most - layer * step) for layer in range(layers))

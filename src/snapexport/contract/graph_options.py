@@ -1,8 +1,7 @@
-"""Choices of the graphs beside geometry, target and dtype; the manifest records them whole.
+"""Graph options: choices that change the graphs beyond geometry, target and dtype.
 
-An option is a field here, its check in `resolved`, and the pass that `graphs/surgery.py` gives it
-to. The flag of `build` and `plan`, the manifest's key and a derived build follow from the field.
-Knows no graph.
+To add one, add a field here, a check in `resolved`, and a pass in `graphs/surgery.py`. The flag of
+`build` and `plan` and the manifest's key follow from the field. Knows no graph.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,10 +28,11 @@ def _help(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """cache_dtype: of compressed caches; None: the model's own. Full caches always have that one.
+    """cache_dtype: of compressed caches; None: the build's dtype, which full caches always have.
 
-    decode_attention: slots of a compressed cache that a decode step reads. top_tokens: how many of
-    the likeliest next tokens are outputs beside the logits.
+    decode_attention: cache slots of a compressed cache that a decode step reads. top_tokens: number
+    of likeliest next tokens that the graphs output beside the logits. trt_decomposable: TensorRT
+    may use several kernels for attention.
     """
 
     cache_dtype: CacheDType | None = field(
@@ -74,7 +74,7 @@ class GraphOptions:
             )
 
     def resolved(self, target: Target, dtype: DType) -> "GraphOptions":
-        """The same with every default decided. Raises UserError for what the target cannot do."""
+        """A copy with defaults filled in. Raises UserError for what the target does not support."""
         cache_dtype = None if self.cache_dtype == dtype else self.cache_dtype
         if cache_dtype is not None:
             _require_cache_dtype(cache_dtype, target, dtype)
@@ -90,7 +90,7 @@ class GraphOptions:
         return replace(self, cache_dtype=cache_dtype, decode_attention=attention)
 
     def require_vocabulary(self, tokens: int) -> None:
-        """Raise UserError for more top tokens than the model has tokens."""
+        """Raise UserError if top_tokens exceeds the model's vocabulary."""
         if self.top_tokens > tokens:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is above the model's vocabulary of {tokens} "
@@ -103,7 +103,7 @@ class GraphOptions:
         return self.decode_attention == "valid"
 
     def of_full_cache(self) -> "GraphOptions":
-        """The same for an uncompressed cache, which has one form alone."""
+        """A copy for the full cache, which has only one form."""
         return replace(self, cache_dtype=None, decode_attention="all")
 
 
@@ -121,7 +121,7 @@ def _require_cache_dtype(cache_dtype: CacheDType, target: Target, dtype: DType) 
 
 
 def _attention(cache_dtype: CacheDType | None, given: DecodeAttention | None) -> DecodeAttention:
-    """The operator for valid slots alone is the only one that takes 8 bits."""
+    """The decode attention: only the operator for valid slots reads int8 caches."""
     if cache_dtype == "int8" and given == "all":
         raise UserError(
             "--cache-dtype int8 is not supported with --decode-attention all",
@@ -156,6 +156,6 @@ def _require_topk(count: int, target: Target) -> None:
 
 
 def require_one_of(flag: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Raise UserError for an unknown name. None: not given."""
+    """Raise UserError for a value that is neither None nor allowed."""
     if value not in (None, *allowed):
         raise UserError(f"{flag} '{value}' is not known", f"choose from {', '.join(allowed)}")

@@ -1,8 +1,7 @@
-"""manifest.json: the contract between a build and whatever runs it.
+"""Reads and writes manifest.json, the contract between a build and whatever runs it.
 
-Strict on purpose: an unknown key could mean a graph that this version would run wrongly. The
-digest beside it (`manifest.json.sha256`, in the format of `sha256sum --check`) shows an edited
-manifest.
+An unknown key is an error, since it could mean a graph that this version would run wrongly. The
+digest in `manifest.json.sha256` (format of `sha256sum --check`) reveals an edited manifest.
 """
 
 import hashlib
@@ -12,12 +11,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import StringConstraints, ValidationError
 
-from snapexport.contract.engines import EngineEntry
+from snapexport.contract.engines import EngineEntry, Strict
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.strict import Strict
 from snapexport.contract.targets import CacheDType, DType, Target
 
 FORMAT_VERSION = 6
@@ -32,17 +30,17 @@ BASELINE = "baseline-"
 GraphName = Annotated[
     str, StringConstraints(pattern=r"^(compress|(baseline-)?(prefill|decode(\.[1-9]\d*)?))$")
 ]
-"""prefill, compress, decode, and decode.N for the first N slots alone; those of the full cache
-under baseline-."""
+"""prefill, compress, decode, and decode.N for the first N batch slots; baseline-NAME for the full
+cache."""
 TraceName = Literal["prefill", "decode"]
 
 REBUILD = "build it again with `snapexport build`"
 
 
 class ModelFacts(Strict):
-    """What a runtime has to know of the checkpoint, under the names of its config.json.
+    """Facts of the checkpoint that a runtime needs, by the names of config.json.
 
-    sliding_window: that of each layer, in positions; 0 where it attends to everything.
+    sliding_window: each layer's window in positions; 0: none.
     """
 
     architecture: str
@@ -76,7 +74,7 @@ class GraphEntry(Strict):
 class WeightFile(Strict):
     """One .safetensors file: a weight, or a shard of the checkpoint where `linked_weights`.
 
-    `sha256` is of the whole file, where it was known or cheap to get.
+    sha256: of the whole file; None where it was neither known nor cheap to compute.
     """
 
     file: str
@@ -86,17 +84,17 @@ class WeightFile(Strict):
 
 
 class Manifest(Strict):
-    """Everything a run has to know of a build.
+    """Everything that a run needs to know of a build.
 
     quantization: of the linear layers' weights; None: they have the build's dtype.
     graph_options: cache_dtype null: the build's dtype, which full caches always have.
     decode_attention valid: decode has the outputs attended.{l}.key|value, which have to be bound to
     the buffers of the cache inputs.
-    traces: what the graphs were made from, where the build has its baseline. They hold markers in
-    place of attention and cannot run; surgery makes the graphs of another cache from them.
-    linked_weights: whether weight files are hard links to the checkpoint's. ONNX Runtime and
-    TensorRT read them; onnx and what loads graphs by it refuses files with more than one link.
-    engines: what `snapexport engine` added, by the name of their folder below `engines/`.
+    traces: the traces that the graphs were made from, if the build has a baseline. They hold
+    markers for attention and cannot run; surgery makes graphs of other caches from them.
+    linked_weights: weight files are hard links to the checkpoint's. ONNX Runtime and TensorRT read
+    them; the package onnx refuses files with more than one link.
+    engines: engines that `snapexport engine` added, by the name of their folder in `engines/`.
     """
 
     format_version: int
@@ -116,23 +114,23 @@ class Manifest(Strict):
     versions: dict[str, str]
 
     def decode_graphs(self, prefix: str = "") -> dict[int, GraphName]:
-        """Decode graphs by the slots they run, from few to all. prefix: BASELINE or ""."""
+        """{batch slots: decode graph}, ascending. prefix: BASELINE or ""."""
         stem = f"{prefix}decode."
         found = {int(n.removeprefix(stem)): n for n in self.graphs if n.startswith(stem)}
         return dict(sorted(found.items())) | {self.batch: f"{prefix}decode"}
 
     @property
     def cache_dtype(self) -> CacheDType:
-        """Of compressed caches."""
+        """The element type of compressed caches."""
         return self.graph_options.cache_dtype or self.dtype
 
     @property
     def single_shot(self) -> bool:
-        """Whether prefill takes the whole padded prompt at once and compresses inside the graph."""
+        """Whether prefill takes the whole padded prompt in one step and compresses in its graph."""
         return self.geometry.is_single_shot(self.prefill_chunk)
 
     def write(self, directory: Path) -> None:
-        """Write or replace it. A kill in between leaves the old one, or the new one, valid."""
+        """Write or replace the manifest. A kill leaves either the old or the new one, valid."""
         text = self.model_dump_json(indent=2) + "\n"
         digest = f"{hashlib.sha256(text.encode()).hexdigest()}  {MANIFEST}\n"
         path = directory / DIGEST
@@ -143,7 +141,7 @@ class Manifest(Strict):
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
-        """Read and check the manifest itself; the files that it names are `Build.open`'s."""
+        """Read and check the manifest; `Build.open` checks the files that it names."""
         raw = _read_bytes(directory)
         fields = _parse_object(directory / MANIFEST, raw)
         _check_format_version(fields)

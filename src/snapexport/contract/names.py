@@ -13,7 +13,7 @@ PROMPT_LENGTH = "prompt_length"
 LOGITS = "logits"
 
 TEMPERATURE = "temperature"
-"""Float32 [B], above 0: what `LOG_NORMALIZER` divides the logits by."""
+"""Float32 [B], above 0: the divisor of the logits in `LOG_NORMALIZER`."""
 TOP_TOKENS = "top_tokens"
 """Int64 [B,N], the likeliest tokens, by descending logit."""
 TOP_LOGITS = "top_logits"
@@ -21,9 +21,9 @@ TOP_LOGITS = "top_logits"
 LOG_NORMALIZER = "log_normalizer"
 """Float32 [B], logsumexp(logits / temperature) over the whole vocabulary."""
 
-_ASKED = frozenset({LOGITS, TOP_TOKENS, TOP_LOGITS, LOG_NORMALIZER})
+_SAMPLED = frozenset({LOGITS, TOP_TOKENS, TOP_LOGITS, LOG_NORMALIZER})
 
-OF_HOST = _ASKED | {
+OF_HOST = _SAMPLED | {
     INPUT_IDS,
     POSITION_IDS,
     PAST_LENGTH,
@@ -31,16 +31,16 @@ OF_HOST = _ASKED | {
     PROMPT_LENGTH,
     TEMPERATURE,
 }
-"""What the host writes before a run, or reads after it."""
+"""Tensors that the host writes before a run or reads after it."""
 
 
 def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
-    """Those of a graph's outputs that the host reads after every run.
+    """The outputs of a graph that the host reads after every run.
 
-    Logits wait until somebody asks, in a graph that gives their top_tokens.
+    A graph with top_tokens leaves its logits on the device until a request needs them.
     """
-    asked = _ASKED.intersection(outputs)
-    return asked - {LOGITS} if TOP_TOKENS in asked else asked
+    read = _SAMPLED.intersection(outputs)
+    return read - {LOGITS} if TOP_TOKENS in read else read
 
 
 _PAST = "past_key_values."
@@ -59,42 +59,42 @@ def past_value(layer: int) -> str:
 
 
 def present_key(layer: int) -> str:
-    """Keys after the step; may be bound to the very buffer of `past_key`."""
+    """Keys after the step, [B,Hkv,S,D]; may share the buffer of `past_key`."""
     return f"{_PRESENT}{layer}.key"
 
 
 def present_value(layer: int) -> str:
-    """Values after the step; may be bound to the very buffer of `past_value`."""
+    """Values after the step, [B,Hkv,S,D]; may share the buffer of `past_value`."""
     return f"{_PRESENT}{layer}.value"
 
 
 def past_key_scale(layer: int) -> str:
-    """What keys in 8 bits are to be multiplied by, float32 [B,Hkv,1,D]."""
+    """Scale of int8 keys, float32 [B,Hkv,1,D]: key = int8 * scale."""
     return f"{_PAST}{layer}.key_scale"
 
 
 def past_value_scale(layer: int) -> str:
-    """The same of values."""
+    """Scale of int8 values, float32 [B,Hkv,1,D]."""
     return f"{_PAST}{layer}.value_scale"
 
 
 def present_key_scale(layer: int) -> str:
-    """`past_key_scale` once more: a step changes nothing of it."""
+    """`past_key_scale` after the step, unchanged."""
     return f"{_PRESENT}{layer}.key_scale"
 
 
 def present_value_scale(layer: int) -> str:
-    """`past_value_scale` once more."""
+    """`past_value_scale` after the step, unchanged."""
     return f"{_PRESENT}{layer}.value_scale"
 
 
 def attended_key(layer: int) -> str:
-    """`present_key` once more, where attention asks for an output in the caches' own buffer."""
+    """A second output equal to `present_key`, for operators that write through an output."""
     return f"{_ATTENDED}{layer}.key"
 
 
 def attended_value(layer: int) -> str:
-    """`present_value` once more."""
+    """A second output equal to `present_value`."""
     return f"{_ATTENDED}{layer}.value"
 
 
@@ -104,12 +104,12 @@ def query_window(layer: int) -> str:
 
 
 def query(layer: int) -> str:
-    """Scaled queries of a decode step, [B,H,1,D], where it was made to show them."""
+    """Scaled queries of a decode step, [B,H,1,D], in graphs made to output them."""
     return f"query.{layer}"
 
 
 def topk_positions(layer: int) -> str:
-    """What the vote kept, int64 [1,Hkv,K], ascending, -1 where unused."""
+    """Kept positions, int64 [1,Hkv,K], ascending, -1 where unused."""
     return f"topk_positions.{layer}"
 
 
@@ -129,12 +129,12 @@ def is_cache(name: str) -> bool:
 
 
 def is_attended(name: str) -> bool:
-    """Whether it names a cache output that is there for its buffer alone."""
+    """Whether it names an output of `attended_key` or `attended_value`."""
     return name.startswith(_ATTENDED)
 
 
 def past_of(output: str) -> str:
-    """The cache input that shares its buffer with a cache output, or may."""
+    """The cache input that shares, or may share, its buffer with a cache output."""
     if is_attended(output):
         return output.replace(_ATTENDED, _PAST, 1)
     return output.replace(_PRESENT, _PAST, 1) if is_present(output) else output

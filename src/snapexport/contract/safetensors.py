@@ -1,7 +1,4 @@
-"""Reads, checks and writes the headers of .safetensors files, without the bytes behind them.
-
-Does not know what a tensor is for, nor how one is read.
-"""
+"""Reads, checks and writes the headers of .safetensors files. Does not read tensors' data."""
 
 import hashlib
 import json
@@ -53,9 +50,9 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 def header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], data_at: tuple[int, int] = (_ALIGNMENT, 0)
 ) -> bytes:
-    """The head of a file that holds tensors of these (dtype, shape), in this order.
+    """The header of a file that holds tensors of these (dtype, shape), in this order.
 
-    data_at: (m, r): the first byte of data stands at a multiple of m, plus r.
+    data_at: (m, r): the data begins at an offset o with o mod m = r.
     """
     entries: dict[str, object] = {}
     end = 0
@@ -69,7 +66,7 @@ def header(
 
 
 def header_sha256(path: Path) -> str:
-    """Digest of a file's header: which tensors it holds, and where."""
+    """Digest of a file's header, which lists its tensors and their offsets."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(_PREFIX.size)
@@ -78,7 +75,7 @@ def header_sha256(path: Path) -> str:
 
 
 def read_header(file: Path) -> dict[str, TensorSpan]:
-    """Spans of all the tensors in one file. Raises UserError for a header that cannot be true."""
+    """Spans of all tensors in a file. Raises UserError for an invalid header."""
     raw, start, size = _read(file)
     try:
         entries = json.loads(raw, object_pairs_hook=_without_duplicates)
@@ -108,7 +105,7 @@ def _read(file: Path) -> tuple[bytes, int, int]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 
@@ -127,7 +124,7 @@ def _natural(value: object) -> int:
 
 
 def _require_size(file: Path, name: str, span: TensorSpan) -> None:
-    """A type that is not known here has no size to compare: only a tensor that is read needs it."""
+    """Compare a tensor's bytes with its type and shape. Tensors of unknown types pass."""
     fits = span.dtype not in ITEM_BYTES or span.nbytes == tensor_bytes(span.dtype, span.shape)
     if span.nbytes < 0 or not fits:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Capabilities of each target: what its graphs may ask for, and what running them costs.
+"""Capabilities of each target: what its graphs may use, and what running them costs.
 
-Code asks a record instead of comparing names, so that a new target is a record here and its passes
-in `graphs/targets/`. Knows no pass, no backend library and no build.
+Code reads these records instead of comparing names, so a new target needs only a record here and
+its passes in `graphs/targets/`. Knows no pass, no backend library and no build.
 """
 
 from collections.abc import Mapping
@@ -20,24 +20,24 @@ Masked = Literal["chunk", "window", "softcap"]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetCapabilities:
-    """What holds for the graphs of one target.
+    """Capabilities of one target's graphs.
 
-    title: the name of what runs them, for messages.
+    title: the runtime's name, for messages.
     cache_dtypes: of compressed caches beside a model in fp32; the model's own is always possible.
-    int4_dtypes: with which `--dtype` linear layers may have 4-bit weights.
+    int4_dtypes: values of `--dtype` that `--weights int4` goes with.
     valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
-    largest_topk: most elements that one TopK gives; None: no limit.
+    largest_topk: largest K of a TopK; None: no limit.
     decomposable: attention is one fused kernel unless several are allowed (`--trt-decomposable`).
     compiled: `snapexport engine` compiles the graphs, and only then they run on this target.
-    runs_on_gpu: graphs work in GPU memory that they share, and calculate in 16 bits; on a CPU each
-    has an arena of its own, and 16-bit weights are converted to fp32.
+    runs_on_gpu: graphs share GPU memory and compute in 16 bits. Otherwise they run on a CPU, where
+    each has its own arena, and 16-bit weights are converted to fp32.
     plugins: our functions may be plugins, which hold no copies of keys and scores.
     weights_per_graph: every graph holds a copy of the weights.
-    cuda_dtypes: with which ONNX Runtime's CUDA provider has kernels for all operators.
-    fused_attention: dtypes in which prefill's attention never holds a layer's scores;
-    fused_whole_prompt: nor in a prompt without a cache (single shot).
-    masks: where attention needs an explicit mask.
-    vote_key_copies: of the prompt's keys while the vote runs as standard operators.
+    cuda_dtypes: dtypes for which ONNX Runtime's CUDA provider has kernels for all operators.
+    fused_attention: dtypes in which prefill's attention never holds a layer's scores.
+    fused_whole_prompt: the same holds for single shot, a prompt without a cache.
+    masks: cases in which attention needs an explicit mask.
+    vote_key_copies: copies of the prompt's keys while the vote runs as standard operators.
     """
 
     title: str
@@ -63,10 +63,10 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         cache_dtypes=("fp16", "int8"),
         int4_dtypes=("fp32", "fp16"),
         valid_slots=True,
-        # GroupQueryAttention: in fp32 it would go to the CPU, and all the caches with it.
+        # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),
         fused_attention=("fp32",),
-        # Transposed, and cut at the prompt's end before that.
+        # One sliced at the prompt's end, one transposed.
         vote_key_copies=2,
     ),
     "tensorrt": TargetCapabilities(

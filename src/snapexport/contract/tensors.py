@@ -1,4 +1,4 @@
-"""Names the types of tensors, sums up full caches, and pairs the tensors that share one memory."""
+"""Names tensor types, sums the bytes of full caches, and pairs tensors that share a buffer."""
 
 from snapexport.contract import names
 from snapexport.contract.bytes import tensor_bytes
@@ -20,7 +20,7 @@ OF_TENSORRT = {
 
 
 def full_cache_bytes(manifest: Manifest) -> int:
-    """Decode's caches as they would be uncompressed: [B,Hkv,T,D], in the build's own dtype."""
+    """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype."""
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
     layers = range(manifest.geometry.num_layers)
     states = [specs[name(n)] for n in layers for name in (names.past_key, names.past_value)]
@@ -34,9 +34,9 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 
 
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
-    """Present caches, each with the input in whose memory it has to be written.
+    """{present cache: the input whose buffer it has to share}.
 
-    Compression reads caches of one length and writes those of another: it shares none.
+    Empty for the compress graph: its input and output caches differ in length.
     """
     inputs = {spec.name for spec in graph.inputs if name != "compress"}
     outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]

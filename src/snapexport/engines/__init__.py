@@ -1,8 +1,8 @@
-"""TensorRT engines of a build that was made for TensorRT.
+"""Builds TensorRT engines from the graphs of a build.
 
-    graph -> network (parsed) -> engine (built on this GPU) -> loaded once -> the build's manifest
+    parse graph -> build engine on this GPU -> load it once -> record it in the manifest
 
-Importing this package loads no TensorRT: modules that need it are named `tensorrt_*`.
+Importing this package does not import TensorRT; only the modules `tensorrt_*` do.
 """
 
 from snapexport.contract.build_directory import Build
@@ -15,9 +15,9 @@ __all__ = ["EngineOptions", "Progress", "build_engines", "require_target"]
 
 
 def build_engines(build: Build, options: EngineOptions, progress: Progress | None = None) -> str:
-    """Build engines for the present GPU and record them; their name in the manifest's `engines`.
+    """Build engines for the present GPU and record them. Returns their name in the manifest.
 
-    What was finished stays, also where a later graph fails. Raises UserError.
+    Finished engines stay if a later graph fails. Raises UserError.
     """
     require_target(build)
     with needs_extra("tensorrt"):
@@ -35,7 +35,7 @@ def build_engines(build: Build, options: EngineOptions, progress: Progress | Non
 
 
 def require_target(build: Build) -> None:
-    """Refuse graphs that TensorRT's parser does not take."""
+    """Raise UserError for a build whose graphs TensorRT's parser does not take."""
     if not capabilities(build.manifest.target).compiled:
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",

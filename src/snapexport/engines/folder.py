@@ -1,10 +1,10 @@
 """Names the files of a build's engines, and lets one process at a time write them.
 
-engines/NAME/decode.engine  an engine; `.partial` follows its name until it is whole
+engines/NAME/decode.engine  an engine; decode.engine.partial until it is complete
 engines/NAME.log            TensorRT's messages
-engines/GPU.timing.cache    measured times of kernels, for all engines that are built on that GPU
+engines/GPU.timing.cache    measured times of kernels, for all engines built on that GPU
 
-NAME says on which GPUs they run, and how they differ from others for the same: see `engine_name`.
+NAME is made of the engines' GPUs and options: see `engine_name`.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from snapexport.engines.options import EngineOptions
 
 
 def engine_name(gpu: Gpu, options: EngineOptions) -> str:
-    """Such as `sm_90-nvidia_h200`, `sm_90` (all of that capability), `ampere_plus-stripped`."""
+    """Folder name such as `sm_90-nvidia_h200`, `sm_90` or `ampere_plus-stripped`."""
     runs_on = {
         "none": _gpu_name(gpu),
         "same_compute_capability": _capability(gpu),
@@ -39,7 +39,7 @@ def engine_name(gpu: Gpu, options: EngineOptions) -> str:
 
 
 def timing_cache(directory: Path, gpu: Gpu) -> Path:
-    """That of a build, for what is built on `gpu`."""
+    """Timing cache of a build, for engines built on `gpu`."""
     return directory / ENGINES / f"{_gpu_name(gpu)}.timing.cache"
 
 
@@ -54,7 +54,7 @@ def _capability(gpu: Gpu) -> str:
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """The engines of one name, in the build at `directory`."""
+    """The folder of the engines `name`, in the build at `directory`."""
 
     directory: Path
     name: str
@@ -68,22 +68,22 @@ class EngineFolder:
         return self.directory / ENGINES / f"{self.name}.log"
 
     def engine(self, graph: GraphName) -> Path:
-        """Where a whole engine lies."""
+        """Path of a complete engine."""
         return self.path / f"{graph}.engine"
 
     def partial(self, graph: GraphName) -> Path:
-        """Where an engine is written."""
+        """Path of an engine while it is written."""
         return unfinished(self.engine(graph))
 
     def in_build(self, path: Path) -> str:
-        """As the manifest names a file."""
+        """A file's name in the manifest."""
         return path.relative_to(self.directory).as_posix()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Be the only one who builds engines in this build, and leave nothing unfinished.
+        """Lock the build's engines; before and after, remove unfinished files.
 
-        What a killed process has left goes too. Raises UserError where another one works.
+        Raises UserError if another process holds the lock.
         """
         self.path.parent.mkdir(exist_ok=True)
         with _locked(self.path.parent):
@@ -95,13 +95,13 @@ class EngineFolder:
                 self._remove_if_empty()
 
     def _remove_partials(self) -> None:
-        """Of other names and timing caches too."""
+        """Remove all unfinished files, also of other engines and of timing caches."""
         for partial in self.path.parent.rglob(f"*{PARTIAL}"):
             partial.unlink()
 
     def _remove_if_empty(self) -> None:
         for directory in (self.path, self.path.parent):
-            with suppress(OSError):  # there is something in it
+            with suppress(OSError):  # it is not empty
                 directory.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Describes the GPU that engines are built on, by CUDA."""
+"""Reads the properties of the present GPU from CUDA."""
 
 from dataclasses import dataclass
 
@@ -27,8 +27,8 @@ def present_gpu() -> Gpu:
     if problem:
         raise UserError(
             f"CUDA finds no GPU: {problem.name}",
-            "an engine is built on the GPU that will run it: see what `nvidia-smi` says; "
-            "--estimate and `snapexport lint` need none",
+            "an engine is built on the GPU that will run it: check `nvidia-smi`; "
+            "--estimate and `snapexport lint` need no GPU",
         )
     capability = f"{properties.major}.{properties.minor}"
     return Gpu(properties.name.rstrip(b"\0").decode(), capability, free)

@@ -1,8 +1,8 @@
-"""Estimates the memory that building and running engines takes at least, by the manifest alone.
+"""Estimates from the manifest the least memory that building and running engines takes.
 
-Counted: weights, inputs and outputs, and what TensorRT takes before it does anything. Not counted:
-the activations and workspaces of single layers, which only the builder knows: --workspace bounds
-them. So more may be needed. What is refused, `require_room` says.
+Counted: weights, inputs and outputs, and the memory of TensorRT's libraries. Not counted: the
+activations and workspaces of layers, which only the builder knows and --workspace bounds. Builds
+may need more than estimated.
 """
 
 import shutil
@@ -17,8 +17,8 @@ from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, Tensor
 from snapexport.contract.tensors import in_place
 
 HOST_COPIES = 2
-"""Of the weights in host memory while an engine is built: the network's, and the engine's. NVIDIA's
-developer guide ("How TensorRT Works", the build phase) says that there are at least two."""
+"""Copies of the weights in host memory during a build: the network's and the engine's. Source:
+NVIDIA's developer guide, "How TensorRT Works", build phase: at least two."""
 
 LIBRARY_HOST = 2 * 2**30
 LIBRARY_GPU = int(0.6 * 2**30)
@@ -28,9 +28,9 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes. host and gpu: while it is built. engine: of the file, without its kernels.
+    """Bytes that one graph needs. host, gpu: during the build. engine: its file, without kernels.
 
-    gpu_fixed: the part of `gpu` that no way of building spares, TensorRT's own and the weights.
+    gpu_fixed: the part of `gpu` for TensorRT's libraries and the weights, which every build needs.
     """
 
     host: int
@@ -41,10 +41,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Graphs are built one after the other: the largest decides.
+    """Bytes for all graphs. They are built one after the other, so host and gpu are maxima.
 
-    running: bytes of GPU memory for their engines, each with its own copy of the weights, and for
-    the caches; without the baseline's, which run instead of the others.
+    running: GPU memory of the loaded engines, each with its own weights, and of the caches. The
+    baseline's engines are left out: they run instead of the others.
     """
 
     graphs: dict[GraphName, Needs]
@@ -68,13 +68,13 @@ class Estimate:
 
 
 def estimate(manifest: Manifest, graphs: Iterable[GraphName], *, stripped: bool) -> Estimate:
-    """What building engines of `graphs` needs. stripped: the engines hold no weights."""
+    """Memory needed to build engines of `graphs`. stripped: the engines hold no weights."""
     found = {name: _needs(manifest, name, stripped) for name in graphs}
     return Estimate(found, LIBRARY_GPU + sum(_loaded(manifest, name) for name in found))
 
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
-    """What a graph adds to a running engine: its weights, and the caches that it doesn't borrow."""
+    """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
     if name.startswith("baseline-"):
         return 0
     owns_caches = name in ("prefill", "decode")
@@ -94,7 +94,7 @@ def _needs(manifest: Manifest, name: GraphName, stripped: bool) -> Needs:
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
-    """The compress step has none; all other graphs are the whole model."""
+    """Bytes of a graph's weights: none in the compress graph, the whole model's in all others."""
     return 0 if name == "compress" else sum(file.size for file in manifest.weights)
 
 
@@ -103,7 +103,7 @@ def _caches(graph: GraphEntry) -> list[TensorSpec]:
 
 
 def _fresh_outputs(name: GraphName, graph: GraphEntry) -> list[TensorSpec]:
-    """Outputs with memory of their own: those that don't share an input's."""
+    """Outputs that don't share an input's buffer."""
     shared = in_place(name, graph)
     return [spec for spec in graph.outputs if spec.name not in shared]
 
@@ -114,7 +114,7 @@ def _bytes(specs: Iterable[TensorSpec]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Bytes that are free. host: None where it is not known."""
+    """Free bytes. host: None if unknown."""
 
     host: int | None
     gpu: int
@@ -122,12 +122,12 @@ class Free:
 
 
 def free_memory(directory: Path, gpu: int) -> Free:
-    """What is free here, on the disk of `directory`, and on the GPU, which others ask."""
+    """Free bytes on the host, on the disk of `directory`, and `gpu` on the GPU."""
     return Free(host_available(), gpu, shutil.disk_usage(directory).free)
 
 
 def host_available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that a process could get: free or reclaimable memory and swap. None: not known."""
+    """Free or reclaimable memory and swap, bytes; None if unknown."""
     try:
         lines = (line.split() for line in meminfo.read_text().splitlines())
         kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
@@ -137,10 +137,10 @@ def host_available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
-    """Refuse what can't fit, before an hour is spent on it. Raises UserError.
+    """Raise UserError for a build that cannot fit, since a build may take an hour.
 
-    On the GPU only TensorRT and the weights are held against what is free: whether inputs and
-    outputs all lie there while kernels are tried is the builder's own affair.
+    On the GPU only `gpu_fixed` is compared: the builder decides whether inputs and outputs are all
+    on the GPU while it tries kernels.
     """
     without_weights = "" if stripped else ", or pass --strip-weights: engines without weights"
     checks = (
@@ -149,7 +149,7 @@ def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
             "GPU memory",
             needed.gpu_fixed,
             free.gpu,
-            "end what else runs on the GPU (`nvidia-smi` names it), use a larger one, or build "
+            "end other processes on the GPU (`nvidia-smi` lists them), use a larger GPU, or build "
             "the graphs again with a smaller --dtype",
         ),
         ("disk space", needed.disk, free.disk, f"make room{without_weights}"),
@@ -157,6 +157,6 @@ def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
     for what, least, left, hint in checks:
         if left is not None and least > left:
             raise UserError(
-                f"building needs at least {spelled(least)} of {what}, and {spelled(left)} are free",
+                f"building needs at least {spelled(least)} of {what}; {spelled(left)} are free",
                 hint,
             )

@@ -1,4 +1,4 @@
-"""Options of `snapexport engine`. The flags of `snapexport engine` are made from this class."""
+"""Options of `snapexport engine`, whose flags are made from this class."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,8 @@ HIGHEST_LEVEL = 5
 class EngineOptions:
     """Every choice of `snapexport engine`.
 
-    graphs: those to build; none named means all. plugins: the loadable library of the fused
-    operators. workspace: bytes; None leaves TensorRT the whole GPU. timing_cache: None means the
-    build's own.
+    graphs: the graphs to build; empty: all. plugins: the loadable library of the fused operators.
+    workspace: bytes; None: no limit. timing_cache: None: the build's own.
     """
 
     graphs: tuple[GraphName, ...] = ()
@@ -52,18 +51,18 @@ class EngineOptions:
             )
         if self.timing_cache is not None and not self.timing_cache.parent.is_dir():
             raise UserError(
-                f"--timing-cache {self.timing_cache} is in no directory that exists",
+                f"the directory of --timing-cache {self.timing_cache} does not exist",
                 f"make {self.timing_cache.parent} first",
             )
         if self.plugins is not None and not self.plugins.is_file():
             raise UserError(
                 f"--plugins {self.plugins} is no file",
-                "it is the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
+                "name the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
             )
 
     @property
     def hardware(self) -> Hardware:
-        """The level under the manifest's name for it."""
+        """The manifest's name of the hardware compatibility level."""
         levels: dict[HardwareFlag, Hardware] = {
             "none": "none",
             "ampere-plus": "ampere_plus",
@@ -72,7 +71,7 @@ class EngineOptions:
         return levels[self.hardware_compat]
 
     def graphs_of(self, manifest: Manifest) -> tuple[GraphName, ...]:
-        """The graphs to build, in the manifest's order. Raises UserError for one it hasn't."""
+        """The graphs to build, in the manifest's order. Raises UserError for an unknown one."""
         for name in self.graphs:
             if name not in manifest.graphs:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""Tells how far the building of engines is, and lets Ctrl-C end work in C++."""
+"""Reports the progress of engine builds, and lets Ctrl-C end work in C++."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -9,24 +9,24 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Told what is going on."""
+    """Receives the progress of a build."""
 
     def stage(self, text: str) -> None:
-        """What begins, or how far it is. May be called by TensorRT's threads."""
+        """Show the present stage or step. TensorRT's threads may call this."""
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def stage(self, text: str) -> None:
         pass
 
 
 def cancellable(work: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """Do `work` in a thread; on any exception here, `cancel` it and wait for its end.
+    """Run `work` in a thread; on an exception in this one, call `cancel` and wait for its end.
 
-    Python handles signals in the main thread alone, and not while that is inside C++. No executor:
-    a signal within its `submit` would lose the work that it has begun.
+    Python handles signals only in the main thread, and not while that is inside C++. This does not
+    use an executor: a signal inside `submit` would lose track of started work.
     """
     future: Future[T] = Future()
     try:

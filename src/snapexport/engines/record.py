@@ -1,7 +1,7 @@
-"""Puts a finished engine into its place and into the manifest.
+"""Puts a finished engine into its folder and into the manifest.
 
-At every moment the manifest names whole engines alone, all built by the same TensorRT with the
-same options. A kill loses the engine that is being built, and no other.
+The manifest names only complete engines at any time, and all engines of one entry were built by the
+same TensorRT with the same options. A kill loses only the engine in work.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from snapexport.engines.folder import EngineFolder
 
 
 def plugin_file(library: Path, folder: EngineFolder) -> EngineFile:
-    """The plugin library as it will lie beside the engines."""
+    """The manifest's record of the plugin library's copy beside the engines."""
     place = folder.in_build(folder.path / library.name)
     return EngineFile(file=place, size=library.stat().st_size, sha256=sha256_of(library))
 
@@ -22,13 +22,13 @@ def plugin_file(library: Path, folder: EngineFolder) -> EngineFile:
 def left_to_build(
     folder: EngineFolder, facts: EngineEntry, graphs: tuple[GraphName, ...]
 ) -> tuple[GraphName, ...]:
-    """The graphs that lack an engine of the same facts. Raises UserError where none is left."""
+    """The graphs without an engine. Raises UserError if none is left, or if options differ."""
     former = Manifest.read(folder.directory).engines.get(folder.name)
     if former is None:
         return graphs
     if differences := _differences(former, facts):
         raise UserError(
-            f"{folder.path} holds engines of another kind: {', '.join(differences)}",
+            f"{folder.path} holds engines with other options: {', '.join(differences)}",
             "pass --overwrite to replace all of them",
         )
     left = tuple(name for name in graphs if name not in former.graphs)
@@ -46,7 +46,7 @@ def record(
     graph: GraphName,
     engine: GraphEngine,
 ) -> None:
-    """Put a finished engine into its place, and into the manifest. `facts` has no engines."""
+    """Put a finished engine into its folder and the manifest. facts: the entry without engines."""
     engines = _make_way(folder, facts, graph)
     if facts.plugins and library:
         copy_whole(library, folder.directory / facts.plugins.file)
@@ -57,7 +57,7 @@ def record(
 def _make_way(
     folder: EngineFolder, facts: EngineEntry, graph: GraphName
 ) -> dict[GraphName, GraphEngine]:
-    """Drop what the new engine replaces, from the manifest first; the engines that stay."""
+    """Remove the engines that the new one replaces, from the manifest first. Returns the rest."""
     former = Manifest.read(folder.directory).engines.get(folder.name)
     if former is None:
         return {}
@@ -78,7 +78,7 @@ def _facts(entry: EngineEntry) -> EngineEntry:
 
 
 def _differences(former: EngineEntry, facts: EngineEntry) -> list[str]:
-    """What the engines that are there were built with, where it isn't what is asked for."""
+    """Options of the existing engines that differ from the wanted ones, as text."""
     fields = [name for name in type(facts).model_fields if name != "graphs"]
     pairs = [(name, getattr(former, name), getattr(facts, name)) for name in fields]
     return [f"{name} {_shown(a)}, not {_shown(b)}" for name, a, b in pairs if a != b]
@@ -90,6 +90,6 @@ def _shown(fact: object) -> str:
 
 def _write(folder: EngineFolder, entry: EngineEntry | None) -> None:
     manifest = Manifest.read(folder.directory)
-    engines = {name: one for name, one in manifest.engines.items() if name != folder.name}
+    engines = {name: other for name, other in manifest.engines.items() if name != folder.name}
     engines |= {folder.name: entry} if entry else {}
     manifest.model_copy(update={"engines": engines}).write(folder.directory)

@@ -22,13 +22,13 @@ from snapexport.engines.tensorrt_engine import check_engine, write_engine
 from snapexport.engines.tensorrt_network import load_plugins, read_network
 
 OLDEST = (10, 15)
-"""The first whose parser has TensorScatter (NVIDIA/TensorRT's CHANGELOG.md), by which our graphs
-write their caches."""
+"""The first version whose parser has TensorScatter, with which our graphs write caches. Source:
+CHANGELOG.md of NVIDIA/TensorRT."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is decided before the first graph is built. facts: the entry, without its engines."""
+    """Settings shared by all graphs of a build. facts: the manifest's entry, without engines."""
 
     build: Build
     options: EngineOptions
@@ -44,7 +44,7 @@ class Job:
 
 
 def build_all(build: Build, options: EngineOptions, progress: Progress) -> str:
-    """Build what is missing, graph by graph; the name of the engines. Raises UserError."""
+    """Build missing engines, graph by graph. Returns the engines' name. Raises UserError."""
     _require_version()
     gpu = present_gpu()
     job, graphs = Job.of(build, options, gpu), options.graphs_of(build.manifest)
@@ -92,7 +92,7 @@ def _build_graphs(job: Job, graphs: tuple[GraphName, ...], log: Log, progress: P
 
 
 def _build_graph(job: Job, name: GraphName, log: Log, progress: Progress) -> GraphEngine:
-    """Write one graph's engine under its partial name, and load it once. Ctrl-C ends it."""
+    """Write one graph's engine under its partial name, and load it once. Ctrl-C stops the build."""
     progress.stage(f"{name}: reading the graph")
     monitor = Monitor(lambda text: progress.stage(f"{name}: {text}"))
     return cancellable(lambda: _build_and_check(job, name, log, monitor), monitor.cancel)
@@ -115,7 +115,7 @@ def _build_and_check(job: Job, name: GraphName, log: Log, monitor: Monitor) -> G
 
 
 def _write(job: Job, name: GraphName, log: Log, monitor: Monitor) -> tuple[int, str]:
-    """Apart, so that builder and network are gone before the engine is loaded."""
+    """Build an engine; its size and SHA-256. Frees builder and network before the engine loads."""
     builder = trt.Builder(log)
     if job.options.plugins:
         load_plugins(builder.get_plugin_registry(), log, job.options.plugins.resolve())

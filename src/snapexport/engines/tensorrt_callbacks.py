@@ -10,7 +10,7 @@ from snapexport.contract.errors import UserError
 
 
 class Log(trt.ILogger):
-    """Has to outlive every object of TensorRT that was made with it. Threads may share it."""
+    """TensorRT's logger. Must outlive all objects of TensorRT made with it. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         trt.ILogger.__init__(self)
@@ -20,12 +20,12 @@ class Log(trt.ILogger):
         self._errors: list[str] = []
 
     def close(self) -> None:
-        """End the file. (ILogger has a `with` block of its own, which is deprecated.)"""
+        """Close the file. (ILogger's own context manager is deprecated.)"""
         with self._lock:
             self._file.close()
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Called by TensorRT; what it says after the end is dropped."""
+        """Called by TensorRT. Messages after `close` are dropped."""
         if severity == trt.ILogger.VERBOSE:
             return
         with self._lock:
@@ -35,17 +35,17 @@ class Log(trt.ILogger):
                 print(f"{severity.name}: {msg}", file=self._file, flush=True)
 
     def forget(self) -> None:
-        """Something new begins: earlier errors are not its fault."""
+        """Forget earlier errors, before a new graph."""
         with self._lock:
             self._errors.clear()
 
     def failure(self, what: str, hint: str) -> UserError:
-        """An error of `what` was tried, with the last that TensorRT said."""
+        """A UserError with message `what` and TensorRT's last error."""
         with self._lock:
-            said = list(self._errors)
-        why = said[-1].strip().splitlines()[0] if said else "TensorRT does not say why"
-        more = f" (after {_count(len(said) - 1)})" if len(said) > 1 else ""
-        return UserError(f"{what}: {why}{more}", f"{hint}; all of TensorRT's words: {self.path}")
+            errors = list(self._errors)
+        why = errors[-1].strip().splitlines()[0] if errors else "TensorRT gives no reason"
+        more = f" (after {_count(len(errors) - 1)})" if len(errors) > 1 else ""
+        return UserError(f"{what}: {why}{more}", f"{hint}; TensorRT's log: {self.path}")
 
 
 def _count(errors: int) -> str:
@@ -53,31 +53,31 @@ def _count(errors: int) -> str:
 
 
 class Monitor(trt.IProgressMonitor):
-    """Tells each phase of a build and its steps. TensorRT calls it from several threads.
+    """Reports the phases and steps of a build. TensorRT calls it from several threads.
 
-    Once cancelled, the build ends at its next step. An exception in here would mean that too.
+    A cancelled build ends at its next step, as it would by an exception in these methods.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         trt.IProgressMonitor.__init__(self)
-        self._tell = tell
+        self._report = report
         self._steps: dict[str, int] = {}
         self._cancelled = Event()
 
     def cancel(self) -> None:
-        """Stop the build that is under way, or the next."""
+        """Stop the present build, or the next one."""
         self._cancelled.set()
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        """A phase begins; others may be under way around it."""
+        """A phase begins; phases may be nested."""
         self._steps[phase_name] = num_steps
-        self._tell(phase_name)
+        self._report(phase_name)
 
     def step_complete(self, phase_name: str, step: int) -> bool:
-        """Step `step` (from 0) is done; whether to go on."""
-        self._tell(f"{phase_name}: {step + 1} of {self._steps.get(phase_name, '?')}")
+        """Step `step` (from 0) is done. Returns False to stop the build."""
+        self._report(f"{phase_name}: {step + 1} of {self._steps.get(phase_name, '?')}")
         return not self._cancelled.is_set()
 
     def phase_finish(self, phase_name: str) -> None:
-        """A phase is done, or given up."""
+        """A phase is done or was given up."""
         self._steps.pop(phase_name, None)

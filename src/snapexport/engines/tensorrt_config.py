@@ -1,6 +1,6 @@
 """Makes TensorRT's builder configuration from the options, and keeps its timing cache in a file.
 
-The timing cache says what a builder has measured already.
+The timing cache holds the times of kernels that earlier builds have measured.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def make_config(
     config = builder.create_builder_config()
     for flag in _flags(options):
         config.set_flag(flag)
-    # On by default; it rounds the products of a build that was made in fp32 to be exact.
+    # TF32 is on by default, and would round the products of fp32 builds.
     config.clear_flag(trt.BuilderFlag.TF32)
     config.builder_optimization_level = options.optimization_level
     config.hardware_compatibility_level = _HARDWARE[options.hardware]
@@ -38,8 +38,8 @@ def make_config(
 
 
 def _flags(options: EngineOptions) -> list[trt.BuilderFlag]:
-    """A stripped engine gets back the very weights that it was built with: REFIT_IDENTICAL, which
-    TensorRT documents as costing no speed. REFIT is for other weights of the same shapes."""
+    """Builder flags. A stripped engine gets its original weights back (REFIT_IDENTICAL), which by
+    TensorRT's documentation costs no speed. REFIT allows other weights of the same shapes."""
     flags = []
     if options.strip_weights:
         flags.append(trt.BuilderFlag.STRIP_PLAN)
@@ -53,16 +53,16 @@ def _flags(options: EngineOptions) -> list[trt.BuilderFlag]:
 
 
 def attach_timing_cache(config: trt.IBuilderConfig, path: Path, *, ours: bool) -> None:
-    """Let `config` use and extend what `path` holds.
+    """Let `config` use and extend the timing cache at `path`.
 
-    A cache of another GPU or another TensorRT does not fit. If it is ours we begin a new one;
-    somebody else's is not to be replaced. Raises UserError.
+    A cache of another GPU or TensorRT does not fit. The build's own (`ours`) is then replaced by an
+    empty one; for the user's file this raises UserError.
     """
     if not path.is_file() or not _attached(config, path.read_bytes()):
         if path.is_file() and not ours:
             raise UserError(
                 f"--timing-cache {path} is not of this GPU and TensorRT {trt.__version__}",
-                "name a file that does not exist yet: it is made",
+                "name a file that does not exist yet",
             )
         _attached(config, b"")
 
@@ -73,7 +73,7 @@ def _attached(config: trt.IBuilderConfig, content: bytes) -> bool:
 
 
 def save_timing_cache(config: trt.IBuilderConfig, path: Path) -> None:
-    """Write what `config` knows by now, whole or not at all."""
+    """Write the timing cache of `config` to `path`, atomically."""
     cache = config.get_timing_cache()
     if cache is None:
         return

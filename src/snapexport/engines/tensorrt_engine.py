@@ -14,9 +14,9 @@ from snapexport.engines.tensorrt_network import load_plugins
 
 
 class EngineWriter(trt.IStreamWriter):
-    """Takes an engine as TensorRT hands it out, and writes it at once: we keep no copy of it.
+    """Writes an engine to its file as TensorRT produces it, and keeps no copy.
 
-    Whether TensorRT does was not seen.
+    Whether TensorRT keeps one was not measured.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +27,7 @@ class EngineWriter(trt.IStreamWriter):
         self._file = path.open("wb")
 
     def write(self, data: bytes) -> int:
-        """Called by TensorRT. It takes no exception: it is told by the count that it is over."""
+        """Called by TensorRT. An exception is not possible here; returning 0 stops TensorRT."""
         try:
             self._file.write(data)
         except OSError as problem:
@@ -38,7 +38,7 @@ class EngineWriter(trt.IStreamWriter):
         return len(data)
 
     def close(self) -> str:
-        """Finish the file; its SHA-256."""
+        """Close the file. Returns its SHA-256."""
         self._file.close()
         return self._digest.hexdigest()
 
@@ -49,7 +49,7 @@ def write_engine(
     config: trt.IBuilderConfig,
     path: Path,
 ) -> tuple[int, str] | None:
-    """Build, which can take an hour. The engine's size and SHA-256; None if TensorRT gave up."""
+    """Build an engine, which may take an hour. Its size and SHA-256; None if TensorRT failed."""
     writer = EngineWriter(path)
     try:
         built = builder.build_serialized_network_to_stream(network, config, writer)
@@ -69,9 +69,9 @@ def check_engine(
     version_compatible: bool,
     plugins: Path | None,
 ) -> int:
-    """Load an engine and see that its caches are written in place; the bytes of its activations.
+    """Load an engine and check that it writes caches in place. Returns its activations' bytes.
 
-    A version compatible engine brings a runtime of its own, and the plugins. Raises UserError.
+    A version-compatible engine contains its own runtime and the plugins. Raises UserError.
     """
     runtime = trt.Runtime(log)
     runtime.engine_host_code_allowed = version_compatible
@@ -81,8 +81,8 @@ def check_engine(
         engine = runtime.deserialize_cuda_engine(content)
     if engine is None:
         raise log.failure(
-            f"TensorRT built an engine of {name} and does not load it",
-            "the GPU needs room for the engine's weights: see what else runs on it",
+            f"TensorRT built an engine of {name} but does not load it",
+            "the GPU needs memory for the engine's weights: end other processes on it",
         )
     for output, past in in_place(name, entry).items():
         if engine.get_aliased_input_tensor(output) != past:

@@ -1,4 +1,4 @@
-"""Parses a graph into TensorRT's network, and compares its tensors with the manifest's."""
+"""Parses a graph into a TensorRT network, and compares its tensors with the manifest's."""
 
 from pathlib import Path
 
@@ -10,33 +10,33 @@ from snapexport.contract.tensors import OF_TENSORRT
 from snapexport.engines.tensorrt_callbacks import Log
 
 STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-"""The graph's own types are kept. TensorRT 11 knows nothing else, and ignores the flag."""
+"""Keeps the graph's types. TensorRT 11 always does, and ignores the flag."""
 
 
 def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None:
-    """Give the operators of `library` to the builder, or the runtime, that the registry is of."""
+    """Register the operators of `library` in a builder's or a runtime's registry."""
     if registry.load_library(str(library)) is None:
         raise log.failure(
             f"TensorRT does not load {library}",
-            "it has to be libsnapexport_loadable.so, built for this version of TensorRT, and no "
-            "plugin of a same name may be registered already (docs/how-to/plugins.md)",
+            "name libsnapexport_loadable.so, built for this version of TensorRT; no plugin of the "
+            "same name may be registered already (docs/how-to/plugins.md)",
         )
 
 
 def read_network(
     builder: trt.Builder, log: Log, path: Path, entry: GraphEntry
 ) -> trt.INetworkDefinition:
-    """Parse the graph at `path`; its weights are found beside it. Raises UserError.
+    """Parse the graph at `path`, with its weights beside it. Raises UserError.
 
-    The parser owns the weights: the bindings keep it as long as the network.
+    The parser owns the weights; TensorRT's bindings keep it alive with the network.
     """
     network = builder.create_network(STRONGLY_TYPED)
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(path)):
         raise UserError(
             f"TensorRT {trt.__version__} does not take {path}: {_problems(parser)}",
-            "`snapexport lint BUILD --for tensorrt` names what is known to be missing; all of "
-            f"TensorRT's words: {log.path}",
+            "`snapexport lint BUILD --for tensorrt` lists known restrictions; TensorRT's log: "
+            f"{log.path}",
         )
     _require_as_recorded(path, network, entry)
     return network
@@ -45,13 +45,13 @@ def read_network(
 def _problems(parser: trt.OnnxParser) -> str:
     errors = [_problem(parser, index) for index in range(parser.num_errors)]
     if not errors:
-        return "it does not say why"
+        return "it gives no reason"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return errors[0] + more
 
 
 def _problem(parser: trt.OnnxParser, index: int) -> str:
-    """One error: where it is and what is wrong."""
+    """One parser error as text."""
     error: trt.ParserError = parser.get_error(index)
     inside = "".join(f" in {function}" for function in error.local_function_stack())
     what = " ".join(error.desc().split())
@@ -59,7 +59,7 @@ def _problem(parser: trt.OnnxParser, index: int) -> str:
 
 
 def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: GraphEntry) -> None:
-    """The runtime allocates by the manifest: TensorRT has to see the same tensors."""
+    """Raise UserError unless TensorRT sees the manifest's tensors, which the runtime allocates."""
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     for tensors, specs in ((inputs, entry.inputs), (outputs, entry.outputs)):
@@ -68,8 +68,8 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
         for name in sorted(found.keys() | wanted.keys()):
             if found.get(name) != wanted.get(name):
                 raise UserError(
-                    f"TensorRT takes {name} of {path} for {found.get(name)}, "
-                    f"the manifest for {wanted.get(name)}",
+                    f"{name} of {path} is {found.get(name)} in TensorRT, "
+                    f"and {wanted.get(name)} in the manifest",
                     "this is a fault of snapexport or of TensorRT's parser: please report it",
                 )
 

@@ -10,7 +10,7 @@ _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True)
 class Addresses:
-    """The model's name, and URLs. http, grpc: Triton's own, if it serves the model."""
+    """The model's name, and the server's URLs. http, grpc: Triton's, if it serves the model."""
 
     model: str
     openai: str

@@ -1,4 +1,4 @@
-"""What answers behind the API: a generator, and the process or thread that runs its model."""
+"""Pairs a generator with the process or thread that runs its model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ class Supervised(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether it is alive."""
+        """Whether the process or thread is alive."""
         ...
 
     @property
     def needs_probe(self) -> bool:
-        """Whether its model may have stopped answering although it is alive."""
+        """Whether to check the model with a probe, since it may hang in a live process."""
         ...
 
 
 @dataclass(frozen=True)
 class Backing:
-    """log: the end of a server's log. http, grpc, metrics: URLs of a server of its own."""
+    """log: the end of Triton's log. http, grpc, metrics: URLs of Triton, if there is one."""
 
     generator: Generator
     supervised: Supervised
@@ -37,4 +37,4 @@ class Backing:
         """The error that ends the command."""
         if log := self.log():
             reason = f"{reason}; the end of the server's log:\n{log}"
-        return UserError(reason, "look for the reason above, and start it again")
+        return UserError(reason, "see the log above, and start the server again")

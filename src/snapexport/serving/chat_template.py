@@ -1,7 +1,7 @@
-"""Renders the checkpoint's own chat template as transformers does: messages to a prompt's text.
+"""Renders messages to a prompt's text by the checkpoint's chat template, as transformers does.
 
-transformers' guide "Chat templates" has the names, filters and block rules that a template may use.
-Needs jinja2. Knows no model, no server and no tokenizer.
+Source of the names, filters and block rules: transformers' guide "Chat templates". Needs jinja2.
+Knows no model, no server and no tokenizer.
 """
 
 import json
@@ -22,17 +22,17 @@ from snapexport.contract.errors import UserError
 CONFIG = "tokenizer_config.json"
 """The special tokens' texts, and an older checkpoint's chat template."""
 FILE = "chat_template.jinja"
-"""Where newer checkpoints keep it, outside of tokenizer_config.json."""
+"""The chat template of newer checkpoints, outside of tokenizer_config.json."""
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""Names that every template is given, beside its special tokens."""
+"""Names defined for every template, beside the special tokens."""
 
 Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template and the special tokens that it may write."""
+    """A template and the special tokens that it may use."""
 
     source: str
     special: Mapping[str, str]
@@ -43,18 +43,18 @@ class ChatTemplate:
         add_generation_prompt: bool,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text; it ends inside the last message if the model is to go on with it.
+        """The prompt's text. It ends inside the last message if the model is to continue it.
 
         options: values of names in `options`.
         """
         known = {"messages": messages, "tools": None, "documents": None, **self.special}
         given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
-        with _told():
+        with _as_user_errors():
             text = self._template.render(given)
         return text if add_generation_prompt else _open(text, messages[-1]["content"])
 
     def require_sound(self) -> None:
-        """Raise a UserError where it is no template at all."""
+        """Raise UserError for a text that is no template."""
         try:
             _ = self._template, self.options
         except jinja2.TemplateError as error:
@@ -65,7 +65,7 @@ class ChatTemplate:
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Names that the template reads and not every caller gives, such as `enable_thinking`."""
+        """Optional names that the template reads, such as `enable_thinking`."""
         names = meta.find_undeclared_variables(_environment().parse(self.source))
         return frozenset(names - GIVEN - self.special.keys() - _environment().globals.keys())
 
@@ -75,7 +75,7 @@ class ChatTemplate:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_user_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # what a template does with a value of the wrong type, too
@@ -99,7 +99,7 @@ def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The build's tokenizer_config.json; empty where there is none. Raises UserError."""
+    """The build's tokenizer_config.json; empty if it is missing. Raises UserError."""
     path = directory / CONFIG
     if not path.is_file():
         return {}
@@ -113,7 +113,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of `bos_token` and its kind: each is a text, or an object with `content`."""
+    """Name -> text of `bos_token` and the like, each a text or an object with `content`."""
     named = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: _content(value) for key, value in named.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}
@@ -124,7 +124,7 @@ def _content(value: Any) -> Any:
 
 
 def _default(value: Any) -> str | None:
-    """A config's template, or the one called default where it has a list of named ones."""
+    """A config's template; from a list of named ones, the one named default."""
     if isinstance(value, list):
         named = {entry["name"]: entry["template"] for entry in value}
         return named.get("default")
@@ -132,7 +132,7 @@ def _default(value: Any) -> str | None:
 
 
 def _open(text: str, last: str) -> str:
-    """Cut behind the last message's text: what closes the message would end the answer."""
+    """Cut the prompt after the last message's text: closing tokens would end the answer."""
     at = text.rfind(last.strip())
     if at < 0:
         raise UserError(
@@ -152,7 +152,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    """Without the escapes for HTML that jinja2's own filter adds."""
+    """JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

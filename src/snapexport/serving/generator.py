@@ -1,4 +1,4 @@
-"""The protocol between a server's front and what continues prompts.
+"""The protocol between a server's front and the part that continues prompts.
 
 Knows no HTTP, no thread and no Triton. `worker.InProcessGenerator` and
 `triton.client.TritonGenerator` implement it.
@@ -13,12 +13,12 @@ from snapexport.runtime.requests import OutputDelta, Request
 FailureCode = Literal[
     "invalid", "full", "stopping", "unreachable", "cancelled", "deadline", "internal"
 ]
-"""full: all batch slots are taken, and so are all places in the queue. unreachable: of a server."""
+"""full: all batch slots and places in the queue are taken. unreachable: Triton does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request was refused, or ended early."""
+    """The reason why a request was refused or ended early."""
 
     message: str
     code: FailureCode
@@ -36,10 +36,10 @@ class Generator(Protocol):
     """Continues prompts, for the event loop that it was made in."""
 
     last_output: float
-    """When anybody's last output came, by time.monotonic(). -inf: none has come yet."""
+    """Time of the last output of any request, by time.monotonic(). -inf: none yet."""
 
     def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
-        """The request's outputs; the last one, and no other, has a finish_reason.
+        """Yield the request's outputs. Only the last one has a finish_reason.
 
         Closing the stream early, by `aclose`, cancels the request. Raises GenerationError.
         """
@@ -50,12 +50,12 @@ class Generator(Protocol):
         ...
 
     async def close(self) -> None:
-        """End what is still running: its streams raise GenerationError."""
+        """End all running requests; their streams raise GenerationError."""
         ...
 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
-    """Several deltas of one request in a row, as one."""
+    """Join consecutive deltas of one request into one."""
     last = deltas[-1]
     if len(deltas) == 1:
         return last

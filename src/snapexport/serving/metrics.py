@@ -23,7 +23,7 @@ Kind = Literal["GAUGE", "COUNTER", "HISTOGRAM"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name without the prefix, and its meaning."""
+    """One metric: its name without the prefix, and its help text."""
 
     name: str
     kind: Kind
@@ -68,7 +68,7 @@ class Counters:
     requests_failed_total: int = 0
     requests_refused_total: int = 0
     observations: "deque[tuple[str, float]]" = field(default_factory=deque)
-    """For the histograms, name and seconds; the publisher takes them out."""
+    """Observations (name, seconds) for the histograms; the publisher removes them."""
 
     def values(self) -> dict[str, float]:
         """The counters by their metrics' names."""
@@ -77,7 +77,7 @@ class Counters:
         return values
 
     def observe(self, name: str, seconds: float) -> None:
-        """Leave one observation for a histogram."""
+        """Add an observation (seconds) for a histogram."""
         self.observations.append((name, seconds))
 
     def count(self, progress: Progress, delta: OutputDelta, now: float) -> None:

@@ -18,10 +18,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """A build, where it is served, and how the server ends.
+    """A build, the server's addresses, and its limits.
 
-    triton: put a Triton server behind the API. Ports of 0 are free ones. None: for `name` the
-    build directory's, for `repository` a temporary one, else the runtime's own choice.
+    triton: put a Triton server behind the API. Port 0: any free port. None: name: the build
+    directory's; repository: a temporary one; other fields: the runtime's default.
     """
 
     build: Path
@@ -57,7 +57,7 @@ class ServeOptions:
 
     @property
     def model_name(self) -> str:
-        """The name that clients give as `model`."""
+        """The value of `model` in clients' requests."""
         return model_name(self.build, self.name)
 
     def _require_own_way(self) -> None:
@@ -80,13 +80,13 @@ def model_name(build: Path, name: str | None) -> str:
 
 
 def require_at_least(flag: str, value: int | None, least: int) -> None:
-    """Raise a UserError for a value that is too small."""
+    """Raise UserError for a value below `least`."""
     if value is not None and value < least:
         raise UserError(f"{flag} {value} is too small", f"use {least} or more")
 
 
 def require_name(name: str) -> None:
-    """Raise a UserError for what cannot be a model's name."""
+    """Raise UserError for an invalid name of a model."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"'{name}' cannot be a model's name",

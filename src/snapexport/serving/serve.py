@@ -1,6 +1,6 @@
-"""Runs `snapexport serve`: a generator, in this process or behind Triton, and the API before it.
+"""Runs `snapexport serve`: the API in front of a generator, in this process or in Triton.
 
-Each part starts after the one that it needs, and ends before it.
+Each part starts after the parts it needs, and ends before them.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from snapexport.serving.warm_up import warm_up
 from snapexport.serving.worker import InProcessGenerator
 
 FIRST_TOKEN_SECONDS = 900.0
-"""For the first answer, before the addresses are printed."""
+"""Seconds for the first answer, before the addresses are printed."""
 
 
 Started = AbstractAsyncContextManager[Backing]
@@ -42,7 +42,7 @@ class Report:
 
 
 def serve(options: ServeOptions, report: Report) -> None:
-    """Serve until a signal comes. Raises UserError."""
+    """Serve until SIGINT or SIGTERM. Raises UserError."""
     with ExitStack() as stack:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
         signals = stack.enter_context(Signals())
@@ -118,7 +118,7 @@ async def _answer(
 
 
 async def _require_answer(backing: Backing) -> None:
-    """Wait for a first token: a server that is ready may have a model that is not."""
+    """Wait for a first token, since a ready server may have a model that is not ready."""
     health = Health(backing.generator, FIRST_TOKEN_SECONDS)
     try:
         supervision = supervise(backing, health)

@@ -9,9 +9,9 @@ TokenText = Callable[[int], str]
 
 
 def token_texts(tokenizer: Tokenizer | None) -> TokenText:
-    """A function from a token id to the token's text; to an empty text without a tokenizer.
+    """A function from a token id to the token's text; without a tokenizer, to an empty text.
 
-    It is the text behind another token: some decoders drop the leading space of a first one.
+    A token is decoded after another one, since some decoders drop a first token's leading space.
     """
 
     @lru_cache(maxsize=1 << 14)

@@ -15,7 +15,7 @@ def warm_up(llm: LLM) -> None:
 
 
 def run_every_decode(llm: LLM) -> None:
-    """Run a decode step of idle batch slots on each decode graph. Slots lose what they hold."""
+    """Run a decode step of idle batch slots on each decode graph. Overwrites all batch slots."""
     for count in llm.executor.limits.decode_batches:
         idle = np.zeros(count, np.int64)
         llm.executor.decode(idle, idle, idle)

@@ -1,9 +1,8 @@
-"""Runs an LLM in a thread of its own: takes requests, steps, and delivers their outputs.
+"""Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
 
-`Worker` delivers through a function of the caller's; `InProcessGenerator` is a worker behind an
-event loop. Knows neither HTTP nor Triton. Nothing but the worker's thread touches the LLM, except
-for `LLM.read`: others leave requests and cancellations under a lock, and the worker takes them up
-between two steps.
+`Worker` delivers by a callback; `InProcessGenerator` connects a worker to an event loop. Only the
+worker's thread uses the LLM, except for `LLM.read`. Other threads leave requests and cancellations
+under a lock, and the worker takes them between two steps. Knows neither HTTP nor Triton.
 """
 
 import asyncio
@@ -27,34 +26,34 @@ NOT_FINITE = Failure(
 )
 
 PAUSE_SECONDS = 0.1
-"""Pause after an unexpected error, so that a lasting one doesn't fill the log."""
+"""Seconds to pause after an unexpected error, so that a lasting one does not fill the log."""
 
 STOP_SECONDS = 5.0
-"""How long `InProcessGenerator.close` waits for the step that is running."""
+"""Seconds that `InProcessGenerator.close` waits for the running step."""
 
 MOST_UNREAD_TOKENS = 1 << 14
-"""A client that leaves more tokens unread loses its request. Up to there, the outputs that wait for
-a slow client are joined into one; the worker never waits for a client."""
+"""Most unread tokens of a client; beyond it the request is cancelled. Waiting outputs are joined
+into one, and the worker never waits for a client."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ActiveRequest:
     """A request and its progress, from arrival to end. Times are of time.monotonic().
 
-    timeout: seconds from `arrived` on, after which the request is cancelled; 0: none.
+    timeout: the request is cancelled that many seconds after `arrived`; 0: never.
     """
 
     request: Request
     arrived: float = field(default_factory=time.monotonic)
     timeout: float = 0.0
     request_id: int | None = None
-    """The LLM's, once the worker has submitted the request."""
+    """The LLM's request, once the worker has submitted it."""
     started: float | None = None
-    """When it got a batch slot."""
+    """Time at which the request got a batch slot."""
     first_token: float | None = None
     tokens: int = 0
     ending: Failure | None = None
-    """Why the worker has cancelled it, if it has."""
+    """The reason, if the worker has cancelled the request."""
 
     @property
     def deadline(self) -> float:
@@ -101,7 +100,7 @@ class Worker(Generic[Active]):
         return self._thread.is_alive()
 
     def accept(self, active: Active) -> Failure | None:
-        """Queue a request; the failure where it is refused."""
+        """Queue a request. Returns the failure if it is refused."""
         with self._changed:
             if self._stopping or self._accepted >= self._room:
                 self.counters.requests_refused_total += 1
@@ -112,13 +111,13 @@ class Worker(Generic[Active]):
         return None
 
     def cancel(self, active: Active, why: Failure) -> None:
-        """End a request before the next step. Does nothing if it has ended."""
+        """End a request before the next step. Does nothing for an ended request."""
         with self._changed:
             self._unwanted.append((active, why))
             self._changed.notify()
 
     def stop(self, seconds: float) -> None:
-        """End all requests and the thread; wait for it no longer than this."""
+        """End all requests and the thread; wait at most `seconds` for it."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -126,7 +125,7 @@ class Worker(Generic[Active]):
             self._thread.join(seconds)
 
     def values(self) -> dict[str, float]:
-        """The gauges that change, and the counters. Any thread may ask."""
+        """The changing gauges, and the counters. Any thread may call this."""
         waiting = sum(1 for one in tuple(self._live.values()) if one.started is None)
         return {
             "requests_running": len(self._live) - waiting,
@@ -143,10 +142,10 @@ class Worker(Generic[Active]):
             with self._changed:
                 self._stopping = True  # however the loop ended: no request may wait for it
             self._take_up()
-            self._tell(self._end_all(STOPPING))
+            self._emit(self._end_all(STOPPING))
 
     def _wait(self) -> bool:
-        """Sleep while there is nothing to do; False once the worker is to stop."""
+        """Sleep while there is nothing to do. Returns False if the worker has to stop."""
         with self._changed:
             while not (self._stopping or self._arrived or self._unwanted or self._llm.busy):
                 self._changed.wait()
@@ -154,14 +153,14 @@ class Worker(Generic[Active]):
 
     def _step_or_end_all(self) -> None:
         try:
-            self._tell(self._step())
+            self._emit(self._step())
         except Exception as error:
             self._log(traceback.format_exc())
-            self._tell(self._end_all(_internal(error)))
+            self._emit(self._end_all(_internal(error)))
             time.sleep(PAUSE_SECONDS)
 
     def _step(self) -> list[tuple[Active, Event]]:
-        """One step of the LLM, after what came and went since the last."""
+        """One step of the LLM, after submitting new requests and cancelling ended ones."""
         self._take_up()
         now = time.monotonic()
         for active in self._live.values():
@@ -184,7 +183,7 @@ class Worker(Generic[Active]):
                 self._log(traceback.format_exc())
                 self._leave()
                 self.counters.requests_failed_total += 1
-                self._tell([(active, _internal(error))])
+                self._emit([(active, _internal(error))])
                 continue
             self._live[active.request_id] = active
             self.counters.prompt_tokens_total += len(active.request.prompt_token_ids)
@@ -192,9 +191,9 @@ class Worker(Generic[Active]):
             self._cancel(active, why)
 
     def _cancel(self, active: Active, why: Failure) -> None:
-        """Free its batch slot; its last delta, which says "cancelled", comes with the next step.
+        """Free the request's batch slot. Its last delta, "cancelled", comes with the next step.
 
-        It must not fail: it is all that is left to do after other failures.
+        Must not fail, since it is the last resort after other failures.
         """
         if active.request_id is None or active.request_id not in self._live:
             return
@@ -212,7 +211,7 @@ class Worker(Generic[Active]):
                 self.counters.observe("queue_seconds", now - active.arrived)
 
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
-        """What a delta means for its request: an output, or why there are no more."""
+        """The event of a delta: an output, or a failure."""
         active = self._live[delta.request_id]
         self.counters.count(active, delta, now)
         if delta.finish_reason:
@@ -228,12 +227,12 @@ class Worker(Generic[Active]):
         self._leave()
 
     def _leave(self) -> None:
-        """Give a place in the queue back."""
+        """Free a place in the queue."""
         with self._changed:
             self._accepted -= 1
 
     def _end_all(self, why: Failure) -> list[tuple[Active, Event]]:
-        """End every request that is live, each with a last event."""
+        """End every live request with a failure."""
         ended: list[tuple[Active, Event]] = []
         for request_id, active in list(self._live.items()):
             self._cancel(active, why)
@@ -242,7 +241,7 @@ class Worker(Generic[Active]):
         self.counters.requests_failed_total += len(ended)
         return ended
 
-    def _tell(self, events: list[tuple[Active, Event]]) -> None:
+    def _emit(self, events: list[tuple[Active, Event]]) -> None:
         if events:
             self._deliver(events)
 
@@ -265,7 +264,7 @@ def _too_slow() -> Failure:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Stream(ActiveRequest):
-    """A request whose outputs wait for a coroutine. Only the event loop touches what is below."""
+    """A request whose outputs wait for a coroutine. Only the event loop uses the fields below."""
 
     unread: list[OutputDelta] = field(default_factory=list)
     unread_tokens: int = 0
@@ -282,7 +281,7 @@ class _Stream(ActiveRequest):
         self.has_news.set()
 
     async def next(self) -> OutputDelta:
-        """All outputs that wait, joined. Raises GenerationError after the last one."""
+        """All waiting outputs, joined. Raises GenerationError after the last one."""
         await self.has_news.wait()
         self.has_news.clear()
         if self.unread:
@@ -311,7 +310,7 @@ class InProcessGenerator:
         gauges: dict[str, float],
         log: Callable[[str], None],
     ) -> None:
-        """labels: of all metrics. gauges: metrics that don't change. request_seconds: a timeout."""
+        """labels: of all metrics. gauges: constant metrics. request_seconds: a timeout."""
         self.last_output = self.last_failure = float("-inf")
         self.worker: Worker[_Stream] = Worker(llm, self._deliver, max_pending, log)
         self.request_seconds = request_seconds
@@ -319,12 +318,12 @@ class InProcessGenerator:
         self._text_form = TextForm(labels)
 
     def start(self) -> None:
-        """Begin to serve the running event loop."""
+        """Start the worker, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.worker.start()
 
     async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
-        """The outputs of one request, as fast as they are read."""
+        """Yield the outputs of one request; outputs between two reads are joined."""
         stream = _Stream(request=request, timeout=self.request_seconds)
         if refusal := self.worker.accept(stream):
             raise GenerationError(refusal)
@@ -344,7 +343,7 @@ class InProcessGenerator:
         return self._text_form.render(self._gauges | self.worker.values())
 
     async def close(self) -> None:
-        """Stop the worker: what runs ends with an error."""
+        """Stop the worker; running requests end with an error."""
         await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
 
     @property
@@ -354,7 +353,7 @@ class InProcessGenerator:
 
     @property
     def needs_probe(self) -> bool:
-        """Whether the last thing heard of the LLM was a failure of its own."""
+        """Whether the LLM's last event was an internal failure."""
         return self.last_failure > self.last_output
 
     def _deliver(self, events: list[tuple[_Stream, Event]]) -> None:

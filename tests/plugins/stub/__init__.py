@@ -48,7 +48,7 @@ def described(tensor: Tensor, format_: int = 0) -> Described:
 
 
 def field(name: str, value: Any) -> tuple[Field, Any]:
-    """As TensorRT's ONNX parser makes it: and what has to stay alive."""
+    """A field as TensorRT's ONNX parser makes it, and the buffer that has to stay alive."""
     if isinstance(value, str):
         buffer: Any = ctypes.create_string_buffer(value.encode())
         kind, length = 6, len(value)
@@ -98,7 +98,7 @@ class Plugin:
         self.library, self.handle = library, ctypes.c_void_p(handle)
 
     def another(self, how: str) -> "Plugin":
-        """By clone, attach (to a context) or deserialize."""
+        """Another plugin, by clone, attach (to a context) or deserialize."""
         handle = getattr(self.library, f"stub_{how}")(self.handle)
         assert handle
         return Plugin(self.library, handle)

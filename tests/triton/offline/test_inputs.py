@@ -1,4 +1,4 @@
-"""A request's tensors read, without a server."""
+"""Reads a request's tensors, without a server."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_missing_inputs_have_the_runtimes_defaults() -> None:
     assert inputs == Inputs("a", "text_input", SamplingParams(), *[False] * 4, timeout=0.0)
 
 
-def test_every_input_arrives() -> None:
+def test_every_input_tensor_reaches_the_parameters() -> None:
     given = values(
         input_ids=[3, 4],
         max_tokens=[7],
@@ -53,7 +53,7 @@ def test_every_input_arrives() -> None:
     assert inputs.stream and inputs.count_input and inputs.count_output
 
 
-def test_tritons_own_timeout_comes_first() -> None:
+def test_tritons_own_timeout_overrides_the_parameter() -> None:
     assert read(values(text_input=[b"a"]), {TIMEOUT: 5}, 2_000_000).timeout == 2.0
 
 
@@ -80,14 +80,14 @@ def test_invalid_input_is_refused_by_its_name(
         read(values(**given), parameters)
 
 
-def test_named_output_counts_as_asked_for() -> None:
+def test_named_output_counts_as_requested() -> None:
     inputs = read(values(text_input=[b"a"]), {})
     named = with_outputs(inputs, frozenset({"num_input_tokens", "output_logprobs"}))
     assert (named.count_input, named.count_output, named.params.logprobs) == (True, False, 0)
     assert with_outputs(inputs, OUTPUT_NAMES) == inputs
 
 
-def test_code_and_message_are_split() -> None:
+def test_error_is_split_into_code_and_message() -> None:
     assert code_and_message("UNAVAILABLE: later") == ("UNAVAILABLE", "later")
     assert code_and_message("Stub process is not healthy: no") == (
         "INTERNAL",

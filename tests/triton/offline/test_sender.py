@@ -16,7 +16,7 @@ OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
 
 
 class FakePort:
-    """Keeps what is sent; `gone` and `broken` are the client's doing."""
+    """Records sent responses. `gone`: the client left; `broken`: sending fails."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bool]] = []
@@ -83,7 +83,7 @@ def test_responses_arrive_in_order_and_the_last_is_final(bench: Bench) -> None:
     assert one.closed and other.closed
 
 
-def test_answer_that_is_no_stream_goes_out_at_its_end_with_its_echo(bench: Bench) -> None:
+def test_non_streaming_answer_is_sent_once_with_its_echo(bench: Bench) -> None:
     one, port = active(stream=False, echo="prompt ")
     bench.sender.start()
     for text, reason in (("a", None), ("b", None), ("c", "length")):
@@ -93,7 +93,7 @@ def test_answer_that_is_no_stream_goes_out_at_its_end_with_its_echo(bench: Bench
     assert port.sent == [("prompt abc", True)]
 
 
-def test_outputs_that_wait_go_out_as_one_response(bench: Bench) -> None:
+def test_waiting_outputs_are_sent_as_one_response(bench: Bench) -> None:
     one, port = active()
     for text in "abc":
         bench.queue.put([(one, output(text))])
@@ -102,8 +102,8 @@ def test_outputs_that_wait_go_out_as_one_response(bench: Bench) -> None:
     assert port.sent == [("abc", False)]
 
 
-def test_long_queue_is_sent_to_its_end(bench: Bench) -> None:
-    """More steps than are heard at once, and the end right behind them."""
+def test_sender_sends_a_long_queue_to_its_end(bench: Bench) -> None:
+    """More steps than the sender merges at once, then its stop."""
     one, port = active()
     for step in range(MOST_STEPS + 8):
         bench.queue.put([(one, output(chr(ord("A") + step)))])
@@ -117,9 +117,9 @@ def test_long_queue_is_sent_to_its_end(bench: Bench) -> None:
 def test_merging_keeps_each_requests_order_and_its_failure_last() -> None:
     (one, _), (other, _) = active(), active()
     failure = Failure("no", "internal")
-    said = [(one, output("a")), (other, output("x")), (one, output("b")), (one, failure)]
+    outputs = [(one, output("a")), (other, output("x")), (one, output("b")), (one, failure)]
     both = OutputDelta(0, "ab", (1, 1))
-    assert merged(said) == [(one, both), (other, output("x")), (one, failure)]
+    assert merged(outputs) == [(one, both), (other, output("x")), (one, failure)]
 
 
 def test_client_that_left_is_reported_once_unless_its_request_has_ended(bench: Bench) -> None:
@@ -145,7 +145,7 @@ def test_response_that_cannot_be_sent_stops_no_other(bench: Bench) -> None:
     assert "cannot be sent" in bench.logged[0]
 
 
-def test_stop_sends_what_is_left(bench: Bench) -> None:
+def test_sender_stop_sends_the_remaining_outputs(bench: Bench) -> None:
     one, port = active()
     bench.queue.put([(one, output("a", "length"))])
     bench.sender.start()

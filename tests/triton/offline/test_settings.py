@@ -1,4 +1,4 @@
-"""What config.pbtxt says to the backend."""
+"""The backend's settings, read from config.pbtxt."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("CPU", "onnxruntime"), ("GPU", "tensorrt")])
-def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, backend: str) -> None:
+def test_instance_kind_chooses_the_backend(kind: str, backend: str) -> None:
     settings = Settings.read(args(kind, max_pending="0", FORCE_CPU_ONLY_INPUT_TENSORS="yes"))
     assert settings == Settings(Path("/models/m/1/build"), 0, None, None, backend)
 
@@ -34,6 +34,6 @@ def test_the_instance_s_kind_chooses_what_runs_the_build(kind: str, backend: str
         (args("MODEL", max_pending="1"), "no instance of kind MODEL"),
     ],
 )
-def test_what_it_refuses(given: dict[str, str], message: str) -> None:
+def test_settings_refuse_wrong_parameters_and_kinds(given: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Settings.read(given)

@@ -1,11 +1,11 @@
-"""Experiments by name. Each module says what it measures and how it is shown, and no more.
+"""Lists the experiments by name. Each module has:
 
     HELP                    a line
-    DEVICES                 where it runs: cpu, cuda
+    DEVICES                 devices that it runs on: cpu, cuda
     DEFAULT, QUICK, CUDA    its options on the CPU, at tiny sizes, and on a GPU
     run(setup, options, results)
-    summary(sections)       rows that follow from the sections (optional)
-    tables(report)          what a page or a terminal shows
+    summary(sections)       rows computed from the sections (optional)
+    tables(report)          tables for a page or a terminal
 
 `speed` and the load test are `snapexport bench BUILD`: they measure a build that is given.
 """

@@ -70,9 +70,10 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 def _flat(results: Results, what: str, cases: Sequence[Case], rounds: int) -> None:
-    """A step at every context, round by round: the machine drifts by more than they differ.
+    """A step at every context, round by round.
 
-    So what is kept of a step is its time by the median of its round.
+    Each step's time is divided by the median of its round, since the machine drifts by more than
+    the steps differ.
     """
     ratios: list[list[float]] = [[] for _ in cases]
     for done in range(rounds):
@@ -88,7 +89,7 @@ def _flat(results: Results, what: str, cases: Sequence[Case], rounds: int) -> No
 
 
 def summary(sections: Row) -> list[Row]:
-    """How flat SnapStream's time is, from where all its slots are used: the largest difference."""
+    """Largest difference between SnapStream's step times, over contexts that fill its cache."""
     found = []
     for budget in dict.fromkeys(row["kv_budget"] for row in sections.get("flat", [])):
         rows = [row for row in sections["flat"] if row["kv_budget"] == budget]

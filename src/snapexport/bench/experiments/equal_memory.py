@@ -1,4 +1,4 @@
-"""Throughput at equal memory: as many batch slots as one size of decode cache has room for."""
+"""Measures throughput at equal memory: each cache with as many batch slots as fit."""
 
 import json
 from collections import defaultdict
@@ -13,6 +13,7 @@ from snapexport.bench.spread import rounded
 from snapexport.bench.tables import Table, of_roofline, spread_ms
 from snapexport.bench.turns import Row, alone
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import in_gib
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import CacheDType
@@ -32,9 +33,9 @@ PAPER = (
 
 @dataclass(frozen=True)
 class Cache:
-    """compression: positions of the prompt to a cache slot; kv_budget: so many slots whatever the
-    prompt. Neither: the full cache's own graphs. smaller: how many of its elements take the bytes
-    of one of the full cache's."""
+    """A cache to compare. compression: prompt positions / cache slots. kv_budget: cache slots for
+    every prompt. Neither: the full cache. smaller: bytes of the full cache's element / bytes of
+    this cache's."""
 
     name: str
     compression: int | None = None
@@ -75,7 +76,7 @@ CUDA = Options(32 << 30, "8b", caches=(FULL, Cache("8,192", kv_budget=8192)), ro
 
 @dataclass(frozen=True)
 class Entry:
-    """A row to be measured."""
+    """A row to measure."""
 
     prompt: int
     cache: Cache
@@ -120,9 +121,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 def builds(setup: Setup, options: Options) -> Iterator[Entry]:
-    """Each with the largest batch that the memory has room for. Raises UserError.
+    """The builds, each with the largest batch that fits the memory. Raises UserError.
 
-    A full cache of which not even one fits is left out.
+    Leaves out a full cache that does not fit even once.
     """
     made, position = setup.builds(options.checkpoint), _position_bytes(setup, options.checkpoint)
     positions = options.cache_bytes // position
@@ -166,12 +167,12 @@ def _position_bytes(setup: Setup, checkpoint: str) -> int:
 
 
 def _others(labels: Row) -> Row:
-    """But the context, which a case has by itself."""
+    """All labels but the context, which each case adds."""
     return {name: value for name, value in labels.items() if name != "context"}
 
 
 def summary(sections: Row) -> list[Row]:
-    """Tokens a second of each cache, and how many times those of FULL and of WHOLE."""
+    """Tokens a second of each cache, and their ratios to those of FULL and of WHOLE."""
     rates = {
         (row["context"], row["cache"]): row["batch"] / row["seconds"]["median"]
         for row in sections.get("decode", [])
@@ -205,7 +206,7 @@ def tables(report: Row) -> Iterator[Table]:
                 f"{row['context']:,}",
                 row["cache"],
                 f"{row['batch']}",
-                f"{row['cache_bytes'] / 2**30:.2f}",
+                f"{in_gib(row['cache_bytes']):.2f}",
                 spread_ms(row),
                 of_roofline(row),
                 f"{rate['tokens_per_second']:.1f}",

@@ -17,6 +17,7 @@ from snapexport.bench.setup import Setup
 from snapexport.bench.tables import Table, mib
 from snapexport.bench.turns import Row
 from snapexport.builder.staging import scratch
+from snapexport.contract.bytes import in_mib
 
 HELP = "time and memory of exporting checkpoints of Llama-3.1's shapes"
 DEVICES = ("cpu",)
@@ -25,7 +26,7 @@ FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
 
 @dataclass(frozen=True)
 class Options:
-    """shapes: of `checkpoints.SHAPES`, the smaller first: peaks are of the largest child so far."""
+    """shapes: of `checkpoints.SHAPES`, ascending: a peak is that of the largest child so far."""
 
     shapes: tuple[str, ...] = ("8b", "70b")
     rounds: int = 1
@@ -70,7 +71,7 @@ def tables(report: Row) -> Iterator[Table]:
             mib(row["weights_bytes"]),
             f"{row['seconds']:.1f}",
             mib(row["peak_bytes"]),
-            f"{row['graphs_bytes'] / 2**20:.2f}",
+            f"{in_mib(row['graphs_bytes']):.2f}",
         ]
         for row in report["sections"]["builds"]
     ]

@@ -1,4 +1,4 @@
-"""The share of a decode step that is Python: scheduling, sampling, the requests' bookkeeping."""
+"""Measures Python's share of a decode step: scheduling, sampling and bookkeeping of requests."""
 
 import time
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 class TimedExecutor:
-    """An executor that knows the seconds of its last decode step."""
+    """An executor that records the seconds of its last decode step."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
@@ -94,7 +94,7 @@ class Running:
     _llm: LLM | None = field(default=None, init=False)
 
     def start(self, sampling: str) -> None:
-        """Other requests in the place of the former ones, prefilled."""
+        """Replace the requests by new ones, and prefill them."""
         executor: Any = self.executor
         limits = executor.limits
         self._llm = LLM.from_executor(executor)
@@ -117,7 +117,7 @@ class Running:
 
 
 def summary(sections: Row) -> list[Row]:
-    """The median of Python's part by that of the whole step."""
+    """Median of Python's seconds / median of the whole step."""
     found = sections.get("host", [])
     rows = {(row["sampling"], row["part"]): row["seconds"]["median"] for row in found}
     return [

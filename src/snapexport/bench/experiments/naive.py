@@ -1,4 +1,4 @@
-"""The ring, written in place, against a cache that each step makes anew."""
+"""Compares the ring, which is written in place, with a cache that each step copies."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -84,7 +84,7 @@ def _measure_memory(
 
 
 def summary(sections: Row) -> list[Row]:
-    """How many times the ring's step each update takes."""
+    """Each update's step time / the ring's step time."""
     rows = sections.get("decode", [])
     medians = {_key(row): row["seconds"]["median"] for row in rows}
     return [

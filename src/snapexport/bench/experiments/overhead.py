@@ -1,8 +1,8 @@
-"""The time that compression adds to prefill: the compress step beside the time to first token.
+"""Measures the time that compression adds to prefill: the compress step as a share of TTFT.
 
-The compress step is run by the executor, on its own session, options and buffers. Long prompts are
-not prefilled on a CPU: their time is the sum of their chunks', on the line through chunks that were
-timed at some past lengths (`affine`). Short ones are, which shows how far off that is.
+The executor runs the compress step, with its own session, options and buffers. On a CPU, the time
+of a long prompt is computed from chunks timed at some past lengths (`affine`). Short prompts are
+also run, which shows the error of this.
 """
 
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ HELP = "the compress step's share of prefill, prompts of 1K to 128K"
 DEVICES = ("cpu", "cuda")
 
 PAPER_SHARE = 0.0252 + 0.0032
-"""SnapStream's Table 4, 128K: the SnapKV kernel and the ring buffer's, of a layer's prefill."""
+"""SnapStream's Table 4, 128K: shares of a layer's prefill of the SnapKV and ring buffer kernels."""
 
 MLX_SHARE = 1 - 134.23 / 155.42
-"""The SnapKV change to mlx-lm, 95,075 tokens: of prefill with it what there is not without."""
+"""The SnapKV change to mlx-lm, 95,075 tokens: its share of prefill."""
 
 INTEGRATED = (
     "prefill of prompts that are not `prefilled` is integrated: chunks were timed at some past "
@@ -45,10 +45,10 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Options:
-    """prefilled: prompts whose prefill is run. pasts: where chunks are timed.
+    """prefilled: prompts whose prefill is run. pasts: past lengths of timed chunks.
 
-    compression: positions to a cache slot; kv_budget: slots in its place. own_lengths: builds for
-    prompts of just each length, beside the one for the longest.
+    compression: positions / cache slots; kv_budget: cache slots instead. own_lengths: also make a
+    build for each length of prompts, beside the one for the longest.
     """
 
     prompts: tuple[int, ...] = (1024, 4096, 16384, 32768, 65536, 131072)
@@ -82,7 +82,7 @@ def builds(setup: Setup, options: Options) -> Iterator[Build]:
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
-    """One build's compress step after the other; prefill with the longest one's."""
+    """Time each build's compress step, and prefill with the longest build."""
     if options.pasts:
         results.note(INTEGRATED)
     results.note(NOTE)
@@ -155,7 +155,7 @@ def _labels(build: Build, length: int) -> Row:
 
 
 def summary(sections: Row) -> list[Row]:
-    """For each compress step the prefill beside it, run or integrated, and the former's share."""
+    """Each compress step with its prefill, run or computed, and its share."""
     steps = sections.get("compress") or []
     if not steps or not sections.get("prefill"):
         return []
@@ -193,7 +193,7 @@ def summary(sections: Row) -> list[Row]:
 
 
 def _integral(prefill: list[Row]) -> Any:
-    """Seconds of a prompt by its length; None where no chunks were timed."""
+    """Function from a prompt's length to its seconds; None if no chunks were timed."""
     timed = [row for row in prefill if "past" in row]
     if len(timed) < 2:
         return None

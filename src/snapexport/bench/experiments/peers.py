@@ -1,6 +1,6 @@
-"""The systems that a user would take instead, on the same checkpoint, threads and prompts, in turn.
+"""Compares with other libraries, on the same checkpoint, threads and prompts, in turn.
 
-Each is a process of its own interpreter (`bench/peers/`) and sleeps while another one is timed.
+Each runs in a process of its own interpreter (`bench/peers/`), and sleeps while another is timed.
 """
 
 import json
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """kv_budget: slots of SnapStream, and entries that kvpress keeps. bits: of the weights."""
+    """kv_budget: cache slots of SnapStream, and of kvpress. bits: of the weights."""
 
     checkpoint: str = "small"
     bits: tuple[int, ...] = (32, 4)
@@ -81,7 +81,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 def variants(setup: Setup, options: Options) -> Iterator[Variant]:
-    """Ours, then the others: those of the weights that are asked for."""
+    """The systems with the wanted weights: snapexport's, then the others."""
     scene = Scene(
         bits=options.bits,
         model=str(setup.model(options.checkpoint).absolute()),
@@ -103,7 +103,7 @@ def variants(setup: Setup, options: Options) -> Iterator[Variant]:
 def _loaded(
     variants: Iterable[Variant], results: Results, stack: ExitStack
 ) -> Iterator[tuple[Variant, Worker]]:
-    """Those that can be; the results say why others can't."""
+    """The systems that load; the results record the errors of the others."""
     for variant in variants:
         results.tell(f"loading {variant.name}", 0, 1)
         if worker := _tried(results, variant, partial(Worker, variant)):
@@ -117,7 +117,7 @@ def _labels(variant: Variant, **at: int) -> Row:
 
 
 def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | None:
-    """What the action gives; None where the peer fails, which the results then say."""
+    """The action's result; None if the peer fails, which the results record."""
     try:
         return action()
     except PeerError as error:
@@ -126,7 +126,7 @@ def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | N
 
 
 def _first_token(worker: Worker, draw: Callable[[int], list[int]], length: int) -> Timed:
-    """Warmed up by one prompt; each has other tokens, since some remember what they have seen."""
+    """Time first tokens, after a warm-up. All prompts differ, since some systems cache prefixes."""
 
     def timed() -> float:
         return worker.ask("first_token", tokens=draw(length))
@@ -136,7 +136,7 @@ def _first_token(worker: Worker, draw: Callable[[int], list[int]], length: int) 
 
 
 def _step(worker: Worker, context: int) -> Timed:
-    """Behind that many tokens, from then on."""
+    """Time decode steps after `context` tokens."""
     worker.ask("fill", context=context)
     return partial(worker.ask, "step")
 
@@ -154,7 +154,7 @@ def _prompts(setup: Setup, options: Options) -> Callable[[int], list[int]]:
 
 
 def summary(sections: Row) -> list[Row]:
-    """Each step by that of SnapStream with weights of as many bits, at the same context."""
+    """Step time / SnapStream's step time, for the same bits of weights and context."""
     decode = sections.get("decode", [])
     ours = {
         (row["bits"], row["context"]): row["seconds"]["median"]

@@ -1,6 +1,6 @@
-"""Peers at the size of a real model: Llama-3.2-1B's geometry, random weights of 4 bits.
+"""Compares with other libraries at the size of Llama-3.2-1B, with random weights of 4 bits.
 
-Those are what a CPU is given in practice, and the cost of a node beside its work is little there.
+CPUs usually run 4-bit weights, and the fixed cost of a node is small at this size.
 """
 
 from snapexport.bench.experiments.peers import Options, run, summary, tables

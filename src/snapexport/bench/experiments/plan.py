@@ -1,8 +1,7 @@
-"""The memory that `snapexport plan` predicts against the memory that a running build takes.
+"""Compares the memory that `snapexport plan` predicts with the memory of a running build.
 
-Builds of several options; every slot generates from a prompt of full length. The most of the
-process' own pages and the most of its mapped ones are added, since a kernel that reclaims memory
-drops the latter.
+Every batch slot generates from a prompt of full length. The peak is the largest anonymous memory
+plus the largest mapped memory, since the kernel may drop mapped pages to reclaim memory.
 """
 
 import threading
@@ -113,7 +112,7 @@ def peak(build: Path, prompt: int) -> int:
 
 
 class Watched:
-    """Looks at this process' memory every few milliseconds until it is asked for the peak."""
+    """Samples this process' memory every few milliseconds, until `peak` is called."""
 
     def __init__(self) -> None:
         self._own, self._mapped = share()

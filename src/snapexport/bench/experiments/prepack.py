@@ -1,6 +1,6 @@
-"""Memory and decode time of a running build: the saving and the cost of one copy of the weights.
+"""Measures memory and decode time with one copy of the weights and with two.
 
-`prepack` gives decode a second copy of the weights, laid out for several rows.
+`prepack` gives decode a second copy of the weights, rearranged for several rows.
 """
 
 import time
@@ -26,7 +26,7 @@ DEVICES = ("cpu",)
 
 @dataclass(frozen=True)
 class Options:
-    """batch: slots that decode, each behind one chunk."""
+    """batch: batch slots that decode, each after a prompt of one chunk."""
 
     checkpoint: str = "medium"
     batch: int = 4

@@ -1,4 +1,4 @@
-"""A spot check at the size of a real model: Llama-3.2-1B's geometry, random weights."""
+"""Checks the results at the size of Llama-3.2-1B, with random weights."""
 
 from snapexport.bench.experiments import context
 from snapexport.bench.experiments.context import Options, tables

@@ -1,4 +1,4 @@
-"""Speed and memory of a given build: `snapexport bench BUILD`.
+"""Measures speed and memory of a given build: `snapexport bench BUILD`.
 
 Prefill by prompt length, decode steps by context and active batch slots, the compress step, and
 peak memory. A visit fills the batch slots with prompts, then decodes with fewer and fewer of them.
@@ -22,6 +22,7 @@ from snapexport.bench.tables import TIMING, Table, mib, ms, number, timing
 from snapexport.bench.turns import SHORT, Case, Group, Row, clocked
 from snapexport.bench.vote import Vote
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import in_mib
 from snapexport.contract.errors import UserError
 
 KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
@@ -30,9 +31,9 @@ INSIDE_PREFILL = "single shot: prefill.onnx compresses inside itself, which can'
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done, decided and refused before anything is loaded.
+    """The checked steps of a measurement, before anything is loaded.
 
-    options: with contexts ascending; batches descending, since an idle slot loses what it held.
+    options: contexts ascending; batches descending, since idle batch slots lose their caches.
     """
 
     build: Build
@@ -43,9 +44,9 @@ class Plan:
 
     @classmethod
     def of(cls, build: Build, options: BenchOptions, peers: Sequence[SystemSpec] = ()) -> "Plan":
-        """Check that every system can do what is asked. Raises UserError.
+        """Check the options against every system. Raises UserError.
 
-        peers: others that take their turns in the same run, under names of their own.
+        peers: name -> other systems that take turns in the same run.
         """
         from snapexport.runtime.ort.backend import require_runnable
 
@@ -70,7 +71,7 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """How many are prefilled in a visit."""
+        """Number of batch slots prefilled in a visit."""
         return self.batches[0]
 
     @property
@@ -124,7 +125,7 @@ def visit(plan: Plan, spec: SystemSpec, system: System, context: int) -> Group:
     def prefill() -> None:
         system.prefill(next(slots), next(ahead))
 
-    # Drawing a prompt is not the system's: it is done before the clock starts.
+    # Prompts are drawn before the clock starts.
     ahead = iter(list[list[int]]())
 
     def timed() -> float:
@@ -146,7 +147,7 @@ def visit(plan: Plan, spec: SystemSpec, system: System, context: int) -> Group:
 
 
 def prompts(seed: int, context: int, vocab_size: int) -> Iterator[list[int]]:
-    """Random tokens: the same for all systems, never the same twice in a run."""
+    """Random prompts: the same for all systems, and all different within a run."""
     rng = np.random.default_rng([seed, context])
     while True:
         drawn: list[int] = rng.integers(0, vocab_size, context).tolist()
@@ -194,7 +195,7 @@ def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
 
 
 def _memory_row(spec: SystemSpec, taken: memory.Memory) -> Row:
-    """The least memory is what has to be there: weights, and all the caches."""
+    """A row of memory. Its least value is weights and all caches."""
     row: Row = {"system": spec.name, "bytes": taken.report(), "cache_bytes": spec.cache_bytes}
     if spec.costs is None or spec.cache_bytes is None:
         return row | {"roofline": None, "ratio": None}
@@ -203,7 +204,7 @@ def _memory_row(spec: SystemSpec, taken: memory.Memory) -> Row:
 
 
 def summary(sections: Row) -> list[Row]:
-    """The share of the compress step in prefill; the vote, and the rest, which is noise below 0."""
+    """The compress step's share of prefill; the vote, and the rest (below 0: noise)."""
     medians = {
         name: {(r["system"], r["context"]): r["seconds"]["median"] for r in sections.get(name, [])}
         for name in ("prefill", "compress", "vote")
@@ -279,7 +280,7 @@ def _memory_table(rows: list[Row]) -> Table:
         used = row["bytes"]
         least = mib(row["roofline"]["bytes"]) if row["roofline"] else "-"
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
-        caches = "-" if row["cache_bytes"] is None else f"{row['cache_bytes'] / 2**20:.1f}"
+        caches = "-" if row["cache_bytes"] is None else f"{in_mib(row['cache_bytes']):.1f}"
         cells.append(
             [
                 row["system"],

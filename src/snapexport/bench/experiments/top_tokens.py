@@ -1,8 +1,7 @@
-"""A decode step with `--top-tokens` in the graphs and without: the graph's part, and all.
+"""Compares decode steps with and without `--top-tokens`: the graph alone, and the whole step.
 
-Requests of one kind of sampling fill the slots of two builds that differ in that option alone;
-these take turns, a step each. What the option adds is less than the noise of such a step: its
-operators are timed by themselves, too.
+Two builds that differ only in that option take turns, a step each, with all batch slots in use. The
+option's cost is below the noise of a step, so its operators are also timed alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Options:
-    """top_tokens: of one of the two builds. steps: of each kind of sampling."""
+    """top_tokens: of the second build. steps: for each kind of sampling."""
 
     checkpoint: str = "wide-vocabulary"
     top_tokens: int = 64
@@ -103,7 +102,7 @@ def _stepper(executor: Any, sampling: str, prompt: int) -> Callable[[], tuple[fl
 def _compared(steppers: Sequence[Callable[[], tuple[float, float]]], steps: int) -> Row:
     """Median seconds of the graph and of the step, without and with top tokens.
 
-    Ratios are medians too, of those within a turn: a drift of the machine is in both alike.
+    A ratio is the median of the ratios within a turn, so that a drift of the machine cancels.
     """
     taken: list[list[tuple[float, float]]] = [[], []]
     for turn in range(WARM_UP + steps):

@@ -1,6 +1,7 @@
-"""Puts a server under many clients, beside the same requests given to the runtime in this process.
+"""Loads a server with many clients, and the runtime in this process with the same requests.
 
-    options -> workload (who asks what) -> in_process, server (in turn) -> exchanges -> summary
+    options -> workload (requests by client) -> in_process, server (in turn) -> exchanges -> summary
 
-Each client asks, reads to the end, and asks again. What the server costs is the ratio of the two.
+Each client sends a request, reads its answer to the end, and sends the next. The server's cost is
+the ratio of its throughput to the runtime's.
 """

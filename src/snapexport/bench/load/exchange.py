@@ -1,4 +1,4 @@
-"""One request as its client saw it: the time it was sent, and the times its tokens came."""
+"""Records one request of a client: when it was sent, and when its tokens came."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Exchange:
-    """Times in seconds of one clock. arrivals: when, and how many tokens. error: why it failed."""
+    """Times in seconds of one clock. arrivals: (time, number of tokens). error: why it failed."""
 
     sent: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     error: str | None = None
 
     def arrived(self, at: float, tokens: int) -> None:
-        """Note an answer; one without a token, as the text's end may be, counts for nothing."""
+        """Record an answer. One without tokens, such as the last, does not count."""
         if tokens:
             self.arrivals.append((at, tokens))
 
@@ -27,6 +27,6 @@ class Exchange:
         return self.arrivals[0][0] - self.sent
 
     def gaps(self) -> Iterator[float]:
-        """Seconds between tokens; what came together shares its gap."""
+        """ITL in seconds; tokens that came together share their gap."""
         for (before, _), (at, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
             yield from [(at - before) / tokens] * tokens

@@ -1,4 +1,4 @@
-"""The workload on the runtime itself: no server, no network, no other thread."""
+"""Runs the workload on the runtime: without server, network or threads."""
 
 from collections.abc import Callable
 

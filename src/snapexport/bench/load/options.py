@@ -11,8 +11,9 @@ from snapexport.contract.errors import UserError
 class LoadOptions:
     """Every choice of `snapexport bench --server`. None: chosen from the build.
 
-    server: Triton's HTTP address. server_model: its name there. clients: how many ask at a time;
-    requests: of each client, in each of `repeat` rounds. prompt_tokens, max_tokens: of a request.
+    server: Triton's HTTP address. server_model: the model's name there. clients: numbers of
+    concurrent clients. requests: of each client, in each of `repeat` rounds. prompt_tokens,
+    max_tokens: of a request.
     """
 
     server: str

@@ -21,7 +21,7 @@ Drive = Callable[[Workload], list[Exchange]]
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """A load test, decided and refused before anything is loaded. options: with prompt_tokens."""
+    """A checked load test, before anything is loaded. options: with prompt_tokens."""
 
     build: Build
     options: LoadOptions
@@ -79,7 +79,7 @@ def run(plan: LoadPlan, results: Results) -> None:
 
 
 def measure(plan: LoadPlan, sides: dict[Side, Drive], results: Results) -> None:
-    """The rounds, after a warm-up of one request that is not told."""
+    """The rounds, after a warm-up request that is not recorded."""
     for side, drive in sides.items():
         _require_answers(side, drive(plan.workload(plan.options.repeat, clients=1)))
     outcomes: list[Outcome] = []
@@ -108,7 +108,7 @@ def _prompt_tokens(build: Build, options: LoadOptions) -> int:
 
 
 def _require_answers(side: Side, exchanges: list[Exchange]) -> None:
-    """One request that fails before the load says that all would."""
+    """Send one request, and raise UserError if it fails: all others would fail too."""
     for one in exchanges:
         if one.error or not one.arrivals:
             raise UserError(

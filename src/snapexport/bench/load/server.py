@@ -1,7 +1,7 @@
-"""The workload on Triton's /generate_stream: a thread and a connection for each client.
+"""Runs the workload on Triton's /generate_stream: a thread and a connection for each client.
 
-Answers are server-sent events, a JSON object each; `num_output_tokens` counts the tokens that are
-new in it. A refused request is an exchange with an error, and its client goes on.
+Answers are server-sent events, each a JSON object whose `num_output_tokens` counts its new tokens.
+A refused request becomes an exchange with an error, and its client goes on.
 """
 
 import json
@@ -53,7 +53,7 @@ class TritonModel:
             )
 
     def drive(self, workload: Workload, clock: Callable[[], float]) -> list[Exchange]:
-        """All the exchanges, by client. Interrupted, it hangs up and leaves at once."""
+        """All exchanges, by client. An interrupt closes all connections."""
         clients = [_Client(self._connection(), prompts) for prompts in workload.prompts]
         with ThreadPoolExecutor(len(clients)) as threads:
             try:
@@ -114,7 +114,7 @@ class TritonModel:
 
 
 class _Client:
-    """A connection, and what it still has to ask."""
+    """A connection, and its remaining prompts."""
 
     def __init__(self, connection: HTTPConnection, prompts: list[Prompt]) -> None:
         self.connection = connection
@@ -122,7 +122,7 @@ class _Client:
         self.socket: socket.socket | None = None
 
     def hang_up(self) -> None:
-        """Ask no more, and end a read that another thread waits in."""
+        """Send no further request, and end another thread's read."""
         self.prompts.clear()
         if self.socket:
             with suppress(OSError):  # closed already
@@ -130,7 +130,7 @@ class _Client:
 
 
 def events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events, each as soon as it is there."""
+    """Yield the objects of a stream of server-sent events as they arrive."""
     for line in response:
         if line.startswith(_EVENT):
             yield json.loads(line.removeprefix(_EVENT))

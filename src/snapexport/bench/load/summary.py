@@ -1,4 +1,4 @@
-"""Sums exchanges up: throughput, TTFT, ITL, and the ratio of the server to the runtime."""
+"""Summarizes exchanges: throughput, TTFT, ITL, and the ratio of the server to the runtime."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ SIDES: tuple[Side, Side] = ("in_process", "server")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one side did with one round's workload of so many clients."""
+    """The exchanges of one side (server or runtime) in one round."""
 
     side: Side
     clients: int
@@ -24,7 +24,7 @@ class Outcome:
 
     @property
     def good(self) -> list[Exchange]:
-        """Those that brought tokens, and no error."""
+        """The exchanges with tokens and without an error."""
         return [one for one in self.exchanges if one.arrivals and one.error is None]
 
     @property
@@ -69,7 +69,7 @@ def _tail(tail: dict[str, float] | None) -> str:
 
 
 def summed_up(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row for each number of clients and side; the server's with its share of the other's."""
+    """A row for each number of clients and side; the server's has its ratio to the runtime's."""
     rows = []
     for clients in dict.fromkeys(one.clients for one in outcomes):
         for side in SIDES:
@@ -99,7 +99,7 @@ def _row(clients: int, side: Side, outcomes: Sequence[Outcome]) -> dict[str, Any
 
 
 def _ratio(outcomes: Sequence[Outcome]) -> float | None:
-    """Median over rounds of the server's throughput by that in process, round by round."""
+    """Median over rounds of the server's throughput / the runtime's."""
     rates = {(one.side, one.round): one.tokens_per_second for one in outcomes}
     ratios = [
         rates["server", round] / alone

@@ -9,8 +9,8 @@ Prompt = list[int]
 
 @dataclass(frozen=True)
 class Workload:
-    """prompts: for each client those that it asks one after another. max_tokens: of each answer,
-    whatever end-of-sequence tokens come.
+    """prompts: each client's prompts, in order. max_tokens: length of each answer; end-of-sequence
+    tokens are ignored.
     """
 
     prompts: list[list[Prompt]]
@@ -26,7 +26,7 @@ class Workload:
         max_tokens: int,
         vocab_size: int,
     ) -> "Workload":
-        """Random tokens, so that no two prompts begin alike."""
+        """Random prompts, so that no two have a common prefix."""
         shape = clients, requests, prompt_tokens
         drawn = np.random.default_rng(seed).integers(0, vocab_size, shape)
         return cls(drawn.tolist(), max_tokens)

@@ -1,4 +1,4 @@
-"""A peer's process: asked, answering and asleep in between."""
+"""Runs a peer in its own process, which sleeps between commands."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from snapexport.contract.manifest import Quantization
 
 _WORKER = Path(__file__).with_name("worker.py")
 _PAUSE = 0.05
-"""Seconds before another worker is asked: threads wait for work in a spin, and then go to sleep."""
+"""Seconds between commands to different workers, until a library's spinning threads sleep."""
 
 
 class PeerError(UserError):
@@ -28,10 +28,10 @@ class PeerError(UserError):
 
 @dataclass(frozen=True)
 class Scene:
-    """What plug-ins are told. files: where a peer puts the checkpoint in its own format.
+    """Input of plug-ins. files: directory for the checkpoint in a peer's own format.
 
-    bits: of the weights that are asked for. builds: of the checkpoint, by the quantization of the
-    weights. peers_python, kvpress_python: interpreters; None where there is none.
+    bits: of the wanted weights. builds: quantization of the weights -> build. peers_python,
+    kvpress_python: interpreters, or None.
     """
 
     bits: tuple[int, ...]
@@ -48,10 +48,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class Variant:
-    """One system of a plug-in. python: the interpreter that has the library, if any.
+    """One system of a plug-in. python: the interpreter that has the library, or None.
 
-    plugin: its file. bits: of its weights. contexts: where it decodes. prompts: whether it is given
-    whole ones.
+    plugin: its file. bits: of its weights. contexts: contexts to decode at. prompts: whether to
+    time its prefill.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Variant:
 
 
 class Worker:
-    """A loaded peer. Raises PeerError where it can't be."""
+    """A loaded peer. Raises PeerError if loading fails."""
 
     _asked_last: "Worker | None" = None
 
@@ -81,7 +81,7 @@ class Worker:
         self._read()
 
     def ask(self, do: str, **given: Any) -> float:
-        """Seconds that it took."""
+        """Run a command. Returns its seconds. Raises PeerError."""
         assert self._process.stdin
         if Worker._asked_last is not self:
             time.sleep(_PAUSE)
@@ -91,7 +91,7 @@ class Worker:
         return self._read()
 
     def close(self) -> None:
-        """End it: whatever it is asked from then on fails."""
+        """End the process. Later commands fail."""
         self._process.kill()
         self._process.wait()
 
@@ -120,6 +120,6 @@ def _started(command: list[str]) -> subprocess.Popen[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Threads wait as their library has them wait, whatever we were told."""
+    """The environment without settings of how threads wait, so that libraries use their own."""
     ours = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     return ours | {"HF_HUB_OFFLINE": "1"}

@@ -1,9 +1,9 @@
 """The program of a peer's process: `worker.py PLUGIN_FILE {"option": ...}`. Imports no snapexport.
 
-It reads a line of JSON from standard input, does what it says, answers with a line, and sleeps
+It reads a command as a line of JSON from standard input, runs it, answers with a line, and sleeps
 until the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N} or
 {"do": "step"}. The answer is {"seconds": ...}, or {"failed": ...} with the reason. The first
-one is about loading, and has "versions".
+answer is that of loading, and has "versions".
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 
 def main() -> None:
-    """Load, say so, then answer line by line until standard input ends."""
+    """Load, then answer commands until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     path, options = sys.argv[1], json.loads(sys.argv[2])

@@ -1,7 +1,7 @@
 """Plans the memory of a build before it is made.
 
 checkpoint's headers -> PlannedModel -> Footprint of one choice -> alternatives -> recommendation.
-Nothing is traced, loaded or written. The one number about speed is the bytes that a step reads.
+Traces, loads and writes nothing. Knows of speed only the bytes that a step reads.
 """
 
 from snapexport.builder.plan.plan import Plan, make_plan

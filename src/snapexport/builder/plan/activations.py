@@ -1,7 +1,7 @@
-"""Bounds on the bytes of activations, from the tensors' shapes.
+"""Bounds the bytes of activations, from the tensors' shapes.
 
 The factors for ONNX Runtime are fitted to measured runs (docs/reference/memory-model.md). Those for
-a GPU were never measured: TensorRT's builder alone knows what its layers take.
+a GPU are not measured: only TensorRT's builder knows what its layers take.
 """
 
 from snapexport.builder import BuildOptions
@@ -14,18 +14,18 @@ from snapexport.contract.targets import capabilities
 _FP32 = 4
 
 _ARENA = 2
-"""ONNX Runtime allocates tensor by tensor in a graph's first run, and in one block in later ones.
-What the first run took stays in its arena."""
+"""ONNX Runtime allocates tensor by tensor in a graph's first run, and one block in later runs. Its
+arena keeps the memory of the first run."""
 
 _VOTE_COPIES = 3
-"""Scores of the vote that are alive side by side: products, masked and softmax."""
+"""Copies of the vote's scores alive at the same time: products, masked and softmax."""
 
 _SOFTCAP_COPIES = 2
-"""Of attention's scores where they are soft-capped: before and after."""
+"""Copies of soft-capped attention scores: before and after the cap."""
 
 
 def layer_bytes(model: PlannedModel, options: BuildOptions, rows: int) -> int:
-    """The tensors of a layer for `rows` tokens that can be alive at a time.
+    """Bytes of a layer's tensors, for `rows` tokens, that can be alive at the same time.
 
     Four of [rows,I] (gate, up and their products), five of [rows,E] (residual, normed), three of
     [rows,H*D] (queries before and after RoPE, attended), four of [rows,Hkv*D].
@@ -38,7 +38,7 @@ def layer_bytes(model: PlannedModel, options: BuildOptions, rows: int) -> int:
 
 
 def scores_bytes(model: PlannedModel, rows: int, slots: int) -> int:
-    """Attention's scores where they are formed: [H,rows,slots] in fp32."""
+    """Bytes of attention's scores, where they are formed: [H,rows,slots] in fp32."""
     return model.facts.num_attention_heads * rows * slots * _FP32
 
 
@@ -57,7 +57,7 @@ def forms_scores(model: PlannedModel, options: BuildOptions, single_shot: bool) 
 def prefill_bytes(
     model: PlannedModel, options: BuildOptions, geometry: CacheGeometry, chunk: int
 ) -> int:
-    """A prefill step of `chunk` tokens over a cache of L_max positions, and its outputs."""
+    """Bytes of a prefill step of `chunk` tokens over L_max positions, with its outputs."""
     single_shot = geometry.is_single_shot(chunk)
     slots = geometry.L_max
     taken = layer_bytes(model, options, chunk) * _arena(options)
@@ -72,10 +72,10 @@ def prefill_bytes(
 
 
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """The compression of one layer: its vote, and the conversion of a cache to fewer bits.
+    """Bytes of the compress step of one layer: its vote, and a conversion to fewer bits.
 
-    Scores of the window's queries [H,W,T] in fp32, and the keys [Hkv,T,D], in several copies each.
-    A plugin holds a vote per query head and position instead, [H,T] (docs/how-to/plugins.md).
+    The vote holds copies of the window's scores [H,W,T] in fp32 and of the keys [Hkv,T,D]. A plugin
+    holds votes [H,T] instead (docs/how-to/plugins.md).
     """
     target = capabilities(options.target)
     rounding = _rounding_bytes(model, options, geometry)
@@ -90,10 +90,10 @@ def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
 
 
 def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Kept keys and values in fp32, [Hkv,S,D] twice.
+    """Bytes of the compressed keys and values in fp32, 2 x [Hkv,S,D].
 
-    int8: as much again while they are rounded, and for their scale a copy of the prompt's keys or
-    values, [Hkv,T,D], and its squares. No run was measured.
+    int8: twice that while they are rounded; and for their scale a copy of the prompt's keys or
+    values, [Hkv,T,D], and its squares. Not measured.
     """
     if options.stored_cache_dtype == options.dtype:
         return 0
@@ -105,7 +105,7 @@ def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheG
 
 
 def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """A decode step of all batch slots: a row each, scores over its cache slots, logits [B,V]."""
+    """Bytes of a decode step: a row and scores for each batch slot, logits [B,V]."""
     batch = options.batch
     widest = max(layer.cache_slots for layer in geometry.layers)
     rows = layer_bytes(model, options, batch) + scores_bytes(model, batch, widest)
@@ -113,7 +113,7 @@ def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeom
 
 
 def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Logits [1,V], and where a cache is compressed each layer's query window and positions."""
+    """Bytes of logits [1,V], and for compressed caches of query windows and kept positions."""
     facts = model.facts
     logits = facts.vocab_size * _FP32
     if not geometry.compresses:
@@ -136,7 +136,7 @@ def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) ->
 
 
 def _working_bytes(options: BuildOptions) -> int:
-    """Of one element. The CPU provider keeps an fp32 copy beside each fp16 tensor it works with."""
+    """Bytes of an element in work. The CPU provider adds an fp32 copy to each fp16 tensor."""
     item = DTYPE_BYTES[options.dtype]
     converts = not capabilities(options.target).runs_on_gpu and item < _FP32
     return item + _FP32 if converts else item

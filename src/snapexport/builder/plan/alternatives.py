@@ -34,20 +34,20 @@ class Alternative:
 
     @cached_property
     def most_slots(self) -> int:
-        """The most batch slots that fit; 0 where not even one does."""
+        """The most batch slots that fit; 0 if none does."""
         most = max(MOST_SLOTS, self.request["batch"] or 0)
         return _most(most, lambda batch: self.at(batch).prefill_peak <= self.request.memory)
 
     def options(self, batch: int) -> BuildOptions:
-        """The build for this batch."""
+        """The options of the build for this batch."""
         return self.request.build_options(**self.choice | {"batch": batch})
 
     def at(self, batch: int) -> Footprint:
-        """Its memory."""
+        """The memory of the build for this batch."""
         return footprint(self.model, self.options(batch), self.geometry, self.chunk)
 
     def step_bytes(self, batch: int) -> int:
-        """Bytes that its decode step reads."""
+        """Bytes that a decode step reads."""
         return step_bytes(self.model, self.options(batch), self.geometry)
 
     @property
@@ -56,7 +56,7 @@ class Alternative:
 
     @property
     def compression(self) -> float:
-        """Cache slots of the full cache to those of this one."""
+        """Compression: cache slots of the full cache / cache slots of this one."""
         full = self.geometry.L_max * self.geometry.num_layers
         return full / sum(layer.cache_slots for layer in self.geometry.layers)
 
@@ -73,7 +73,7 @@ def alternatives(request: PlanRequest, model: PlannedModel) -> list[Alternative]
         except UserError:
             continue  # a budget or a chunk that is too small or too large here
         found.setdefault((one.geometry, one.chunk), one)
-    # No choice fits the given flags: they are at fault, and their own error says so.
+    # No choice goes with the given flags, so `build`'s own error names the faulty flag.
     return list(found.values()) or [_alternative(request, model, {})]
 
 
@@ -85,7 +85,7 @@ def _alternative(request: PlanRequest, model: PlannedModel, choice: Choice) -> A
 
 
 def _caches(request: PlanRequest) -> Iterator[Choice]:
-    """The full cache if no flag is about the cache, smaller and smaller ones, `build`'s default."""
+    """The full cache unless a flag sets the cache, then smaller ones, with `build`'s default."""
     fields = ("policy", *CACHE_FIELDS)
     if all(request[field] is None for field in fields):
         yield {"policy": "full"}
@@ -101,7 +101,7 @@ def _chunks(request: PlanRequest) -> Iterator[Choice]:
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to the limit that fits. If one fits, all below it do."""
+    """The largest number up to the limit that fits. If a number fits, all smaller ones do."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -9,7 +9,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import capabilities
 
 PROCESS = 80 * 2**20
-"""Python, ONNX Runtime and its sessions, with nothing in them (docs/reference/memory-model.md)."""
+"""Python, ONNX Runtime and empty sessions (docs/reference/memory-model.md)."""
 
 GPU_CONTEXT = 600 * 2**20
 """CUDA's context and TensorRT's libraries on the GPU: 574 MiB in a log of NVIDIA/TensorRT-LLM's
@@ -18,10 +18,10 @@ issue 538 (TensorRT 9), rounded up."""
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes, each as if it were all resident. request_cache: decode's cache of one request.
+    """Bytes of a running build, as if all were resident. request_cache: of one request in decode.
 
-    prefill_work, compress_work, decode_work: beside weights and caches. shares_work: whether the
-    graphs work in the same memory, since no two of them run at once.
+    prefill_work, compress_work, decode_work: activations. shares_work: whether the graphs share the
+    memory of their activations; no two graphs run at once.
     """
 
     process: int
@@ -55,7 +55,7 @@ class Footprint:
 def footprint(
     model: PlannedModel, options: BuildOptions, geometry: CacheGeometry, chunk: int
 ) -> Footprint:
-    """Of a build with these options, whose geometry and chunk are theirs for this model."""
+    """The footprint of a build. geometry, chunk: those of `options` for this model."""
     on_gpu = capabilities(options.target).runs_on_gpu
     compresses_apart = geometry.compresses and not geometry.is_single_shot(chunk)
     return Footprint(
@@ -74,6 +74,6 @@ def footprint(
 
 
 def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Read by a decode step with every batch slot in use: the weights once, and all caches."""
+    """Bytes that a decode step with all batch slots in use reads: the weights, and all caches."""
     cache = sizes.request_bytes(model.facts, geometry, options.stored_cache_dtype)
     return sizes.read_bytes(model, options) + options.batch * cache

@@ -18,10 +18,11 @@ _STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    """Everything about a checkpoint that decides how much memory it takes.
+    """Facts of a checkpoint that determine its memory.
 
-    linear: [N,K] of every linear layer, the head's too where it is the embedding (tied). others:
-    elements of norms and biases. softcapped: attention's scores. stored: the dtype of most bytes.
+    linear: [N,K] of every linear layer, with the head even if it is tied to the embedding. others:
+    elements of norms and biases. softcapped: whether attention's scores are soft-capped. stored:
+    the dtype of most bytes.
     """
 
     facts: ModelFacts
@@ -40,7 +41,7 @@ class PlannedModel:
 
 
 def read_model(model: str) -> PlannedModel:
-    """Of a checkpoint directory, or of a Hub id. Raises UserError for what `build` would refuse."""
+    """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses."""
     checkpoint = Checkpoint.open(hub.resolve(model))
     with needs_extra("build"):
         from snapexport.exporter import architectures
@@ -55,7 +56,7 @@ def read_model(model: str) -> PlannedModel:
         for name, span in checkpoint.tensors.items()
         if name.startswith("model.") or name == head_name
     }
-    # The head is counted once, from wherever it comes.
+    # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
     linear = [(shape[0], shape[1]) for shape in wanted.values() if len(shape) == 2]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
@@ -72,7 +73,7 @@ def read_model(model: str) -> PlannedModel:
 
 
 def _value(config: "PretrainedConfig", attribute: str | None) -> Any:
-    """A config's attribute that the architecture may not have."""
+    """An attribute of the config, or None if the architecture has none."""
     return getattr(config, attribute) if attribute else None
 
 

@@ -1,4 +1,4 @@
-"""Makes a plan of a request. Raises UserError where nothing fits, with the least that would."""
+"""Makes a plan for a request, or a UserError with the least memory that would do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from snapexport.contract.targets import capabilities, targets_with
 
 @dataclass(frozen=True)
 class Plan:
-    """All alternatives, and the one that is recommended."""
+    """All alternatives, and the recommended one."""
 
     request: PlanRequest
     model: PlannedModel
@@ -32,7 +32,7 @@ def make_plan(request: PlanRequest) -> Plan:
 
 
 def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
-    """The same for a model that is read already. Raises UserError."""
+    """Plan for a model whose headers are read. Raises UserError."""
     request = _with_dtype(request, model)
     found = alternatives(request, model)
     recommendation = recommend(request, found)
@@ -49,7 +49,7 @@ def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
         return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
     if not on_gpu and request.build_options(batch=1).dtype == "bf16":
         raise UserError(
-            f"--target {target} runs on the CPU, which cannot calculate in bf16",
+            f"--dtype bf16 is not supported with --target {target}, which runs on the CPU",
             f"use --dtype fp32, or --target {targets_with('runs_on_gpu')}",
         )
     return request
@@ -71,7 +71,7 @@ def _nothing_fits(
 
 
 def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> list[str]:
-    """Other weights or dtypes with which less memory is enough."""
+    """Other weights or dtypes that need less memory."""
     batch = request["batch"] or 1
     ways: list[str] = []
     for field, value in (("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")):

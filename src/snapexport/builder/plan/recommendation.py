@@ -1,8 +1,8 @@
-"""Recommends one of the alternatives, and says why.
+"""Recommends one of the alternatives, with reasons.
 
-If the batch is given, the least compression wins with which it fits. If not, SnapStream's own ratio
-gets all the memory. If that has no room for `build`'s default batch, other ways are tried in turn:
-first those that lose nothing (a smaller chunk, a single shot), then more compression.
+With a given batch, the least compression that fits wins. Otherwise the cache has SnapStream's
+ratio, and the batch fills the memory. If `build`'s default batch does not fit then, the order is: a
+smaller chunk or a single shot, which lose nothing, then more compression.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ USUAL_BATCH = BuildOptions.batch
 
 @dataclass(frozen=True)
 class Recommendation:
-    """An alternative and its batch. first: what was preferred but did not fit, or itself."""
+    """An alternative and its batch. first: the preferred alternative, which may not have fit."""
 
     alternative: Alternative
     batch: int
@@ -32,7 +32,7 @@ class Recommendation:
 
 
 def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendation | None:
-    """None where nothing fits."""
+    """The recommendation; None if nothing fits."""
     given: int | None = request["batch"]
     ranked = _ranked(request, found)
     wanted = given or USUAL_BATCH
@@ -47,7 +47,7 @@ def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendat
 
 
 def _ranked(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
-    """From the best one to the one that needs the least memory."""
+    """The alternatives, from the best one to the one that needs the least memory."""
     enough = [one for one in found if request["batch"] or _compresses_enough(request, one)]
     caches = list(dict.fromkeys(one.geometry for one in enough or found))
     ranked: list[Alternative] = []
@@ -64,14 +64,14 @@ def _compresses_enough(request: PlanRequest, one: Alternative) -> bool:
 
 
 def _by_chunk(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
-    """`build`'s own chunk, smaller ones, the single shot. Larger chunks only take more."""
+    """Order: `build`'s default chunk, smaller ones, single shot. Larger ones need more memory."""
     usual = request.build_options(batch=1).chunk(found[0].geometry)
     chunked = [one for one in found if one.chunk <= usual and not one.single_shot]
     return sorted(chunked, key=lambda one: -one.chunk) + [one for one in found if one.single_shot]
 
 
 def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
-    """A line for each choice, in the order in which they were made."""
+    """A line for each choice, in the order of the choices."""
     return [
         *_cache(request, chosen),
         *_chunk(request, chosen),

@@ -1,4 +1,4 @@
-"""A plan as plain data, for programs and for the command line."""
+"""Converts a plan to plain data, for programs and for the command line."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
 
 
 def alternative_report(plan: Plan, one: Alternative) -> dict[str, Any]:
-    """A row: the given batch, else the largest that fits, else 1, which does not fit."""
+    """A row of the report. Its batch: the given one, else the largest that fits, else 1."""
     batch = plan.request["batch"] or max(1, one.most_slots)
     return {**_choice(one), "most_slots": one.most_slots, **_sizes(one, batch)}
 
@@ -62,7 +62,7 @@ def _sizes(one: Alternative, batch: int) -> dict[str, Any]:
 
 
 def parts(taken: Footprint) -> dict[str, int]:
-    """The parts, and the two sums."""
+    """The parts of a footprint, and its two sums."""
     return {
         "process": taken.process,
         "weights": taken.weights,

@@ -1,4 +1,4 @@
-"""The request for a plan, and the command that builds a choice."""
+"""The input of a plan, and the command that builds a choice."""
 
 import dataclasses
 import shlex
@@ -20,9 +20,9 @@ _LIKE = "write it like 80GiB, 24GB or 512M"
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """memory: bytes, all that there are. given: fields of BuildOptions; the rest is chosen.
+    """memory: all bytes of the machine. given: fields of BuildOptions; the plan chooses the others.
 
-    `model` and `L_max` have to be given. None: not given.
+    `model` and `L_max` are required. None: not given.
     """
 
     memory: int
@@ -35,21 +35,21 @@ class PlanRequest:
         assert set(self.given) <= known, f"no options of build: {set(self.given) - known}"
 
     def __getitem__(self, name: str) -> Any:
-        """As given, or None."""
+        """The given value of a field, or None."""
         return self.given.get(name)
 
     def with_given(self, **fields: Any) -> "PlanRequest":
-        """The same with further choices made."""
+        """A copy with further fields given."""
         return dataclasses.replace(self, given={**self.given, **fields})
 
     def build_options(self, **chosen: Any) -> BuildOptions:
-        """These with what was chosen for the rest. Raises UserError where they contradict."""
+        """The given fields with the plan's choices. Raises UserError if they contradict."""
         fields = {name: value for name, value in self.given.items() if value is not None}
         return BuildOptions(**{"out": self.out} | fields | chosen)
 
     @property
     def out(self) -> Path:
-        """Where the recommended command would build."""
+        """The --out of the recommended command."""
         name = Path(str(self["model"])).expanduser().resolve().name
         return Path(f"{name or 'model'}.build")
 

@@ -1,4 +1,4 @@
-"""Bytes of weights and caches: as a build stores them, and as they are held while it runs."""
+"""Computes the bytes of weights and caches: stored in a build, and held while it runs."""
 
 from math import ceil
 
@@ -14,7 +14,7 @@ _BLOCK, _PACKED = 32, 16
 
 
 def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
-    """One copy of all weights, in the build's dtype; a tied head is no second copy."""
+    """Bytes of all weights in the build; a tied head counts once."""
     item = DTYPE_BYTES[options.dtype]
     plain = (model.embedding + model.others) * item
     if options.weights:
@@ -23,13 +23,11 @@ def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
 
 def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
-    """Weights while the build runs.
+    """Bytes of weights in memory while the build runs (docs/measurements.md).
 
-    A target with weights_per_graph holds a copy for each graph that multiplies: prefill and every
-    decode. Elsewhere all sessions map one copy of fp32 weights from the file. int4: each session
-    rearranges the linear layers into a copy of its own beside the mapped file. fp16: the CPU
-    provider multiplies in fp32 alone, so that every session keeps an fp32 copy and lets the mapped
-    file go (docs/measurements.md).
+    A target with weights_per_graph: a copy for prefill and for each decode graph. fp32 on a CPU:
+    one copy, mapped from the file by all sessions. int4: also a rearranged copy of the linear
+    layers for each session. fp16 on a CPU: an fp32 copy for each session, instead of the file.
     """
     stored, sessions = stored_bytes(model, options), sessions_with_weights(options)
     if capabilities(options.target).weights_per_graph:
@@ -42,7 +40,7 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
 
 def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
-    """Weights that a decode step reads: all but the embedding, of which it reads a row a slot."""
+    """Bytes of weights that a decode step reads: all but the embedding, which it indexes."""
     if options.weights:
         return _int4_bytes(model, DTYPE_BYTES[options.dtype])
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
@@ -51,7 +49,7 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
 
 def sessions_with_weights(options: BuildOptions) -> int:
-    """Prefill's graph and the decode graphs: one for all batch slots, and those for fewer."""
+    """Number of graphs with weights: prefill, decode, and decode for fewer batch slots."""
     return 2 + len(options.smaller_batches)
 
 
@@ -60,35 +58,32 @@ def _linear_elements(model: PlannedModel) -> int:
 
 
 def _int4_bytes(model: PlannedModel, item: int) -> int:
-    """Blocks of 32 along K, and their scales."""
+    """Bytes of blocks of 32 along K, with their scales."""
     blocks = sum(rows * ceil(columns / _BLOCK) for rows, columns in model.linear)
     return blocks * (_PACKED + item)
 
 
 def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
-    """Key and value of one position in one layer: 2 x [Hkv,D]."""
+    """Bytes of key and value of one position in one layer: 2 x [Hkv,D]."""
     return 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[dtype]
 
 
 def token_bytes(model: ModelFacts, dtype: DType) -> int:
-    """A token in the full cache: a position in every layer."""
+    """Bytes of a token in the full cache: a position in every layer."""
     return model.num_hidden_layers * position_bytes(model, dtype)
 
 
 def request_bytes(model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType) -> int:
-    """Decode's cache of one request: [Hkv,S_l,D] twice in each layer, S_l by its geometry.
+    """Bytes of decode's cache of one request: 2 x [Hkv,S_l,D] in each layer l.
 
-    int8 adds its scales, [Hkv,1,D] in fp32 beside each of them.
+    int8 adds scales: 2 x [Hkv,1,D] in fp32.
     """
     states = sum(layer.cache_slots for layer in geometry.layers) * position_bytes(model, dtype)
     return states + (token_bytes(model, "fp32") if dtype == "int8" else 0)
 
 
 def prompt_bytes(model: ModelFacts, geometry: CacheGeometry, chunk: int, dtype: DType) -> int:
-    """The full-length cache of the prompt in prefill: [1,Hkv,T,D] twice in each layer.
-
-    0 where the prompt is prefilled in a single shot: one layer's is alive at a time.
-    """
+    """Bytes of prefill's full-length cache: 2 x [1,Hkv,T,D] in each layer; 0 for single shot."""
     if geometry.is_single_shot(chunk):
         return 0
     return geometry.L_max * token_bytes(model, dtype)

@@ -1,6 +1,6 @@
 """The routes of the API: from an HTTP request to its answer.
 
-Knows a generator, whichever it is, and neither the LLM nor Triton.
+Knows the `Generator` protocol, and neither the LLM nor Triton.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from snapexport.serving.openai.streaming import (
 
 MOST_BYTES = 32 << 20
 BODY_SECONDS = 60.0
-"""Limits of a body: its size, and the time that it may take to arrive."""
+"""Limits of a body: its size, and the time until it has arrived."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Api:
             answers = await unless_gone(request, collected(outputs, len(requests)))
             total = sum(len(answer.token_ids) for answer in answers)
             return JSONResponse(writer.whole(answers, usage(prompt_tokens, total)))
-        # An error before the first output still decides the status.
+        # An error before the first output can still set the status.
         first = await unless_gone(request, outputs.__anext__())
         lines = events(writer, first, outputs, prompt_tokens, body.includes_usage)
         return EventStream(lines, outputs)
@@ -138,7 +138,7 @@ class Api:
 
 
 async def _read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError where it is too large or too slow."""
+    """The whole body. Raises ApiError if it is too large or too slow."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -7,7 +7,7 @@ from snapexport.contract.errors import UserError
 from snapexport.serving.generator import FailureCode, GenerationError
 
 RETRY_AFTER = "1"
-"""Seconds, in the header of every 503."""
+"""Seconds in the Retry-After header of every 503."""
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 
@@ -24,7 +24,7 @@ GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
 
 
 class ApiError(Exception):
-    """Becomes an answer with `status` and `body`, or the last event of a stream."""
+    """An error that becomes an answer with `status` and `body`, or a stream's last event."""
 
     def __init__(
         self,
@@ -46,21 +46,21 @@ class ApiError(Exception):
 
 
 def from_generation(error: GenerationError) -> ApiError:
-    """A generator's failure."""
+    """The ApiError of a generator's failure."""
     status, kind, code = GENERATION[error.code]
     return ApiError(status, str(error), kind, code=code)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request is wrong, and would be wrong again."""
+    """A 400: the request is invalid."""
     return ApiError(400, message, INVALID, param, code)
 
 
 def from_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """A refusal by the runtime's own checks."""
+    """A 400 for an error of the runtime's checks."""
     return invalid(f"{error.message}: {error.hint}", param)
 
 
 def shutting_down() -> ApiError:
-    """The server drains: no new request may begin."""
+    """A 503: the server drains and takes no new request."""
     return ApiError(503, "the server is shutting down", code="shutting_down")

@@ -1,8 +1,8 @@
-"""Decides whether the model still answers, and ends the command where it doesn't.
+"""Checks whether the model answers, and ends the command if it does not.
 
 `check` is healthy if a token was produced in the last 5 s, a one-token probe succeeds, or the model
-reports a full queue; unhealthy after 30 s of silence. A process that lives is no sign of health:
-Triton 24.10 still says "ready" once a Python backend's process was killed (server #7230).
+reports a full queue; unhealthy after 30 s of silence. A live process is not enough: Triton 24.10
+reports "ready" after a Python backend's process was killed (server #7230).
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from snapexport.serving.generator import GenerationError, Generator
 from snapexport.serving.openai.errors import ApiError
 
 FRESH_SECONDS = 5.0
-"""How long an output counts as a sign of health."""
+"""Seconds for which an output counts as a sign of health."""
 
 PATIENCE_SECONDS = 30.0
-"""How long a probe may take: it may have to wait behind long prompts."""
+"""Seconds that a probe may take; it may wait for long prompts."""
 
 SILENT, FAILED = "model_silent", "model_failed"
 """Codes of an unhealthy model: the probe had no answer in time, or an error."""
@@ -27,7 +27,7 @@ SILENT, FAILED = "model_silent", "model_failed"
 PROBE = Request((0,), SamplingParams(max_tokens=1, ignore_eos=True))
 
 PROCESS_SECONDS, MODEL_SECONDS = 0.5, 2.0
-"""How often `supervise` looks at what runs the model, and at the model."""
+"""Seconds between `supervise`'s checks of the process, and of the model."""
 
 FAILURES = 2
 """Failed checks in a row that end the command. Silence is no failure: the queue may be long."""

@@ -14,17 +14,17 @@ from snapexport.serving.openai.api_server import Api
 from snapexport.serving.openai.signals import Signals
 
 MOST_CONNECTIONS = 1000
-"""Further ones get a bare 503: each may hold a body in memory, and a file descriptor."""
+"""Most connections: each may hold a body and a file descriptor. Others get a bare 503."""
 
 CLOSING_SECONDS = 3
-"""For the last bytes of answers that were cut off, and then for their connections."""
+"""Seconds for the last bytes of ended answers, and then for their connections."""
 
 
 @contextmanager
 def bound(host: str, port: int, flag: str) -> Iterator[socket.socket]:
-    """A socket that has its address, and does not listen yet. Raises UserError.
+    """A bound socket that does not listen yet. Raises UserError.
 
-    It is bound before the build is loaded, so that a port in use is refused at once.
+    Binding before the build is loaded refuses a port in use at once.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -54,7 +54,7 @@ def _refused(host: str, port: int, flag: str, error: BaseException | None) -> Us
 class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to `Signals`: uvicorn itself would not drain."""
+        """Do nothing: `Signals` handles signals, since uvicorn would not drain."""
         yield
 
 
@@ -89,7 +89,7 @@ async def drain(
     signals: Signals,
     seconds: float,
 ) -> None:
-    """Refuse new requests, wait so many seconds for running ones, then end them by `close`."""
+    """Refuse new requests, wait `seconds` for running ones, then end them by `close`."""
     api.gate.closed = True
     await first_of(api.gate.empties(seconds), signals.hurried.wait())
     await close()
@@ -97,7 +97,7 @@ async def drain(
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait for the first one, and cancel the others. Raises what the first one raised."""
+    """Wait for the first to end, and cancel the others. Raises the first one's exception."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """Log probabilities in OpenAI's two forms: a chat's and a completion's.
 
-Both name a token by its text. A token that is part of a character has no text of its own: it shows
-as the replacement character, and a chat's `bytes` are null.
+Both name a token by its text. A token that is only a part of a character appears as the replacement
+character, and has `bytes` null in a chat.
 """
 
 from collections.abc import Iterable

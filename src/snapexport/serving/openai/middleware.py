@@ -1,4 +1,4 @@
-"""Around the routes: errors become answers, and a gate counts the requests inside."""
+"""Wraps the routes: turns errors into answers, and counts running requests."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ CLIENT_GONE = 499
 
 
 class Gate:
-    """Counts the requests that are being answered, so that a drain can wait for them."""
+    """Counts the requests in work, so that a drain can wait for them."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -37,7 +37,7 @@ class Gate:
             self._empty.set()
 
     async def empties(self, seconds: float) -> bool:
-        """Whether all requests have left within so many seconds."""
+        """Wait for all requests to leave. Returns False after `seconds`."""
         try:
             await asyncio.wait_for(self._empty.wait(), seconds)
         except TimeoutError:
@@ -46,7 +46,7 @@ class Gate:
 
 
 class Gated:
-    """Holds a place at the gate until an answer has been sent, its stream included."""
+    """Counts a request until its answer or stream has been sent."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -82,7 +82,7 @@ async def _client_gone(_: Request, __: Exception) -> Response:
 
 
 async def _server_error(request: Request, _: Exception) -> Response:
-    """The traceback goes to the log, and not to the client."""
+    """A 500. The traceback goes to the log, not to the client."""
     return await _api_error(request, ApiError(500, "the server failed: see its log"))
 
 

@@ -1,7 +1,7 @@
 """Turns a body into the runtime's requests: token ids and sampling parameters.
 
-The runtime's own checks decide what is valid. A chat's text has its special tokens from the
-template; the tokenizer adds none. Knows no generator.
+The runtime's checks validate the requests. A chat's special tokens come from the template; the
+tokenizer adds none. Knows no generator.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Preprocessor:
     template: chat_template.ChatTemplate | None
     limits: Limits
     most_answers: int = 64
-    """Answers that one body may ask for: prompts times n."""
+    """Most answers of one body: prompts times n."""
 
     @classmethod
     def open(cls, build: Path, max_pending: int) -> "Preprocessor":
@@ -72,7 +72,7 @@ class Preprocessor:
         return self._requests(body, body.prompt, "prompt")
 
     def prompt_text(self, prompt: str | list[int]) -> str:
-        """The prompt as it is echoed."""
+        """The text of a prompt, for `echo`."""
         text: str = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
         return text
 
@@ -82,7 +82,7 @@ class Preprocessor:
         return token_texts(self.tokenizer)
 
     def _role(self, role: str) -> str:
-        """A developer is a system to a template that knows no developer."""
+        """Replace the role developer by system for a template that does not know developer."""
         assert self.template is not None
         is_unknown = role == "developer" and "developer" not in self.template.source
         return "system" if is_unknown else role
@@ -113,7 +113,7 @@ class Preprocessor:
         return request.prompt_token_ids
 
     def _encode(self, text: str, param: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; none of an empty one, whatever the tokenizer adds."""
+        """Token ids of a text; none for an empty text, even if the tokenizer adds some."""
         if not text:
             return []
         try:
@@ -152,7 +152,7 @@ def _require_known(options: Mapping[str, Any], template: chat_template.ChatTempl
 
 
 def _template(build: Path) -> chat_template.ChatTemplate | None:
-    """None where the build has none. Raises UserError where it has one that is broken."""
+    """The build's chat template, or None. Raises UserError for a broken one."""
     config = chat_template.read_config(build)
     try:
         template = chat_template.load(build, config)

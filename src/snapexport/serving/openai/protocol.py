@@ -1,8 +1,7 @@
 """The bodies of the API's requests: fields, types and limits.
 
-Every field that this server does not support is refused by name, unless its value changes nothing:
-a field that is dropped in silence means another answer than was asked for. Knows no tokenizer and
-no build.
+Unsupported fields are refused by name unless their value has no effect: silently dropping one would
+change the answer. Knows no tokenizer and no build.
 """
 
 from collections.abc import Mapping
@@ -48,14 +47,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-"""Values with which an unsupported field changes nothing. Clients send them unasked."""
+"""Values of unsupported fields that have no effect. Clients send them by default."""
 
 LABELS = ("prompt_cache_key", "safety_identifier", "user")
 """Fields that identify the user: any value is taken, without effect."""
 
 
 class Strict(BaseModel):
-    """No unknown field, and no text where a number belongs."""
+    """Refuses unknown fields, and texts in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -84,7 +83,7 @@ class Message(Strict):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, value: Any) -> Any:
-        """A message of ours that a client sends back has empty fields."""
+        """Drop empty fields, which messages of this server have when a client sends them back."""
         if not isinstance(value, dict):
             return value
         return {name: one for name, one in value.items() if one is not None and one != []}
@@ -96,7 +95,7 @@ def _stops(value: Any) -> Any:
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stops = Annotated[list[Stop], Field(max_length=4), BeforeValidator(_stops)]
-"""Up to four texts; one may come without a list."""
+"""Up to four texts; a single one needs no list."""
 
 
 def _prompts(value: Any) -> Any:
@@ -112,7 +111,7 @@ def _are_ids(value: Any) -> bool:
 
 
 Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
-"""Texts and lists of token ids; one may come without a list."""
+"""A list of prompts, each a text or token ids; a single one needs no list."""
 
 
 class StreamOptions(Strict):
@@ -154,7 +153,7 @@ class RequestBody(Strict):
 
     @property
     def top_logprobs_count(self) -> int | None:
-        """How many top tokens come with each chosen one's log probability; None: no logprobs."""
+        """Number of top tokens beside each chosen one; None: no logprobs."""
         return None
 
 

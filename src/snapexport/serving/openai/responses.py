@@ -1,6 +1,6 @@
-"""Outputs as OpenAI's objects: whole answers and chunks, as dicts ready for JSON.
+"""Converts outputs to OpenAI's objects: answers and chunks, as dicts for JSON.
 
-A writer is made for one HTTP request. It knows its answers by index.
+A writer serves one HTTP request, and knows its answers by index.
 """
 
 import secrets
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Tokens of prompts and answers. A prompt counts once, however many answers it gets."""
+    """`usage`: tokens of prompts and answers. A prompt with n answers counts once."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of a server: the first one starts the drain, the second one cuts it short."""
+"""Handles a server's SIGINT and SIGTERM: the first starts the drain, the second cuts it short."""
 
 import asyncio
 import signal
@@ -11,10 +11,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Catches both signals while the block lasts.
+    """Catches both signals inside the block.
 
-    Before `listen` a signal exits at once, through the `finally` blocks. After it, a signal sets an
-    event, and never interrupts the tidying up.
+    Before `listen` a signal exits at once, through the `finally` blocks. After it, a signal only
+    sets an event, so that it cannot interrupt the clean-up.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Signals:
         self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
 
     def listen(self) -> None:
-        """From now on, signals set `received` and then `hurried` in the running loop."""
+        """Make signals set the events `received` and then `hurried` of the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Outputs of a body's requests, merged, collected or sent as server-sent events.
+"""Merges the outputs of a body's requests, and collects or sends them as server-sent events.
 
-A client that leaves is noticed here: the merged stream is closed, which closes the generator's
-streams, which cancels their requests.
+If the client leaves, the merged stream is closed, which closes the generator's streams and so
+cancels their requests.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from snapexport.serving.openai.errors import from_generation
 from snapexport.serving.openai.responses import ResponseWriter, usage
 
 MOST_WAITING = 64
-"""Outputs that may wait for a slow client before the generator's streams are no longer read."""
+"""Most outputs waiting for a slow client; beyond it the generator's streams are not read."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,7 +35,7 @@ class ClientGoneError(Exception):
 
 
 async def merged(generator: Generator, requests: Sequence[Request]) -> Outputs:
-    """The outputs of all requests as they come. The first error ends all of them."""
+    """Yield the outputs of all requests as they come. The first error ends all requests."""
     if len(requests) == 1:
         async with aclosing(generator.stream(requests[0])) as outputs:
             async for output in outputs:
@@ -107,10 +107,10 @@ async def _disconnected(request: HttpRequest) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Sends events. Closes `outputs` at the end, or as soon as the client has left."""
+    """Sends events. Closes `outputs` at the end, or when the client has left."""
 
     def __init__(self, events: AsyncIterator[bytes], outputs: Outputs) -> None:
-        # A proxy that holds an answer back until it is complete would undo the streaming.
+        # Forbids proxies to buffer the answer until it is complete.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._outputs = outputs
@@ -127,9 +127,9 @@ async def events(
     prompt_tokens: int,
     includes_usage: bool,
 ) -> AsyncIterator[bytes]:
-    """Each chunk as an event, then the usage if it was asked for, then [DONE].
+    """Yield each chunk as an event, then the usage if the client wants it, then [DONE].
 
-    The status was sent before: an error becomes the last event.
+    An error becomes the last event, since the status is already sent.
     """
     completion_tokens = 0
     idle = {"usage": None} if includes_usage else {}

@@ -1,7 +1,6 @@
-"""A build behind Triton Inference Server.
+"""Serves a build by Triton Inference Server.
 
     build directory -> repository (written, then checked) -> server -> backend (inside the server)
 
-`interface` is what they agree on: the model's inputs and outputs. Importing this package loads
-nothing.
+`interface` defines the model's inputs and outputs. Importing this package imports no module of it.
 """

@@ -17,12 +17,12 @@ from snapexport.serving.triton.repository import write_repository
 from snapexport.serving.triton.server import HOST, Ports, Server
 
 LOADING_SECONDS = 900
-"""For the server to load the build."""
+"""Seconds for the server to load the build."""
 
 
 @contextmanager
 def started(options: ServeOptions) -> Iterator[Callable[[], AbstractAsyncContextManager[Backing]]]:
-    """A running server while the block lasts; what is yielded connects to it. Raises UserError."""
+    """Run a server inside the block; yields a Backing connected to it. Raises UserError."""
     installation = find()
     ports = Ports(options.http_port or 0, options.grpc_port or 0, options.metrics_port or 0)
     for service, port in vars(ports).items():  # a port in use would only show in the server's log
@@ -54,7 +54,7 @@ async def _connected(server: Server, options: ServeOptions) -> AsyncIterator[Bac
 
 @contextmanager
 def _repository(options: ServeOptions) -> Iterator[Path]:
-    """The model repository; a temporary one unless the user keeps it."""
+    """Write the model repository, a temporary one unless --repository is given."""
     if options.repository is not None:
         if os.path.lexists(options.repository):
             raise UserError(f"{options.repository} exists already", "choose another --repository")

@@ -23,16 +23,16 @@ from snapexport.serving.triton.interface import BUILD, INPUTS, MODEL_FILE, VERSI
 from snapexport.serving.triton.model_config import WARMUP
 
 Configs = Mapping[str, schema.ModelConfig | str]
-"""By model: its config.pbtxt, or why there is none."""
+"""Model name -> its config.pbtxt, or the reason why it cannot be read."""
 
 
 def require_sound(repository: Path) -> None:
-    """Raise a UserError with every fault."""
+    """Raise UserError, with every fault, for a faulty repository."""
     found = list(faults(repository))
     if found:
         raise UserError(
             f"{repository} would not serve:\n  " + "\n  ".join(found),
-            "write it again with `snapexport triton BUILD --out DIR`, or mend these",
+            "write it again with `snapexport triton BUILD --out DIR`, or correct these",
         )
 
 

@@ -25,7 +25,7 @@ from snapexport.serving.triton.interface import CODE_IN_MESSAGE, code_and_messag
 from snapexport.serving.worker import STOPPING
 
 ERRORS_AS_STATUS = {"triton_grpc_error": "true"}
-"""Without this header Triton's streams send errors as texts alone, without their code."""
+"""Makes Triton's streams send the code of an error beside its text."""
 
 CODES: Mapping[Any, FailureCode] = {
     "INVALID_ARG": "invalid",
@@ -37,7 +37,7 @@ CODES: Mapping[Any, FailureCode] = {
     grpc.StatusCode.UNAVAILABLE: "unreachable",
     grpc.StatusCode.CANCELLED: "cancelled",
 }
-"""By the code that the model's message begins with; without one, by the call's own."""
+"""Failure by error code: the code at the start of the model's message, else gRPC's."""
 
 
 class TritonGenerator:
@@ -94,7 +94,7 @@ class TritonGenerator:
             raise GenerationError(Failure(message, "unreachable")) from None
 
     async def close(self) -> None:
-        """Close the connection: what is still running is cancelled."""
+        """Close the connection, which cancels running requests."""
         await self._client.close()
 
     def _translated(self, error: grpc.aio.AioRpcError) -> GenerationError:

@@ -1,4 +1,4 @@
-"""Checks a config.pbtxt against what our models read.
+"""Checks a config.pbtxt against the fields and parameters of our models.
 
 An unknown field or parameter is a fault: Triton would accept it, and answer differently.
 """
@@ -78,7 +78,7 @@ def _unknown(message: Any, known: Iterable[str], where: str = "") -> Iterator[st
 def _tensors(
     kind: str, given: Sequence[schema.ModelInput], known: Sequence[Tensor]
 ) -> Iterator[str]:
-    """Exactly those of the interface: a missing one would be refused, a further one unread."""
+    """Inputs and outputs must be exactly those of the interface."""
     expected = {tensor.name: (f"TYPE_{tensor.dtype}", tensor.dims) for tensor in known}
     names = [one.name for one in given]
     yield from (f"{kind} '{name}' is missing" for name in expected if name not in names)
@@ -106,7 +106,7 @@ def _parameters(
 
 
 def _group(config: schema.ModelConfig, gpus: Mapping[int, list[int]]) -> Iterator[str]:
-    """One instance. gpus: of each kind that it may be."""
+    """There must be one instance. gpus: kind -> its GPUs."""
     if not config.instance_group:
         yield "instance_group is missing: there would be an instance for each GPU"
         return

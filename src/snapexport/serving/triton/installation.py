@@ -26,7 +26,7 @@ class Installation:
 
     binary: Path
     bundle: Path | None = None
-    """The wheel's own folder, where the server is the wheel's."""
+    """The wheel's folder, if the server is the wheel's."""
 
     @property
     def library_path(self) -> list[str]:
@@ -51,7 +51,7 @@ _LIBRARIES = "nvidia_pytriton.libs"
 
 
 def find() -> Installation:
-    """The server on PATH, else the wheel's. Raises UserError where neither can be used."""
+    """The server on PATH, else the wheel's. Raises UserError if neither is usable."""
     on_path = shutil.which("tritonserver")
     if on_path:
         return Installation(Path(on_path))
@@ -78,7 +78,7 @@ def _stub(bundle: Path) -> Path:
 
 
 def _require_old_numpy() -> None:
-    """The wheel's stub was made for NumPy 1 and dies of a newer one."""
+    """Raise UserError for NumPy 2, with which the wheel's stub crashes."""
     version = importlib.metadata.version("numpy")
     if int(version.partition(".")[0]) >= 2:
         raise UserError(

@@ -1,7 +1,7 @@
 """The model's inputs and outputs, as Triton's clients see them: names, types and shapes.
 
-The names are those of TensorRT-LLM's and vLLM's models behind Triton, so that their clients and
-Triton's OpenAI frontend find what they look for. Every shape has a batch dimension of 1 before it.
+The names are those of TensorRT-LLM's and vLLM's models for Triton, so that their clients and
+Triton's OpenAI frontend work. Every shape has a batch dimension of 1 before it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ VERSION = "1"
 BUILD = "build"
 """The build's place in the model's version directory."""
 UNARY_SUFFIX = "_unary"
-"""Ends the name of the second model, which answers once, for clients without streams."""
+"""Suffix of the unary model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ it from one model to another (all become INTERNAL, server #7804).
 TIMEOUT = "timeout"
 """A request parameter for /generate: microseconds. Elsewhere Triton has its own of that name."""
 PARAMETERS = frozenset({TIMEOUT, CODE_IN_MESSAGE})
-"""Further ones are refused, since /generate makes a parameter of every misspelt input."""
+"""Other parameters are refused, since /generate makes a parameter of every misspelt input."""
 
 
 def code_and_message(error: str) -> tuple[Code, str]:
-    """The code and the text of an error that begins with its code; else INTERNAL and the error."""
+    """(code, text) of an error that begins with its code; else (INTERNAL, error)."""
     for code in get_args(Code):
         if error.startswith(f"{code}: "):
             return code, error.removeprefix(f"{code}: ")

@@ -1,13 +1,13 @@
-"""Checks whether a model answers, with a real prompt: Triton's own health does not know.
+"""Checks whether a model answers, by a real prompt.
 
-When the process of a Python model is killed, /v2/health/ready and the model's own readiness go on
-saying 200 (server #7230). Unloading and loading the model brings it back, where the server was
-started with --model-control-mode=explicit; otherwise the server has to be restarted.
+When the process of a Python model is killed, /v2/health/ready and the model's own readiness still
+return 200 (server #7230). Unloading and loading the model restarts it, if the server was started
+with --model-control-mode=explicit; otherwise the server has to be restarted.
 
     python -m snapexport.serving.triton.liveness http://localhost:8000 NAME [--recover]
 
-exits with 0 if the model answers, and with 1 if it does not. The model beside it that answers once
-is checked too: it waits for ever for the answers of a killed process.
+exits with 0 if the model answers, and with 1 if it does not. It checks the unary model too, which
+waits for ever for the answers of a killed process.
 """
 
 import argparse
@@ -23,11 +23,11 @@ PROMPT = {"input_ids": [0], "max_tokens": 1, CODE_IN_MESSAGE: True}
 """The cheapest request: prefill, and one token."""
 INDEX_SECONDS = 2
 UNLOAD_SECONDS = 2
-"""How long an unloading is waited for: with requests of the dead process it never ends."""
+"""Seconds to wait for an unloading; with requests of a dead process it never ends."""
 
 
 def is_alive(http: str, model: str, seconds: float = 10) -> bool:
-    """Whether the model answers within so many seconds.
+    """Whether the model answers within `seconds`.
 
     A full queue counts as an answer: a model that refuses is alive.
     """
@@ -41,7 +41,7 @@ def is_alive(http: str, model: str, seconds: float = 10) -> bool:
 
 
 def recover(http: str, model: str, seconds: float = 120) -> bool:
-    """Unload and load the model; whether it answers then. Explicit model control is needed."""
+    """Unload and load the model, by explicit model control. Returns whether it answers then."""
     control = f"{http}/v2/repository/models/{model}"
     end = time.monotonic() + seconds
     try:
@@ -57,7 +57,7 @@ def recover(http: str, model: str, seconds: float = 120) -> bool:
 
 
 def models_beside(http: str, model: str) -> list[str]:
-    """The model, and then the one that answers once, if the repository has it."""
+    """The model, and its unary model if the repository has it."""
     try:
         index = json.loads(_post(f"{http}/v2/repository/index", {}, INDEX_SECONDS))
     except (OSError, ValueError):

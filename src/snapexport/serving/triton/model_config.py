@@ -1,4 +1,4 @@
-"""Makes config.pbtxt of the two models, through Triton's own schema."""
+"""Makes config.pbtxt of the two models, by Triton's own schema."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ WARMUP_FILES = {
     "max_tokens": (2).to_bytes(4, "little"),
     "ignore_eos": b"\x01",
 }
-"""Values of the warm-up's inputs, as Triton reads them; its prompt needs none, it is all zeros."""
+"""Values of the warm-up's inputs in Triton's form. Its prompt is zeros, which Triton makes."""
 
 _KINDS = {
     "cpu": schema.ModelInstanceGroup.KIND_CPU,
@@ -34,14 +34,14 @@ def streaming(
 
 
 def unary(name: str, parameters: Mapping[str, str]) -> schema.ModelConfig:
-    """The model that answers once: it forwards requests to the streaming model."""
+    """The unary model, which forwards requests to the streaming model."""
     config = _python_model(name, parameters)
     config.instance_group.add(kind=_KINDS["cpu"], count=1)
     return config
 
 
 def to_text(config: schema.ModelConfig) -> str:
-    """As config.pbtxt has it."""
+    """The text of a config.pbtxt."""
     return str(text_format.MessageToString(config))
 
 
@@ -62,9 +62,9 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 
 
 def _warmup(tokens: int) -> schema.ModelWarmup:
-    """A prompt of so many tokens, and two more: prefill, compression and one decode graph run.
+    """A warm-up request of a prompt and two decoded tokens: prefill, compress and decode run.
 
-    The other decode graphs have run by then: see `serving.warm_up`.
+    `serving.warm_up` runs the other decode graphs.
     """
     warmup = schema.ModelWarmup(name="prefill_and_decode", batch_size=1, count=1)
     prompt = warmup.inputs["input_ids"]

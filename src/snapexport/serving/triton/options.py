@@ -16,8 +16,8 @@ from snapexport.serving.triton.interface import UNARY_SUFFIX, Device
 class RepositoryOptions:
     """A build, and the models that serve it.
 
-    None: for `name` the build directory's, for `device` gpu where the build has TensorRT engines,
-    for `threads` and `token_budget` the runtime's own choice.
+    None: name: the build directory's; device: gpu if the build has TensorRT engines; threads and
+    token_budget: the runtime's default.
     """
 
     build: Path
@@ -43,5 +43,5 @@ class RepositoryOptions:
 
     @property
     def unary_name(self) -> str:
-        """The name of the model that answers once."""
+        """The name of the unary model."""
         return self.model_name + UNARY_SUFFIX

@@ -25,13 +25,13 @@ from snapexport.serving.triton.options import RepositoryOptions
 from snapexport.serving.triton.readme import dockerfile_values, readme_values
 
 RECORD = "repository.json"
-"""What was written, from which build. --overwrite replaces only a directory that has it."""
+"""Record of what was written, from which build. --overwrite replaces only directories with it."""
 
 FILES = importlib.resources.files("snapexport.serving.triton") / "files"
 
 
 def write_repository(options: RepositoryOptions) -> Path:
-    """Write `options.out`, whole or not at all. Raises UserError."""
+    """Write `options.out` atomically. Raises UserError."""
     with needs_extra("triton"):
         from snapexport.serving.triton import checks, model_config
     build = Build.open(options.build)
@@ -63,7 +63,7 @@ def _device(options: RepositoryOptions, manifest: Manifest) -> Device:
 
 
 def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: Device) -> None:
-    """Refuse what would fail when the server loads the model, or at its first request."""
+    """Raise UserError for options that would fail when the server loads the model or answers."""
     if device == "gpu" and not manifest.engines:
         raise UserError(
             f"{options.build} has no TensorRT engines for --device gpu",
@@ -83,7 +83,7 @@ def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: De
 
 
 def _require_outside(options: RepositoryOptions) -> None:
-    """A copy of a build that lies in the build would be a part of what is copied."""
+    """Raise UserError for --out inside the build: the copy would contain itself."""
     if options.out.resolve().is_relative_to(options.build.resolve()):
         raise UserError(
             f"--out {options.out} is inside the build {options.build}",
@@ -102,7 +102,7 @@ def _parameters(options: RepositoryOptions) -> dict[str, str]:
 
 
 def _unary_parameters(options: RepositoryOptions, manifest: Manifest) -> dict[str, str]:
-    """Parameters of the model that answers once: it may forward as many requests as fit."""
+    """Parameters of the unary model: it may forward as many requests as fit."""
     room = manifest.batch + options.max_pending
     return {"model": options.model_name, "max_requests": str(room)}
 
@@ -142,5 +142,5 @@ def _place_build(build: Path, place: Path, copy: bool) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """A file of the repository's own: by reflink where the file system can."""
+    """Copy a file into the repository, by reflink where the file system can."""
     copy_file(Path(source), Path(target))

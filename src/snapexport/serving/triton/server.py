@@ -1,7 +1,7 @@
-"""Triton's server as a child process: started on loopback, waited for, and surely ended.
+"""Runs Triton's server as a child process on loopback, and ends it in every case.
 
-Responsible for the process, its ports, its log and its shared memory. Does not know whether a
-model answers: `liveness` does.
+Responsible for the process, its ports, its log and its shared memory. Does not check whether a
+model answers; `liveness` does.
 """
 
 import os
@@ -28,7 +28,7 @@ from snapexport.serving.triton.installation import Installation, find
 
 HOST = "127.0.0.1"
 EXIT_SECONDS = 5
-"""How long the server itself lets running requests go on once it has to end."""
+"""Seconds that the server gives running requests when it has to end."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LOG_LINES = 30
@@ -38,14 +38,14 @@ _ROUTINE = re.compile(r"I\d{4} |[|+]|$")
 
 @dataclass(frozen=True)
 class Ports:
-    """Where it listens; 0: a free port."""
+    """The server's ports; 0: any free port."""
 
     http: int = 0
     grpc: int = 0
     metrics: int = 0
 
     def chosen(self) -> "Ports":
-        """The same with free ports in place of zeros."""
+        """A copy with free ports in place of zeros."""
         return Ports(*(port or _free_port() for port in (self.http, self.grpc, self.metrics)))
 
 
@@ -57,7 +57,7 @@ class Server:
     """
 
     needs_probe = True
-    """A model's process may die while the server lives on, and says that it is ready."""
+    """A model's process may die while the server still reports that it is ready."""
 
     def __init__(
         self,
@@ -68,9 +68,10 @@ class Server:
         ready_seconds: float = 60,
         installation: Installation | None = None,
     ) -> None:
-        """Start it and wait until its models are loaded. Raises UserError, with its log's end.
+        """Start the server and wait until its models are loaded.
 
-        flags: more of tritonserver's own, such as --model-control-mode=explicit.
+        flags: further flags of tritonserver, such as --model-control-mode=explicit. Raises
+        UserError, with the end of the log.
         """
         installation = installation or find()
         chosen = (ports or Ports()).chosen()
@@ -105,20 +106,20 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server's own process lives; its models' processes may not."""
+        """Whether the server's process lives. Its models' processes may be dead."""
         return self._process.poll() is None
 
     def log(self, lines: int = _LOG_LINES) -> str:
-        """The last lines of what it has written."""
+        """The last lines of the server's log."""
         if not self._log.is_file():
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, seconds: float = EXIT_SECONDS + 3) -> None:
-        """End it: politely at first, for so many seconds. Does nothing the second time.
+        """End the server: by SIGINT, and after `seconds` by SIGKILL. May be called twice.
 
-        Close gRPC streams before: one that is open, be it idle, holds its model, and the server
-        then waits for its exit timeout and does not even end there by itself.
+        Close gRPC streams first: an open stream, even an idle one, holds its model, and the server
+        does not end by itself even after its exit timeout.
         """
         if self.is_running and seconds > 0:
             self._process.send_signal(signal.SIGINT)
@@ -171,14 +172,14 @@ class Server:
     def _failed(self, what: str) -> UserError:
         reasons = [line for line in self.log(1000).splitlines() if not _ROUTINE.match(line)]
         log = "\n".join(reasons[-_LOG_LINES:])
-        return UserError(f"{what}:\n{log}", "the reason is in its log, above")
+        return UserError(f"{what}:\n{log}", "see the server's log above")
 
 
 def _leash() -> list[str]:
-    """Ends what it starts when this process ends, however that happens: by SIGKILL, too.
+    """A command prefix that kills the server when this process ends, even by SIGKILL.
 
-    More exactly when the thread ends that has started it. From util-linux, which every usual system
-    has; without it a server may outlive us.
+    More exactly, when the thread that started the server ends. Uses setpriv of util-linux; without
+    it a server may outlive this process.
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
@@ -195,7 +196,7 @@ def _environment(installation: Installation) -> Mapping[str, str]:
 
 
 _OF_PYTHON = ("PYTHONHOME", "PYTHONPATH")
-"""What would lead the embedded interpreter astray."""
+"""Environment variables that would mislead the embedded interpreter."""
 
 
 def _answers(url: str) -> bool:

@@ -3,8 +3,8 @@
     execute()       reads a request's tensors (inputs), and returns at once
     reader threads  tokenize, and give the request to the worker
     worker thread   owns the LLM: submits, steps, cancels (serving.worker)
-    sender thread   talks with the server: responses, "is it cancelled?", metrics
+    sender thread   sends responses and metrics to the server, and polls for cancelled requests
 
-An exchange with the server takes 50 to 100 us: a thread of its own keeps it from delaying the LLM.
-`triton_port`, `publisher` and the two models know Triton's API; the rest does not.
+A call of the server takes 50 to 100 us; the sender thread keeps this from delaying the LLM. Only
+`triton_port`, `publisher` and the two models know Triton's API.
 """

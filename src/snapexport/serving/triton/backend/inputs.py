@@ -20,10 +20,10 @@ Values = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A request's values, valid by themselves; whether the prompt fits is the runtime's to say.
+    """A request's values, each checked by itself; the runtime checks whether the prompt fits.
 
-    source: the input that the prompt came from. timeout: in seconds; 0: none. outputs: names of the
-    outputs that the client asked for.
+    source: the name of the prompt's input. timeout: in seconds; 0: none. outputs: names of the
+    outputs to send.
     """
 
     prompt: Prompt
@@ -38,7 +38,7 @@ class Inputs:
 
 
 def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> Inputs:
-    """Read the inputs that came, and the request's parameters. Raises UserError."""
+    """Read the request's inputs and parameters. Raises UserError."""
     unknown = sorted(set(parameters) - PARAMETERS)
     if unknown:
         raise UserError(
@@ -62,9 +62,9 @@ def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> 
 
 
 def with_outputs(inputs: Inputs, outputs: frozenset[str]) -> Inputs:
-    """The same inputs for a client that named these outputs.
+    """A copy of the inputs with the outputs that the client named.
 
-    A named output counts as asked for. Triton names all outputs where the client named none.
+    Triton names all outputs if the client named none.
     """
     named = outputs if outputs < OUTPUT_NAMES else frozenset()
     params = inputs.params
@@ -137,7 +137,7 @@ def _one(values: Values, name: str, default: Any) -> Any:
 
 
 def _real(values: Values, name: str, default: float) -> float:
-    """The shortest decimal that its 32 bits stand for: 0.7 and not 0.699999988."""
+    """The shortest decimal of a float32: 0.7, not 0.699999988."""
     return default if name not in values else float(str(np.float32(_one(values, name, default))))
 
 

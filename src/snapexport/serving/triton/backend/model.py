@@ -1,4 +1,4 @@
-"""The streaming model: Triton's three verbs over a worker and a sender."""
+"""The streaming model: Triton's initialize, execute and finalize, over a worker and a sender."""
 
 import json
 import time
@@ -28,9 +28,9 @@ from snapexport.serving.warm_up import run_every_decode
 from snapexport.serving.worker import CANCELLED, Worker
 
 MOST_STEPS_AHEAD = 32
-"""Steps that the worker may be ahead of the sender: more would make cancellations late."""
+"""Most steps that the worker may be ahead of the sender; more would delay cancellations."""
 READERS = 2
-"""Threads that tokenize: a long prompt takes its time, and Triton calls `execute` in turn."""
+"""Threads that tokenize, since Triton calls `execute` one at a time and prompts may be long."""
 STOP_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ class Model:
             raise triton.TritonModelException(str(error)) from None
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Take the requests, or refuse them; answers come later."""
+        """Accept or refuse the requests; answers come later."""
         arrived = time.monotonic()
         for request in requests:
             port = TritonPort(request)
@@ -54,7 +54,7 @@ class Model:
                 self._readers.submit(self._accept, inputs, port, arrived)
 
     def finalize(self) -> None:
-        """End what still runs, tell its clients, and leave."""
+        """End running requests with an error, and stop the threads."""
         self._worker.stop(STOP_SECONDS)
         self._readers.shutdown()  # the worker refuses what they still read
         self._sender.stop(STOP_SECONDS)
@@ -114,7 +114,7 @@ class Model:
 
 
 def _inputs_of(request: Any) -> Inputs:
-    """Copy the request's values, whose memory is Triton's."""
+    """Copy the request's values, since Triton owns their memory."""
     values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     inputs = inputs_module.read(values, parameters_of(request), request.timeout())
     return inputs_module.with_outputs(inputs, frozenset(request.requested_output_names()))
@@ -122,7 +122,7 @@ def _inputs_of(request: Any) -> Inputs:
 
 @contextmanager
 def _reporting(port: TritonPort) -> Iterator[None]:
-    """Tell the client why its request cannot be taken."""
+    """Send the client an error if its request is refused."""
     try:
         yield
     except UserError as error:

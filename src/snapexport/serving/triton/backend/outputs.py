@@ -17,9 +17,10 @@ LEAST_LOGPROB = float(np.finfo(np.float32).min)
 def tensors(
     inputs: Inputs, prompt_tokens: int, output: OutputDelta, echo: str, text_of: TokenText
 ) -> dict[str, NDArray[Any]]:
-    """The outputs that the client asked for, each [1, n].
+    """The outputs that the client named, each [1, n].
 
-    echo: text before the output's own. In a stream, num_output_tokens counts one response's tokens.
+    echo: text to put before the output's text. In a stream, num_output_tokens counts the tokens of
+    one response.
     """
     outputs = {
         "text_output": _strings(echo + output.text),
@@ -36,7 +37,7 @@ def tensors(
 
 
 def _to_json(logprobs: tuple[TokenLogprobs, ...], text_of: TokenText) -> str:
-    """A list with an object for each token: id, text, logprob, and the likeliest in `top`."""
+    """JSON list of an object for each token: id, text, logprob, and `top`, its top tokens."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {"id": token, "text": text_of(token), "logprob": max(logprob, LEAST_LOGPROB)}

@@ -1,4 +1,4 @@
-"""Publishes the metrics on Triton's own endpoint, beside Triton's."""
+"""Publishes the metrics on Triton's endpoint, beside Triton's own."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ _EVERY_SECONDS = 0.1
 
 
 class Publisher:
-    """Passes on what has changed, ten times a second."""
+    """Publishes changed metrics, ten times a second."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Publisher:
         counters: Counters,
         values: Callable[[], Mapping[str, float]],
     ) -> None:
-        """values: the gauges and counters as they are now."""
+        """values: returns the present gauges and counters."""
         self._counters = counters
         self._values = values
         self._kinds = {metric.name: metric.kind for metric in METRICS}
@@ -36,7 +36,7 @@ class Publisher:
             self._metrics = {}
 
     def publish(self) -> None:
-        """Publish what is due; nothing where the server was started without metrics."""
+        """Publish changed metrics; does nothing if the server runs without metrics."""
         observations = self._counters.observations
         if not self._metrics:
             observations.clear()

@@ -1,8 +1,7 @@
-"""Sends responses, asks which clients have left, and publishes metrics, in a thread of its own.
+"""Sends responses, polls for clients that left, and publishes metrics, in its own thread.
 
-Knows no LLM. The worker's events come through a bounded queue; cancellations go back to the worker.
-Where the worker is faster than the way to the clients, the outputs that wait for a stream go out as
-one response.
+The worker's events come through a bounded queue; cancellations go back to the worker. If the worker
+is faster than the clients, waiting outputs of a stream are joined into one response. Knows no LLM.
 """
 
 import heapq
@@ -45,7 +44,7 @@ CODES: Mapping[FailureCode, Code] = {
 
 
 class Port(Protocol):
-    """The way back to a request's client. Only the sender uses it, once a request is accepted."""
+    """Sends to a request's client. Once a request is accepted, only the sender thread uses it."""
 
     def send(self, tensors: Mapping[str, NDArray[Any]], is_last: bool) -> None:
         """Send one response."""
@@ -62,19 +61,19 @@ class Port(Protocol):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class TritonRequest(ActiveRequest):
-    """A request that was accepted. What is below `port`, the sender alone changes."""
+    """An accepted request. Only the sender thread changes the fields after `port`."""
 
     inputs: Inputs
     port: Port
     closed: bool = False
     """Whether its last response is on its way."""
     held: list[OutputDelta] = field(default_factory=list)
-    """Outputs that wait for the end, where the answer is not a stream."""
+    """Outputs to send at the end, for an answer that is not a stream."""
     echo: str = ""
-    """The prompt, until a response has begun with it."""
+    """The prompt to echo; empty once sent."""
 
     def response(self, output: OutputDelta) -> OutputDelta | None:
-        """The output to send now, if any: each one of a stream, else all at the end."""
+        """The output to send now, or None: a stream sends each, other answers all at the end."""
         if self.inputs.stream:
             return output
         self.held.append(output)
@@ -96,7 +95,7 @@ class Sender:
         text_of: TokenText,
         log: Callable[[str], None],
     ) -> None:
-        """cancel: called for a request whose client has left. publish: called often."""
+        """cancel: called for a request whose client has left. publish: called in every round."""
         self._incoming = incoming
         self._cancel = cancel
         self._publish = publish
@@ -112,11 +111,11 @@ class Sender:
         self._thread.start()
 
     def watch(self, request: TritonRequest) -> None:
-        """Ask now and then whether this request's client is still there. Any thread may call it."""
+        """Poll from now on whether this request's client has left. Any thread may call this."""
         self._new.append(request)
 
     def stop(self, seconds: float) -> None:
-        """Send what is left, and end; wait no longer than this."""
+        """Send waiting responses and stop the thread; wait at most `seconds`."""
         with suppress(Full):
             self._incoming.put(None, timeout=seconds)
         self._thread.join(seconds)
@@ -131,7 +130,7 @@ class Sender:
             self._guarded(self._publish)
 
     def _receive(self) -> tuple[Events, bool]:
-        """All events that wait, perhaps after some patience; and whether the end has come."""
+        """All waiting events, after a timeout if there are none; and whether to stop."""
         events: Events = []
         patience = self._patience()
         with suppress(Empty):
@@ -144,7 +143,7 @@ class Sender:
         return events, False
 
     def _patience(self) -> float:
-        """How long it may sleep until the next client has to be asked after."""
+        """Seconds until the next poll of a client."""
         if self._new or not self._watched:
             return 0.001 if self._new else _IDLE_SECONDS
         return min(max(self._watched[0][0] - time.monotonic(), 0.001), _IDLE_SECONDS)
@@ -162,7 +161,7 @@ class Sender:
             request.port.send(response, is_last=request.closed)
 
     def _watch(self) -> None:
-        """Ask after the clients whose time has come; only one while events are waiting."""
+        """Poll the clients that are due; only one of them while events are waiting."""
         while self._new:
             self._ask_later(self._new.popleft())
         while self._watched and self._watched[0][0] <= time.monotonic():
@@ -181,7 +180,7 @@ class Sender:
         heapq.heappush(self._watched, (time.monotonic() + later, next(self._order), request))
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
-        """A response that can't be sent must not stop the others."""
+        """Run an action; log its error, so that other responses go on."""
         try:
             act(*arguments)
         except Exception:
@@ -189,7 +188,7 @@ class Sender:
 
 
 def merged(events: Events) -> Events:
-    """The same with one output for each request, and then the failures."""
+    """The events with one joined output for each request, and then the failures."""
     outputs: dict[TritonRequest, list[OutputDelta]] = {}
     failures: Events = []
     for request, event in events:

@@ -1,4 +1,4 @@
-"""Settings in the model's config.pbtxt. An unknown parameter is refused."""
+"""Reads the settings in the model's config.pbtxt. Refuses unknown parameters."""
 
 import json
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from snapexport.runtime.open_executor import BackendName
 from snapexport.serving.triton.interface import BUILD, STREAMING_PARAMETERS, TRITONS_PARAMETERS
 
 BACKENDS: Mapping[str, BackendName] = {"CPU": "onnxruntime", "GPU": "tensorrt"}
-"""What runs the build, by the instance's kind."""
+"""Backend of the runtime for each kind of instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`parameters` of config.pbtxt, and what runs the build on an instance of this kind."""
+    """`parameters` of config.pbtxt, and the backend for the kind of instance."""
 
     build: Path
     max_pending: int

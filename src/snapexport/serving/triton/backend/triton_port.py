@@ -1,4 +1,4 @@
-"""The way back to a client through Triton's response sender."""
+"""Sends responses to a client through Triton's response sender."""
 
 import json
 from collections.abc import Mapping, Sequence

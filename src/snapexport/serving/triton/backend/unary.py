@@ -1,6 +1,7 @@
-"""The model that answers once, for clients without streams, which a decoupled model refuses.
+"""The unary model: one answer for each request, for clients without streams.
 
-Holds no weights: it sends the request to the streaming model, through the server.
+Triton's decoupled (streaming) models refuse such clients. This model holds no weights; it forwards
+requests to the streaming model through the server.
 """
 
 import threading
@@ -47,11 +48,11 @@ class UnaryModel:
                 port.fail(message, code)
 
     def finalize(self) -> None:
-        """Nothing of its own is left running: Triton waits for answers before it unloads."""
+        """Do nothing: Triton waits for all answers before it unloads a model."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, request: Any, port: TritonPort) -> Refusal | None:
-        """Begin to answer, or return why not. A place is taken last: nothing after it may fail."""
+        """Begin to answer, or return the refusal. Counts the request last."""
         if _streams(request):
             return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
         try:
@@ -90,13 +91,13 @@ class UnaryModel:
 
 
 def _streams(request: Any) -> bool:
-    """Whether it asks for a stream."""
+    """Whether the request has stream true."""
     stream = triton.get_input_tensor_by_name(request, "stream")
     return stream is not None and bool(stream.as_numpy().any())
 
 
 def _pass_on(forwarded: Any, port: TritonPort) -> None:
-    """Pass the only answer on. An empty response only says that no more come."""
+    """Forward the only answer. An empty response marks the end of the stream."""
     for response in forwarded.exec(decoupled=True):
         if response.has_error():
             code, message = code_and_message(response.error().message())

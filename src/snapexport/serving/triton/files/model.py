@@ -1,4 +1,4 @@
-"""A snapexport build as a model of Triton's Python backend. All of it is in the package."""
+"""Shows Triton's Python backend the streaming model, whose code is in the package snapexport."""
 
 from snapexport.serving.triton.backend.model import Model as TritonPythonModel
 

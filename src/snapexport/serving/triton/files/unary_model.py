@@ -1,4 +1,4 @@
-"""The model beside it, answering once. All of it is in the package."""
+"""Shows Triton's Python backend the unary model, whose code is in the package snapexport."""
 
 from snapexport.serving.triton.backend.unary import UnaryModel as TritonPythonModel
 

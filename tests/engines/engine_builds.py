@@ -1,4 +1,4 @@
-"""What the tests of building engines ask of a build, of the fake, and of another process."""
+"""Helpers of the engine tests: a build's engines, recorded calls of the fake, a slow process."""
 
 import json
 import os
@@ -18,33 +18,37 @@ GRAPHS = {"prefill", "compress", "decode", "baseline-prefill", "baseline-decode"
 NAME = "sm_90-nvidia_fake"
 
 
-def entry_of(made: Build, name: str = NAME) -> EngineEntry:
-    return Build.open(made.directory).manifest.engines[name]
+def entry_of(own_build: Build, name: str = NAME) -> EngineEntry:
+    return Build.open(own_build.directory).manifest.engines[name]
 
 
-def files(made: Build) -> set[str]:
-    engines = made.directory / "engines"
+def files(own_build: Build) -> set[str]:
+    engines = own_build.directory / "engines"
     return {str(path.relative_to(engines)) for path in engines.rglob("*") if path.is_file()}
 
 
-def refusal(made: Build, **options: Any) -> str:
+def calls_to(fake_tensorrt: Any, call: str) -> list[Any]:
+    return [value for name, value in fake_tensorrt.calls if name == call]
+
+
+def refusal(own_build: Build, **options: Any) -> str:
     with pytest.raises(UserError) as refused:
-        build_engines(Build.open(made.directory), EngineOptions(**options))
+        build_engines(Build.open(own_build.directory), EngineOptions(**options))
     return str(refused.value)
 
 
-def start(made: Build) -> "subprocess.Popen[str]":
+def start(own_build: Build) -> "subprocess.Popen[str]":
     """A process whose first engine is under way."""
     slow = json.dumps({"steps": 100_000, "step_seconds": 0.01})
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.process", slow, "engine", str(made.directory)],
+        [sys.executable, "-m", "tests.fakes.process", slow, "engine", str(own_build.directory)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        if list((made.directory / "engines").rglob("*.partial")):
+        if list((own_build.directory / "engines").rglob("*.partial")):
             return process
         time.sleep(0.01)
     raise AssertionError(process.communicate())

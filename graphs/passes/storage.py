@@ -1,0 +1,200 @@
+"""Stores keys and values of a compressed cache in the model's own type or in fewer bits.
+
+A storage converts queries and new rows before attention, and attention's output after it. The
+target's attention operators do not know the storage.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import DTypeLike
+
+from snapexport.contract import names
+from snapexport.contract.targets import CacheDType
+from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, node
+
+_ROTATED, _UNROTATED = 2, 1
+"""Int8Scale's `parts` for keys, which RoPE rotates in pairs, and for values."""
+
+
+class States(NamedTuple):
+    """Inputs of attention: query [B,H,C,D], key and value [B,Hkv,C,D]."""
+
+    query: gs.Tensor
+    key: gs.Tensor
+    value: gs.Tensor
+
+
+class Prompt(NamedTuple):
+    """Input of the compress step: key and value [1,Hkv,T,D], length int64 [1]."""
+
+    key: gs.Tensor
+    value: gs.Tensor
+    length: gs.Tensor
+
+
+class Storage(Protocol):
+    """One way to hold keys and values."""
+
+    def held(self, graph: gs.Graph, layer: int, states: States) -> States:
+        """Convert a decoded token's states to the form that attention over such a cache reads."""
+        ...
+
+    def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
+        """A tensor for the output of attention over such a cache, and its conversion to `out`.
+
+        out: [B,1,H,D], in the model's type.
+        """
+        ...
+
+    def compressed(
+        self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
+    ) -> list[gs.Variable]:
+        """The graph outputs for the compressed key and value in `kept`, [1,Hkv,S,D] each."""
+        ...
+
+
+class AsCalculated:
+    """Keys and values in the model's own type."""
+
+    def held(self, graph: gs.Graph, layer: int, states: States) -> States:
+        return states
+
+    def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
+        return out
+
+    def compressed(
+        self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
+    ) -> list[gs.Variable]:
+        return as_present(layer, kept)
+
+
+class Float16:
+    """Keys and values cast to fp16 beside a model in fp32; attention over them is in fp16 too.
+
+    Magnitudes above 65,504 become infinite.
+    """
+
+    def held(self, graph: gs.Graph, layer: int, states: States) -> States:
+        return States(*(cast(graph, tensor, np.float16) for tensor in states))
+
+    def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
+        half = gs.Variable(fresh(graph, "attended"))
+        node(graph, "CastLike", [half, states.query], [out])
+        return half
+
+    def compressed(
+        self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
+    ) -> list[gs.Variable]:
+        return as_present(layer, [cast(graph, tensor, np.float16) for tensor in kept])
+
+
+class Int8:
+    """Integers from -127 to 127, with scales for each request, KV head and channel.
+
+    Attention reads the integers: scores are (query * key_scale) . key, and the weighted sum of
+    values is multiplied by value_scale. The compress step computes the scales from the prompt, and
+    decode passes them through.
+    """
+
+    def held(self, graph: gs.Graph, layer: int, states: States) -> States:
+        key_scale = _passed_through(graph, names.past_key_scale(layer), states.key)
+        value_scale = _passed_through(graph, names.past_value_scale(layer), states.value)
+        query = gs.Variable(fresh(graph, "scaled"), states.query.dtype, states.query.shape)
+        _scaled(graph, states.query, key_scale, query)
+        return States(
+            query, _rows(graph, states.key, key_scale), _rows(graph, states.value, value_scale)
+        )
+
+    def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
+        unscaled = gs.Variable(fresh(graph, "unscaled"))
+        value_scale = graph_input(graph, names.past_value_scale(layer))
+        batch, heads, rows, _ = states.query.shape
+        assert rows == 1, "[B,H,1,D] and [B,1,H,D] are the same numbers"
+        out.shape = (batch, rows, heads, states.value.shape[3])
+        _scaled(graph, unscaled, value_scale, out)
+        return unscaled
+
+    def compressed(
+        self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
+    ) -> list[gs.Variable]:
+        key, value = kept
+        key_scale = _scale(graph, names.present_key_scale(layer), prompt, prompt.key, _ROTATED)
+        value_scale = _scale(
+            graph, names.present_value_scale(layer), prompt, prompt.value, _UNROTATED
+        )
+        held = [_rows(graph, key, key_scale), _rows(graph, value, value_scale)]
+        return [*as_present(layer, held), key_scale, value_scale]
+
+
+_STORAGES: dict[CacheDType | None, Storage] = {
+    None: AsCalculated(),
+    "fp16": Float16(),
+    "int8": Int8(),
+}
+
+
+def storage_of(dtype: CacheDType | None) -> Storage:
+    """The storage for a `GraphOptions.cache_dtype`."""
+    return _STORAGES[dtype]
+
+
+def cast(graph: gs.Graph, states: gs.Tensor, dtype: DTypeLike) -> gs.Variable:
+    """Cast `states` to `dtype`."""
+    (out,) = node(
+        graph,
+        "Cast",
+        [states],
+        [gs.Variable(fresh(graph, "held"), dtype, states.shape)],
+        to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)),
+    )
+    return out
+
+
+def as_present(layer: int, states: list[gs.Variable]) -> list[gs.Variable]:
+    """Name key and value as the graph's outputs."""
+    key, value = states
+    key.name, value.name = names.present_key(layer), names.present_value(layer)
+    return states
+
+
+def _passed_through(graph: gs.Graph, past: str, states: gs.Tensor) -> gs.Variable:
+    """Add a layer's scales as input `past`, float32 [B,Hkv,1,D], and as output of the same values.
+
+    The output has to share the input's buffer.
+    """
+    batch, kv_heads, _, head_dim = states.shape
+    shape = (batch, kv_heads, 1, head_dim)
+    scale = gs.Variable(past, np.float32, shape)
+    present = gs.Variable(names.present_of(past), np.float32, shape)
+    graph.inputs.append(scale)
+    graph.outputs.append(present)
+    node(graph, "Identity", [scale], [present])
+    return scale
+
+
+def _scale(
+    graph: gs.Graph, name: str, prompt: Prompt, states: gs.Tensor, parts: int
+) -> gs.Variable:
+    """Compute the scales of a prompt's keys or values."""
+    batch, kv_heads, _, head_dim = states.shape
+    scale = gs.Variable(name, np.float32, (batch, kv_heads, 1, head_dim))
+    call(graph, "Int8Scale", [states, prompt.length], [scale], parts=[parts])
+    return scale
+
+
+def _rows(graph: gs.Graph, states: gs.Tensor, scale: gs.Tensor) -> gs.Variable:
+    """Quantize states [B,Hkv,C,D] to int8."""
+    rows = gs.Variable(fresh(graph, "rows"), np.int8, states.shape)
+    call(graph, "Int8Rows", [states, scale], [rows])
+    return rows
+
+
+def _scaled(graph: gs.Graph, heads: gs.Tensor, scale: gs.Tensor, out: gs.Tensor) -> None:
+    """Multiply each query head's D numbers by its KV head's scales; heads holds one token."""
+    batch, kv_heads, _, head_dim = scale.shape
+    grouped = node(graph, "Reshape", [heads, int64s(graph, batch, kv_heads, -1, head_dim)])
+    scaled = node(graph, "Mul", [*grouped, scale])
+    node(graph, "Reshape", [*scaled, int64s(graph, *out.shape)], [out])
