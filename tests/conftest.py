@@ -10,6 +10,7 @@ from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.exporter import trace
 from tests import trace_cache
+from tests.fakes.bindings import make_stubs
 from tests.oracle import checkpoints
 
 
@@ -37,3 +38,9 @@ def tiny_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bu
     return build(
         checkpoint, out, L_max=64, L_recent=12, K=8, L_obs=4, prefill_chunk=24, baseline=True
     )
+
+
+@pytest.fixture(scope="session")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Type stubs of TensorRT's real bindings, as the folder of a module `tensorrt`."""
+    return make_stubs(tmp_path_factory.mktemp("stubs"))

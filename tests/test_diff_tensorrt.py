@@ -27,9 +27,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.graph_loader import find_cudart, on_tensorrt
 from snapexport.runtime.trt.engines import open_engines
-from tests.runtime import fake_tensorrt
-from tests.runtime.fake_cuda import FakeCuda
-from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
+from tests.fakes import tensorrt
+from tests.fakes.cuda import FakeCuda
+from tests.fakes.plans import ENTRY, LIBRARY, entry_of, file, install, with_engines
 
 
 class PolygraphyCuda:
@@ -37,15 +37,12 @@ class PolygraphyCuda:
 
     def __init__(self, gpu: FakeCuda) -> None:
         self.gpu = gpu
-        self.handles: dict[int, Any] = {}
 
     def create_stream(self) -> int:
-        _, stream = self.gpu.cudaStreamCreateWithFlags(0)
-        self.handles[int(stream)] = stream
-        return int(stream)
+        return int(self.gpu.cudaStreamCreateWithFlags(0)[1])
 
     def destroy_stream(self, ptr: int) -> None:
-        self.gpu.cudaStreamDestroy(self.handles[ptr])
+        self.gpu.cudaStreamDestroy(ptr)
 
     def stream_synchronize(self, ptr: int) -> None:
         self.gpu.cudaStreamSynchronize(ptr)
@@ -210,7 +207,7 @@ def test_no_plain_commands_for_stripped_engines(
 def test_plain_commands_only_for_engines_of_this_machine(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
-    library = file(build.directory / "lib.so", b"machine code")
+    library = file(build.directory / "lib.so", LIBRARY)
     folder = build.directory / "e"
     kinds: dict[str, dict[str, Any]] = {
         "fused": {"plugins": library},
@@ -306,4 +303,4 @@ def test_the_data_loader_restores_bf16_tensors(tmp_path: Path) -> None:
 def test_the_fake_has_what_polygraphy_uses_of_tensorrt(gpu: FakeCuda) -> None:
     from polygraphy.backend.trt.runner import trt
 
-    assert trt.__version__ == fake_tensorrt.__version__
+    assert trt.__version__ == tensorrt.__version__

@@ -10,7 +10,7 @@ import pytest
 from snapexport.bench import machine
 from snapexport.bench.probes import MATMUL, Bandwidth, DeviceCopy, MatMul
 from snapexport.runtime.ort.devices import HostMemory
-from tests.runtime.fake_cuda import FakeCuda
+from tests.fakes.cuda import FakeCuda
 
 TEXT = """
 <ir_version: 8, opset_import: ["": 21]>

@@ -1,6 +1,5 @@
-"""A build for TensorRT, the bindings' stubs, and a FAKE TensorRT to build engines with."""
+"""A build for TensorRT, and a FAKE TensorRT to build engines with."""
 
-import importlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,15 +10,8 @@ import pytest
 
 from snapexport.builder import build
 from snapexport.contract.build_directory import Build
-from tests.engines.bindings import make_stubs
-
-FAKES = Path(__file__).parent / "fakes"
-
-
-@pytest.fixture(scope="session")
-def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Type stubs of TensorRT's real bindings, as the folder of a module `tensorrt`."""
-    return make_stubs(tmp_path_factory.mktemp("stubs"))
+from tests.fakes import tensorrt
+from tests.fakes.plans import LIBRARY, install
 
 
 @pytest.fixture(scope="session")
@@ -39,27 +31,20 @@ def own_build(shared_build: Build, tmp_path: Path) -> Build:
 @pytest.fixture
 def plugin_library(tmp_path: Path) -> Path:
     path = tmp_path / "libplugins.so"
-    path.write_bytes(b"\x7fELF of no kind")
+    path.write_bytes(LIBRARY)
     return path
 
 
 @pytest.fixture
 def fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The FAKE TensorRT in the place of the real one, with one GPU; our modules import it anew."""
-    aside = {name: sys.modules.pop(name) for name in _touched()}
-    monkeypatch.syspath_prepend(FAKES)
-    yield importlib.import_module("tensorrt")
-    for name in _touched():
+    install(monkeypatch)
+    for name in _ours():
+        monkeypatch.delitem(sys.modules, name)
+    yield tensorrt
+    for name in _ours():
         del sys.modules[name]
-    sys.modules.update(aside)
 
 
-def _touched() -> list[str]:
-    def is_ours(name: str) -> bool:
-        return name.startswith("snapexport.engines.tensorrt_")
-
-    return [
-        name
-        for name in sys.modules
-        if is_ours(name) or name.partition(".")[0] in ("tensorrt", "cuda")
-    ]
+def _ours() -> list[str]:
+    return [name for name in sys.modules if name.startswith("snapexport.engines.tensorrt_")]

@@ -13,10 +13,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.engines import EngineOptions, build_engines
-from tests.engines.conftest import FAKES
 
 GRAPHS = {"prefill", "compress", "decode", "baseline-prefill", "baseline-decode"}
-NAME = "sm_90-nvidia_h200"
+NAME = "sm_90-nvidia_fake"
 
 
 def entry_of(own_build: Build, name: str = NAME) -> EngineEntry:
@@ -40,11 +39,10 @@ def refusal(own_build: Build, **options: Any) -> str:
 
 def start(own_build: Build) -> "subprocess.Popen[str]":
     """A process whose first engine is under way."""
-    path = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
-    slow = {"FAKE_TENSORRT": json.dumps({"steps": 100_000, "step_seconds": 0.01})}
+    slow = json.dumps({"steps": 100_000, "step_seconds": 0.01})
     process = subprocess.Popen(
-        [sys.executable, "-m", "snapexport", "engine", str(own_build.directory)],
-        env=os.environ | slow | {"PYTHONPATH": path},
+        [sys.executable, "-m", "tests.fakes.process", slow, "engine", str(own_build.directory)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -15,7 +15,11 @@ from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import Manifest
 from snapexport.engines import EngineOptions, build_engines
 from snapexport.engines.folder import EngineFolder
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.requests import SamplingParams
 from tests.engines.engine_builds import GRAPHS, NAME, calls_to, entry_of, files, refusal, start
+from tests.fakes.cuda import install
 
 
 def test_every_graph_becomes_a_plan_recorded_in_the_manifest(
@@ -33,7 +37,7 @@ def test_every_graph_becomes_a_plan_recorded_in_the_manifest(
     assert facts == {
         "tensorrt": fake_tensorrt.__version__,
         "compute_capability": "9.0",
-        "gpu": "NVIDIA H200",
+        "gpu": "NVIDIA Fake",
         "hardware_compatibility": "none",
         "version_compatible": False,
         "stripped": False,
@@ -138,6 +142,24 @@ def test_existing_plans_are_not_built_again(fake_tensorrt: Any, own_build: Build
         Build.open(own_build.directory), EngineOptions(graphs=("decode",), overwrite=True)
     )
     assert set(entry_of(own_build).graphs) == GRAPHS
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"strip_weights": True}, {"version_compatible": True}, {"plugins": True}]
+)
+def test_runtime_runs_the_engines_that_were_built(
+    fake_tensorrt: Any, own_build: Build, plugin_library: Path, options: dict[str, Any]
+) -> None:
+    if options.get("plugins"):
+        options = {"plugins": plugin_library}
+    build_engines(own_build, EngineOptions(**options))
+    build, params = Build.open(own_build.directory), SamplingParams(4, ignore_eos=True)
+    ours, theirs = (
+        LLM.from_executor(open_executor(build, backend=backend)).generate([[5] * 40], params)
+        for backend in ("tensorrt", "onnxruntime")
+    )
+    assert ours == theirs
+    assert {"prefill", "compress", "decode"} <= set(calls_to(fake_tensorrt, "run"))
 
 
 @pytest.mark.parametrize("other", [{"optimization_level": 1}, {"workspace": 2**30}])
@@ -345,10 +367,8 @@ def test_engine_build_refuses_an_old_tensorrt(
 def test_engine_build_without_a_gpu_is_refused(
     fake_tensorrt: Any, own_build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda.bindings import runtime
-
-    monkeypatch.setattr(runtime, "problem", runtime.cudaError_t.cudaErrorNoDevice)
-    assert "CUDA finds no GPU: cudaErrorNoDevice" in refusal(own_build)
+    install(monkeypatch, driver=False)
+    assert "CUDA finds no GPU: cudaErrorInsufficientDriver" in refusal(own_build)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import snapexport
-from tests.engines.bindings import over_nothing
+from tests.fakes.bindings import over_nothing
 
 PACKAGE = Path(snapexport.__file__).parent
 TENSORRT_CODE = [*sorted(PACKAGE.glob("engines/*.py")), *sorted(PACKAGE.glob("runtime/trt/*.py"))]

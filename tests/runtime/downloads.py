@@ -8,8 +8,8 @@ import pytest
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
+from tests.fakes.cuda import FakeCuda
 from tests.oracle import cases
-from tests.runtime.fake_cuda import FakeCuda
 
 BATCH, TOP = 3, 16
 """Batch slots and top tokens of the builds."""

@@ -1,7 +1,7 @@
 """ONNX Runtime on a GPU, over FAKES of CUDA and of ONNX Runtime's provider for it.
 
 No GPU: the fakes run the same graphs on the CPU, at the addresses, and at the time, that our calls
-name (fake_cuda.py, fake_onnxruntime_cuda.py).
+name (tests/fakes).
 """
 
 import gc
@@ -29,11 +29,11 @@ from snapexport.runtime.ort.cuda import PROVIDER as CUDA
 from snapexport.runtime.ort.cuda import Cuda
 from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests import SamplingParams
+from tests.fakes import onnxruntime_cuda
+from tests.fakes.cuda import FakeCuda
+from tests.fakes.onnxruntime_cuda import REAL, CudaSession, install
 from tests.oracle import cases
-from tests.runtime import fake_onnxruntime_cuda
 from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
-from tests.runtime.fake_cuda import FakeCuda
-from tests.runtime.fake_onnxruntime_cuda import REAL, CudaSession, install
 from tests.runtime.traffic import assert_neighbours_change_nothing
 
 SIZES: dict[str, Any] = {"L_max": 96, "L_recent": 16, "K": 12, "L_obs": 8, "batch": 3}
@@ -169,7 +169,7 @@ def test_logits_cannot_be_read_after_close(gpu: FakeCuda, builds: dict[str, Buil
 def test_a_decode_graph_that_cannot_be_captured_runs_with_a_warning(
     gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fake_onnxruntime_cuda, "reads_on_host", lambda path: True)
+    monkeypatch.setattr(onnxruntime_cuda, "reads_on_host", lambda path: True)
     with pytest.warns(RuntimeWarning, match="without a CUDA graph, and slower: This session") as w:
         executor = on_gpu(builds["portable"])
     assert not executor.captured and len(w) == 3

@@ -1,7 +1,7 @@
 """TensorRT's backend over FAKES of CUDA and TensorRT: every layout answers as ONNX Runtime does.
 
 No GPU and no TensorRT: the fakes run the same graphs at the addresses, and at the time, that our
-calls name (fake_cuda.py, fake_tensorrt.py).
+calls name (tests/fakes).
 """
 
 import gc
@@ -21,12 +21,12 @@ from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
+from tests.fakes import tensorrt
+from tests.fakes.cuda import FakeCuda
+from tests.fakes.plans import entry_of, install, with_engines
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.runtime import fake_tensorrt
 from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
-from tests.runtime.fake_cuda import FakeCuda
-from tests.runtime.tensorrt_builds import entry_of, install, with_engines
 from tests.runtime.traffic import assert_neighbours_change_nothing
 
 CHUNKED = Case(target="tensorrt", baseline=True, decode_batches=(1, 2))
@@ -94,11 +94,10 @@ def test_tensorrt_prefill_does_not_run_a_common_beginning_again(
 ) -> None:
     """Four chunks of 24 or less; the last is off the grid and spoils the one that it overlaps."""
     llm = LLM.from_executor(open_executor(build_of(SLIDING, tmp_path), backend="tensorrt"))
-    ran = fake_tensorrt.ICudaEngine.executions
     for prompt, chunks in ((cases.prompt(90), 4), ((*cases.prompt(90)[:60], *range(9, 39)), 2)):
-        ran.clear()
+        tensorrt.calls.clear()
         llm.generate(prompt, SamplingParams(max_tokens=1))
-        assert ran.count("prefill") == chunks
+        assert tensorrt.calls.count(("run", "prefill")) == chunks
 
 
 @pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
@@ -256,7 +255,7 @@ def test_no_graph_writes_another_graphs_outputs(gpu: FakeCuda, tmp_path: Path) -
     """But compress reads what prefill left, and they all share one workspace."""
     executor = open_executor(build_of(CHUNKED, tmp_path), backend="tensorrt")
     prefill, compress, decode = (
-        {c._addresses[n] for n in c.engine.outputs}
+        {c._addresses[n] for n in c.engine._outputs}
         for c in (executor.backend._contexts[n] for n in ("prefill", "compress", "decode"))
     )
     assert not prefill & compress and not prefill & decode and not compress & decode

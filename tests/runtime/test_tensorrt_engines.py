@@ -18,8 +18,8 @@ from snapexport.runtime.trt import entry as tensorrt_entry
 from snapexport.runtime.trt.backend import TensorRtBackend
 from snapexport.runtime.trt.engines import LOG, tensorrt_version
 from snapexport.runtime.trt.entry import Machine, choose
-from tests.runtime.fake_cuda import FakeCuda
-from tests.runtime.tensorrt_builds import ENTRY, entry_of, file, install, with_engines
+from tests.fakes.cuda import FakeCuda
+from tests.fakes.plans import ENTRY, LIBRARY, entry_of, file, install, with_engines
 
 HERE = Machine("11.4.0.106", "9.0", "NVIDIA Fake")
 
@@ -133,9 +133,9 @@ def test_a_missing_plugin_library_has_to_be_named(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
     library = tmp_path / "lib.so"
-    entry = changed(plugins=file(library, b"machine code"))
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True))
-    for spoil in (lambda: library.write_bytes(b"machine"), library.unlink):
+    entry = changed(plugins=file(library, LIBRARY))
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=["lib.so"]))
+    for spoil in (lambda: library.write_bytes(LIBRARY[:-1]), library.unlink):
         spoil()
         hint = refusal(build).hint
         assert "--plugins FILE --overwrite" in hint and "lib.so" not in hint
@@ -167,7 +167,7 @@ def test_changed_engine_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_
     [
         ({"tensorrt": "11.3.0.99"}, "TensorRT cannot load .*the version does not match"),
         ({"version_compatible": True}, "holds code, which is not allowed"),
-        ({"plugins": True}, "no creator of the plugin SnapKVSelect"),
+        ({"plugins": ["lib.so"]}, "no creator of the plugin SnapKVSelect"),
         ({"aliases": False}, "does not write 'past_key_values.0.key' in place"),
         ({"shapes": {"input_ids": [9, 9]}}, r"\[9, 9\]\) for 'input_ids', the manifest says"),
     ],
@@ -222,10 +222,11 @@ def test_stripped_plans_take_the_weights_of_their_graphs(
 def test_plugin_library_is_loaded_before_the_plans(
     gpu: FakeCuda, tiny_build: Build, tmp_path: Path
 ) -> None:
-    entry = changed(plugins=file(tmp_path / "lib.so", b"machine code"))
-    open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=True)))
+    entry = changed(plugins=file(tmp_path / "lib.so", LIBRARY))
+    entry = entry_of(tiny_build, tmp_path, entry, plugins=["lib.so"])
+    open_executor(with_engines(tiny_build, it=entry))
     empty = changed(plugins=file(tmp_path / "empty.so", b""))
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, empty, plugins=True))
+    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, empty, plugins=["lib.so"]))
     assert "cannot load the plugins" in refusal(build).message
 
 

@@ -9,17 +9,26 @@ neither speed nor a driver's own errors.
 # ruff: noqa: N801, N815 (the names are CUDA's)
 
 import ctypes
+import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable
 from enum import IntEnum
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 ALIGNMENT = 256
 POISON = 0xFF
 """Every float of such bytes is NaN."""
+
+
+Works = list[Callable[[], None]]
+Blocks = dict[int, NDArray[np.uint8]]
+"""By address."""
 
 
 class WrongUseError(AssertionError):
@@ -50,22 +59,11 @@ class cudaStreamCaptureMode(IntEnum):
     cudaStreamCaptureModeRelaxed = 2
 
 
-ENUMS = (cudaError_t, cudaMemcpyKind, cudaDeviceAttr, cudaStreamCaptureMode)
 OK = (cudaError_t.cudaSuccess,)
 
 
-class Handle:
-    """An opaque CUDA object."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __int__(self) -> int:
-        return self.number
-
-
-class Properties:
-    name = b"NVIDIA Fake" + b"\0" * 8
+class cudaDeviceProp:
+    name, major, minor = b"NVIDIA Fake" + b"\0" * 8, 9, 0
 
 
 class FakeCuda:
@@ -78,23 +76,25 @@ class FakeCuda:
     cudaMemcpyKind = cudaMemcpyKind
     cudaDeviceAttr = cudaDeviceAttr
     cudaStreamCaptureMode = cudaStreamCaptureMode
+    cudaDeviceProp = cudaDeviceProp
     cudaStreamNonBlocking = 1
 
-    def __init__(self, memory: int = 1 << 30, driver: bool = True) -> None:
+    def __init__(self, memory: int = 140 << 30, driver: bool = True) -> None:
         self.calls: Counter[str] = Counter()
         self.to_host: list[int] = []
-        self.device: dict[int, NDArray[np.uint8]] = {}
-        self.pinned: dict[int, NDArray[np.uint8]] = {}
+        self.device: Blocks = {}
+        self.pinned: Blocks = {}
         self.streams: set[int] = set()
-        self.graphs: set[Handle] = set()
-        self.launchable: dict[Handle, list[Callable[[], None]]] = {}
-        self.capturing: list[Callable[[], None]] | None = None
+        self.graphs: dict[int, Works] = {}
+        self.launchable: dict[int, Works] = {}
+        self.capturing: Works | None = None
         self._relaxed = False
-        self._left, self._driver = memory, driver
-        self._queue: list[Callable[[], None]] = []
+        self._memory, self._left = memory, memory
+        self._status = OK if driver else (cudaError_t.cudaErrorInsufficientDriver,)
+        self._queue: Works = []
         self._freed: list[NDArray[np.uint8]] = []  # so that no address comes twice
         self._invalidated = False
-        self._handles = 100
+        self._handles = itertools.count(101)
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -106,14 +106,11 @@ class FakeCuda:
 
     def bytes_at(self, address: int, size: int) -> NDArray[np.uint8]:
         """Device memory, if all of it is in one live allocation."""
-        for start, block in self.device.items():
-            if start <= address and address + size <= start + len(block):
-                return block[address - start : address - start + size]
-        raise WrongUseError(f"{size} bytes at {address:#x} are no live device memory")
+        return _within(self.device, address, size)
 
     def put(self, stream: int, work: Callable[[], None]) -> None:
         """Work for later, or for a graph."""
-        if int(stream) not in self.streams:
+        if stream not in self.streams:
             raise WrongUseError("no such stream")
         (self._queue if self.capturing is None else self.capturing).append(work)
 
@@ -128,16 +125,19 @@ class FakeCuda:
     # The functions, with the parameters of the real ones.
 
     def cudaGetDeviceCount(self) -> tuple[Any, ...]:
-        return (*OK, 1) if self._driver else (cudaError_t.cudaErrorInsufficientDriver, None)
+        return (*self._status, 1 if self._status == OK else None)
 
     def cudaGetDevice(self) -> tuple[Any, ...]:
-        return (*OK, 0)
+        return (*self._status, 0 if self._status == OK else None)
+
+    def cudaMemGetInfo(self) -> tuple[Any, ...]:
+        return (*OK, self._left, self._memory)
 
     def cudaDeviceGetAttribute(self, attr: cudaDeviceAttr, device: int) -> tuple[Any, ...]:
         return (*OK, 9 if attr == cudaDeviceAttr.cudaDevAttrComputeCapabilityMajor else 0)
 
     def cudaGetDeviceProperties(self, device: int) -> tuple[Any, ...]:
-        return (*OK, Properties())
+        return (*OK, cudaDeviceProp())
 
     def cudaGetErrorString(self, error: cudaError_t) -> tuple[Any, ...]:
         return (*OK, cudaError_t(error).name.encode())
@@ -146,12 +146,12 @@ class FakeCuda:
         return OK
 
     def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
-        stream = self._handle()
-        self.streams.add(int(stream))
+        stream = next(self._handles)
+        self.streams.add(stream)
         return (*OK, stream)
 
-    def cudaStreamDestroy(self, stream: Handle) -> tuple[Any, ...]:
-        self.streams.remove(int(stream))
+    def cudaStreamDestroy(self, stream: int) -> tuple[Any, ...]:
+        self.streams.remove(stream)
         return OK
 
     def cudaStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
@@ -191,7 +191,7 @@ class FakeCuda:
         def copy() -> None:
             to_host = kind == cudaMemcpyKind.cudaMemcpyDeviceToHost
             from_host = kind == cudaMemcpyKind.cudaMemcpyHostToDevice
-            source = self._pinned_at(src, count) if from_host else self.bytes_at(src, count)
+            source = _within(self.pinned if from_host else self.device, src, count)
             target = self._host_at(dst, count) if to_host else self.bytes_at(dst, count)
             target[:] = source
             self.to_host += [count] * to_host
@@ -231,32 +231,27 @@ class FakeCuda:
         work, self.capturing = self.capturing, None
         if self._invalidated:
             return cudaError_t.cudaErrorStreamCaptureInvalidated, None
-        graph = self._handle()
-        graph.work = work  # type: ignore[attr-defined]
-        self.graphs.add(graph)
+        graph = next(self._handles)
+        self.graphs[graph] = work or []
         return (*OK, graph)
 
-    def cudaGraphInstantiate(self, graph: Handle, flags: int) -> tuple[Any, ...]:
-        launchable = self._handle()
-        self.launchable[launchable] = list(graph.work)  # type: ignore[attr-defined]
+    def cudaGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:
+        launchable = next(self._handles)
+        self.launchable[launchable] = self.graphs[graph]
         return (*OK, launchable)
 
-    def cudaGraphDestroy(self, graph: Handle) -> tuple[Any, ...]:
-        self.graphs.remove(graph)
+    def cudaGraphDestroy(self, graph: int) -> tuple[Any, ...]:
+        del self.graphs[graph]
         return OK
 
-    def cudaGraphLaunch(self, graphExec: Handle, stream: int) -> tuple[Any, ...]:
+    def cudaGraphLaunch(self, graphExec: int, stream: int) -> tuple[Any, ...]:
         for work in self.launchable[graphExec]:
             self.put(stream, work)
         return OK
 
-    def cudaGraphExecDestroy(self, graphExec: Handle) -> tuple[Any, ...]:
+    def cudaGraphExecDestroy(self, graphExec: int) -> tuple[Any, ...]:
         del self.launchable[graphExec]
         return OK
-
-    def _handle(self) -> Handle:
-        self._handles += 1
-        return Handle(self._handles)
 
     def _is_unsafe(self) -> bool:
         """To allocate or to free: only a relaxed capture allows it."""
@@ -272,7 +267,7 @@ class FakeCuda:
         self.invalidate()
         return cudaError_t.cudaErrorStreamCaptureUnsupported, None
 
-    def _free(self, blocks: dict[int, NDArray[np.uint8]], address: int) -> None:
+    def _free(self, blocks: Blocks, address: int) -> None:
         if not address:
             return  # CUDA takes a null pointer
         if address not in blocks:
@@ -281,20 +276,29 @@ class FakeCuda:
         self._freed.append(blocks.pop(address))
         self._freed[-1].fill(POISON)
 
-    def _pinned_at(self, address: int, size: int) -> NDArray[np.uint8]:
-        for start, block in self.pinned.items():
-            if start <= address and address + size <= start + len(block):
-                return block[address - start : address - start + size]
-        raise WrongUseError("a copy to the device from memory that is not pinned")
-
     def _host_at(self, address: int, size: int) -> NDArray[np.uint8]:
         if any(start <= address < start + len(block) for start, block in self.device.items()):
             raise WrongUseError("device memory taken for the host's")
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-def _allocate(blocks: dict[int, NDArray[np.uint8]], size: int) -> int:
+def _within(blocks: Blocks, address: int, size: int) -> NDArray[np.uint8]:
+    for start, block in blocks.items():
+        if start <= address and address + size <= start + len(block):
+            return block[address - start : address - start + size]
+    raise WrongUseError(f"{size} bytes at {address:#x} are no live memory of this kind")
+
+
+def _allocate(blocks: Blocks, size: int) -> int:
     room = np.full(size + ALIGNMENT, POISON, np.uint8)
     offset = -room.ctypes.data % ALIGNMENT
     blocks[room.ctypes.data + offset] = room[offset : offset + size]
     return int(room.ctypes.data + offset)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
+    """A new GPU in the place of cuda-python's module, for one test."""
+    gpu = FakeCuda(**options)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(runtime=gpu))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", gpu)
+    return gpu

@@ -5,7 +5,6 @@ memory has to be live device memory. As onnxruntime-gpu 1.31.1 does, it captures
 the host reads what the GPU calculates, and that is an error. It says nothing of CUDA's kernels.
 """
 
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,8 @@ import pytest
 
 from snapexport.runtime.ort import session
 from snapexport.runtime.ort.cuda import PROVIDER as CUDA
-from tests.runtime.fake_cuda import FakeCuda, WrongUseError
+from tests.fakes import cuda
+from tests.fakes.cuda import FakeCuda, WrongUseError
 
 PROVIDERS = [CUDA, "CPUExecutionProvider"]
 BFLOAT16_BYTES = 2
@@ -118,10 +118,9 @@ class CudaBinding:
 
 def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
     """Both fakes for one test; the GPU is new."""
-    gpu = FakeCuda(**options)
+    gpu = cuda.install(monkeypatch, **options)
     monkeypatch.setattr(CudaSession, "gpu", gpu, raising=False)
     monkeypatch.setattr(CudaSession, "opened", [], raising=False)
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", gpu)
     monkeypatch.setattr(session.ort, "InferenceSession", CudaSession)
     monkeypatch.setattr(ort, "get_available_providers", lambda: PROVIDERS)
     return gpu

@@ -1,0 +1,64 @@
+"""Builds with plans of the fake TensorRT, and the fakes in place of the real modules."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
+from snapexport.contract.tensors import in_place
+from tests.fakes import cuda, tensorrt
+from tests.fakes.cuda import FakeCuda
+
+ENTRY = EngineEntry(
+    tensorrt=tensorrt.__version__,
+    compute_capability="9.0",
+    gpu="NVIDIA Fake",
+    hardware_compatibility="none",
+    version_compatible=False,
+    stripped=False,
+    plugins=None,
+    graphs={},
+)
+LIBRARY = b"\x7fELF of no kind"
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
+    """TensorRT and CUDA for one test; the GPU is new."""
+    gpu = cuda.install(monkeypatch, **options)
+    monkeypatch.setattr(tensorrt, "gpu", gpu)
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    tensorrt.planted.clear()
+    tensorrt.calls.clear()
+    return gpu
+
+
+def file(path: Path, content: bytes) -> EngineFile:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    # An absolute path, so that builds which tests share stay as they are.
+    digest = hashlib.sha256(content).hexdigest()
+    return EngineFile(file=str(path), size=len(content), sha256=digest)
+
+
+def entry_of(
+    build: Build, folder: Path, entry: EngineEntry = ENTRY, aliases: bool = True, **plan: Any
+) -> EngineEntry:
+    """A plan for every graph, the same options in each."""
+    plans = {}
+    for name, graph in build.manifest.graphs.items():
+        shared = in_place(name, graph) if aliases else {}
+        told = tensorrt.PLAN | {"graph": str(build.graph(name)), "aliases": shared} | plan
+        made = file(folder / f"{name}.engine", json.dumps(told).encode())
+        plans[name] = GraphEngine(**made.model_dump(), device_memory=told["device_memory"])
+    return entry.model_copy(update={"graphs": plans})
+
+
+def with_engines(build: Build, **engines: EngineEntry) -> Build:
+    """The build as `snapexport engine` leaves it."""
+    manifest = build.manifest.model_copy(update={"engines": engines, "target": "tensorrt"})
+    return Build(build.directory, manifest)
