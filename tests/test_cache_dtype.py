@@ -117,7 +117,7 @@ def test_diff_attributes_decode_differences_to_fp16_rounding(tmp_path: Path, cap
     why = {
         (one["prompt_length"], one["output"].partition(".")[0]): (one["lossless"], one["rounded"])
         for one in found
-        if one["backend"] == "snapstream"
+        if one["system"] == "snapstream"
     }
     assert why == {
         (12, "prefill"): (True, False),
