@@ -46,13 +46,13 @@ $(GPU_STAMP): pyproject.toml
 demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 	$(BIN)/snapexport demo
 
-test: $(STAMP)           ## all tests, under 10 minutes on 2 cores
+test: $(STAMP)           ## all tests, 12 minutes on 2 cores
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive
 test-triton: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
-test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environment of its own, 5 minutes
+test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environment of its own, 6 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
 	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
