@@ -98,7 +98,9 @@ def _finish(
     model.producer_name = "snapexport"
     softcapped = any(node.attrs.get("softcap") for node in graph.nodes if node.domain == DOMAIN)
     model.functions.extend(
-        function(name, geometry.vote_options, softcapped) for name in NAMES if name in called
+        function(name, geometry.vote_options, softcapped, geometry.pool_kernel)
+        for name in NAMES
+        if name in called
     )
     for change in MODEL_PASSES[target]:
         change(model, options)

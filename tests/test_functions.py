@@ -25,7 +25,7 @@ def run(
     vote: dict[str, str] = DEFAULTS,
 ) -> list[Array]:
     """Call the function on the feeds, in their order. vote: the options of SnapKVSelect."""
-    proto = function(name, vote)
+    proto = function(name, vote, pool_kernel=attributes.get("pool_kernel", [1, 1])[1])
     node = onnx.helper.make_node(
         name, list(feeds), list(proto.output), domain="snapexport", **attributes
     )

@@ -1,12 +1,13 @@
 """Our operators, as ONNX model-local functions whose bodies are standard operators.
 
-The body is the definition. ONNX Runtime inlines it. TensorRT takes the plugin of the same name if
-one is registered, otherwise the body.
+The body is the definition. ONNX Runtime inlines it. TensorRT takes the body, or a plugin of the
+same name (graphs/targets/tensorrt/plugin_calls.py).
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from snapexport.contract.geometry import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import (
     int8_cache,
     query_window,
@@ -23,22 +24,26 @@ NAMES = ("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Sca
 
 
 def function(
-    name: str, vote: Mapping[str, str] = DEFAULTS, softcapped: bool = False
+    name: str,
+    vote: Mapping[str, str] = DEFAULTS,
+    softcapped: bool = False,
+    pool_kernel: int = DEFAULT_POOL_KERNEL,
 ) -> "onnx.FunctionProto":
     """The model-local function `name`, one of NAMES.
 
-    vote: SnapKVSelect's option of each stage. softcapped: whether SnapKVSelect caps its scores.
+    Of SnapKVSelect alone: vote, the option of each stage; softcapped, whether it caps its scores;
+    pool_kernel, which must equal the calls' attribute.
     """
     import onnx
 
-    return onnx.parser.parse_function(_text(name, vote, softcapped))
+    return onnx.parser.parse_function(_text(name, vote, softcapped, pool_kernel))
 
 
-def _text(name: str, vote: Mapping[str, str], softcapped: bool) -> str:
+def _text(name: str, vote: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
     texts = {
         "RingSlot": ring_slot.TEXT,
         "QueryWindow": query_window.TEXT,
-        "SnapKVSelect": snapkv_select.text(vote, softcapped),
+        "SnapKVSelect": snapkv_select.text(vote, softcapped, pool_kernel),
         "SnapStreamGather": snapstream_gather.TEXT,
         "Int8Scale": int8_cache.SCALE_TEXT,
         "Int8Rows": int8_cache.ROWS_TEXT,

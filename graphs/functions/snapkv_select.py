@@ -4,7 +4,7 @@ query_window [1,H,W,D], key [1,Hkv,T,D], prompt_length int64 [1]
     -> topk_positions int64 [1,Hkv,K], ascending, -1 where unused.
 Attributes: L_sink, L_recent (int), K (ints, [K]), pool_kernel (ints, [1, P]), scale and softcap
 (float, 0: none), and the names of the vote's options (softmax, vote, pool, group). The body in a
-graph is written for that graph's options; a plugin reads them from the attributes.
+graph is written for that graph's options and pool kernel; a plugin reads both from the attributes.
 
 The vote has five steps: each query of the window distributes attention over the keys (softmax), the
 window's queries are added up (vote), neighbours share votes (pool), the query heads of a KV head
@@ -92,7 +92,8 @@ _SOFTCAPPED = """  uncapped = Reshape (folded_scores, per_query_shape)
   scores = Mul (bent, softcap)"""
 
 
-def text(choices: Mapping[str, str], softcapped: bool) -> str:
+def text(choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
     """SnapKVSelect as ONNX text, for one option of each stage (see STAGES)."""
     stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
+    stages["pool"] %= {"kernel": f"[1, {pool_kernel}]"}
     return _TEXT % (stages | {"scores": _SOFTCAPPED if softcapped else _PLAIN})

@@ -19,7 +19,8 @@ def call_body(
     vote: Mapping[str, str] = DEFAULTS,
 ) -> list[Tensor]:
     """Outputs for the inputs, in their order; vote: SnapKVSelect's options."""
-    proto = function(name, vote, bool(attributes.get("softcap")))
+    kernel = attributes.get("pool_kernel", [1, 1])[1]
+    proto = function(name, vote, bool(attributes.get("softcap")), kernel)
     feeds = {f"input_{index}": one.numpy() for index, one in enumerate(inputs)}
     node = onnx.helper.make_node(
         name, list(feeds), list(proto.output), domain="snapexport", **attributes
