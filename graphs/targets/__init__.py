@@ -16,7 +16,12 @@ from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
-from snapexport.graphs.targets.tensorrt import MaskedAttention, allow_decomposition, split_topk
+from snapexport.graphs.targets.tensorrt import (
+    MaskedAttention,
+    allow_decomposition,
+    allow_plugins,
+    split_topk,
+)
 from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
@@ -39,6 +44,6 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto, GraphOptions], None], ...]] = {
     "portable": (),
     "onnxruntime": (),
-    "tensorrt": (split_topk, allow_decomposition),
+    "tensorrt": (split_topk, allow_decomposition, allow_plugins),
 }
 """Changes to the finished model, which includes the bodies of our functions."""

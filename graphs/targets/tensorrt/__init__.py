@@ -2,12 +2,13 @@
 
 TensorScatter writes caches (linear, 4-D, from a network input to a network output), masks are
 explicit, and every TopK is within the limit of TensorRT's layer. Calls of our functions stay: the
-parser takes the plugin of that name if one is registered, otherwise the body. `graphs/lint/` lists
+parser takes the body, or the plugin of that name if it is told to. `graphs/lint/` lists
 the accepted forms and their sources.
 """
 
 from snapexport.graphs.targets.tensorrt.decomposable import allow_decomposition
 from snapexport.graphs.targets.tensorrt.masked_attention import MaskedAttention
+from snapexport.graphs.targets.tensorrt.plugin_calls import allow_plugins
 from snapexport.graphs.targets.tensorrt.topk_rounds import split_topk
 
-__all__ = ["MaskedAttention", "allow_decomposition", "split_topk"]
+__all__ = ["MaskedAttention", "allow_decomposition", "allow_plugins", "split_topk"]

@@ -1,7 +1,8 @@
 // A STUB, not TensorRT: our own declarations of the few names of TensorRT's plugin interface that the
 // plugins use, so that they compile and run under test where TensorRT's headers are not at hand.
 // Nothing that is shipped is built with it. What it declares follows the documented interface of
-// TensorRT 10 and 11 (IPluginV3); the same tests run over the real headers where they are found.
+// TensorRT 10 and 11 (IPluginV3), virtual functions in the real order: the real library loads plugins
+// that are built with it. The same tests run over the real headers where they are found.
 #pragma once
 
 #include <cstddef>
@@ -104,8 +105,16 @@ class DimsExprs {
   const IDimensionExpr* d[Dims::MAX_DIMS];
 };
 
+enum class APILanguage : int32_t { kCPP = 0, kPYTHON = 1 };
+struct InterfaceInfo {
+  const AsciiChar* kind;
+  int32_t major;
+  int32_t minor;
+};
 class IVersionedInterface {
  public:
+  virtual APILanguage getAPILanguage() const noexcept { return APILanguage::kCPP; }
+  virtual InterfaceInfo getInterfaceInfo() const noexcept = 0;
   virtual ~IVersionedInterface() noexcept = default;
 };
 class IPluginCapability : public IVersionedInterface {};
@@ -113,17 +122,20 @@ class IPluginResourceContext;
 
 class IPluginV3 : public IVersionedInterface {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN", 1, 0}; }
   virtual IPluginCapability* getCapabilityInterface(PluginCapabilityType type) noexcept = 0;
   virtual IPluginV3* clone() noexcept = 0;
 };
 class IPluginV3OneCore : public IPluginCapability {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_CORE", 1, 0}; }
   virtual const AsciiChar* getPluginName() const noexcept = 0;
   virtual const AsciiChar* getPluginVersion() const noexcept = 0;
   virtual const AsciiChar* getPluginNamespace() const noexcept = 0;
 };
 class IPluginV3OneBuild : public IPluginCapability {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_BUILD", 1, 0}; }
   virtual int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t inputs,
                                   const DynamicPluginTensorDesc* out, int32_t outputs) noexcept = 0;
   virtual int32_t getOutputDataTypes(DataType* output_types, int32_t outputs,
@@ -139,9 +151,16 @@ class IPluginV3OneBuild : public IPluginCapability {
                                   const DynamicPluginTensorDesc*, int32_t) const noexcept {
     return 0;
   }
+  virtual int32_t getValidTactics(int32_t*, int32_t) noexcept { return 0; }
+  virtual int32_t getNbTactics() noexcept { return 0; }
+  virtual const AsciiChar* getTimingCacheID() noexcept { return nullptr; }
+  virtual int32_t getFormatCombinationLimit() noexcept { return 100; }
+  virtual const AsciiChar* getMetadataString() noexcept { return nullptr; }
 };
 class IPluginV3OneRuntime : public IPluginCapability {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_RUNTIME", 1, 0}; }
+  virtual int32_t setTactic(int32_t) noexcept { return 0; }
   virtual int32_t onShapeChange(const PluginTensorDesc* in, int32_t inputs,
                                 const PluginTensorDesc* out, int32_t outputs) noexcept = 0;
   virtual int32_t enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out,
@@ -154,6 +173,7 @@ class IPluginV3OneRuntime : public IPluginCapability {
 class IPluginCreatorInterface : public IVersionedInterface {};
 class IPluginCreatorV3One : public IPluginCreatorInterface {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN CREATOR_V3ONE", 1, 0}; }
   virtual IPluginV3* createPlugin(const AsciiChar* name, const PluginFieldCollection* fields,
                                   TensorRTPhase phase) noexcept = 0;
   virtual const PluginFieldCollection* getFieldNames() noexcept = 0;
@@ -162,14 +182,15 @@ class IPluginCreatorV3One : public IPluginCreatorInterface {
   virtual const AsciiChar* getPluginNamespace() const noexcept = 0;
 };
 
-class ILogger {
+class ILogger : public IVersionedInterface {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"ILogger", 1, 0}; }
   enum class Severity : int32_t { kINTERNAL_ERROR, kERROR, kWARNING, kINFO, kVERBOSE };
-  virtual ~ILogger() = default;
   virtual void log(Severity severity, const AsciiChar* message) noexcept = 0;
 };
 class ILoggerFinder : public IVersionedInterface {
  public:
+  InterfaceInfo getInterfaceInfo() const noexcept override { return {"ILoggerFinder", 1, 0}; }
   virtual ILogger* findLogger() = 0;
 };
 
