@@ -217,7 +217,7 @@ def test_select_keeps_the_same_positions_with_topk_in_rounds(length: int, sharpn
 
 def test_small_topk_is_not_split_into_rounds(tensorrt_build: Build) -> None:
     (body,) = [f for f in load(tensorrt_build, "compress").functions if f.name == "SnapKVSelect"]
-    assert body == function("SnapKVSelect")
+    assert [node.op_type for node in body.node].count("TopK") == 2
 
 
 REAL: dict[str, dict[str, Any]] = {

@@ -19,6 +19,39 @@ Masked = Literal["chunk", "window", "softcap"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class FusedShapes:
+    """Shapes for which a compiler has a fused attention kernel.
+
+    row_bytes: largest (S + D) * bytes of a value, for one query row over S cache slots.
+    chunk_value_bytes: bytes of a value for two rows and more. head_dim_step, largest_head_dim: of D.
+    """
+
+    row_bytes: int
+    chunk_value_bytes: int
+    head_dim_step: int
+    largest_head_dim: int
+
+    def fits(self, value_bytes: int, rows: int, slots: int, head_dim: int) -> bool:
+        """Whether attention of `rows` queries over `slots` keys has a fused kernel."""
+        if head_dim % self.head_dim_step or head_dim > self.largest_head_dim:
+            return False
+        if rows == 1:
+            return (slots + head_dim) * value_bytes <= self.row_bytes
+        return value_bytes == self.chunk_value_bytes
+
+    def largest_row(self, value_bytes: int, head_dim: int) -> int:
+        """Largest number of cache slots of one query row."""
+        return self.row_bytes // value_bytes - head_dim
+
+
+MEASURED_SHAPES = FusedShapes(
+    row_bytes=48 * 1024, chunk_value_bytes=2, head_dim_step=8, largest_head_dim=256
+)
+"""Measured with the builder of TensorRT for RTX 1.7 (tests/rtx/). Whether TensorRT has the same
+limits is not known; attention that keeps them is accepted by both."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetCapabilities:
     """Capabilities of one target's graphs.
 
@@ -36,6 +69,8 @@ class TargetCapabilities:
     cuda_dtypes: dtypes for which ONNX Runtime's CUDA provider has kernels for all operators.
     fused_attention: dtypes in which prefill's attention never holds a layer's scores.
     fused_whole_prompt: the same holds for single shot, a prompt without a cache.
+    fused_shapes: limits of the fused kernel; other attention is composed of single operators. None:
+    no limits.
     masks: cases in which attention needs an explicit mask.
     vote_key_copies: copies of the prompt's keys while the vote runs as standard operators.
     """
@@ -53,6 +88,7 @@ class TargetCapabilities:
     cuda_dtypes: tuple[DType, ...] = DTYPES
     fused_attention: tuple[DType, ...] = ()
     fused_whole_prompt: bool = False
+    fused_shapes: FusedShapes | None = None
     masks: tuple[Masked, ...] = ()
     vote_key_copies: int = 1
 
@@ -78,8 +114,9 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         runs_on_gpu=True,
         plugins=True,
         weights_per_graph=True,
-        fused_attention=DTYPES,
+        fused_attention=("fp16", "bf16"),
         fused_whole_prompt=True,
+        fused_shapes=MEASURED_SHAPES,
         masks=("chunk", "window", "softcap"),
     ),
     "portable": TargetCapabilities(

@@ -1,4 +1,8 @@
-"""Writes soft-capped attention (Gemma 2) as single operators: TensorRT's has no softcap."""
+"""Writes attention as single operators, where TensorRT has no fused kernel for it.
+
+Reasons: a soft cap (Gemma 2), and the limits in `contract/targets.py`. The result is exact. Its cost
+is memory for the scores: [B,H,C,S] in float32, 4 * B * H * C * S bytes.
+"""
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -9,8 +13,12 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 _HIDDEN = -3.0e38
 
 
-def capped_attention(graph: gs.Graph, inputs: list[gs.Tensor], softcap: float) -> list[gs.Tensor]:
+def composed_attention(
+    graph: gs.Graph, inputs: list[gs.Tensor], softcap: float
+) -> list[gs.Tensor]:
     """(scaled query [B,H,C,D], key, value [B,Hkv,S,D], bool mask [B,1,C,S]) -> [B,H,C,D].
+
+    softcap: 0.0 caps nothing.
 
     Both products fold a KV head's query heads into rows. Between them all is float32, as in
     transformers.
@@ -24,7 +32,8 @@ def capped_attention(graph: gs.Graph, inputs: list[gs.Tensor], softcap: float) -
     (scores,) = node(
         graph, "Cast", [_reshape(graph, products, batch, heads, rows, slots)], to=_FLOAT
     )
-    (hidden,) = node(graph, "Where", [mask, _cap(graph, scores, softcap), _float(graph, _HIDDEN)])
+    capped = _cap(graph, scores, softcap) if softcap else scores
+    (hidden,) = node(graph, "Where", [mask, capped, _float(graph, _HIDDEN)])
     share = node(graph, "Softmax", [hidden], axis=-1)
     (rounded,) = node(graph, "CastLike", [*share, query])
     weights = _reshape(graph, rounded, batch, kv_heads, heads // kv_heads * rows, slots)
