@@ -211,8 +211,8 @@ def test_plain_commands_only_for_engines_of_this_machine(
     folder = build.directory / "e"
     kinds: dict[str, dict[str, Any]] = {
         "fused": {"plugins": library},
-        "portable": {"plugins": library, "version_compatible": True, "tensorrt": "10.15.1.2"},
-        "older": {"tensorrt": "10.15.1.2"},
+        "portable": {"plugins": library, "version_compatible": True, "version": "10.15.1.2"},
+        "older": {"version": "10.15.1.2"},
         "other": {"gpu": "NVIDIA Other"},
         "alike": {"gpu": "NVIDIA Other", "hardware_compatibility": "same_compute_capability"},
     }

@@ -38,6 +38,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         FewerReshapes(),
     ),
     "tensorrt": (MaskedAttention(),),
+    "tensorrt-rtx": (MaskedAttention(),),
 }
 """Changes to the graph, in this order."""
 
@@ -45,5 +46,7 @@ MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto, GraphOptions], None]
     "portable": (),
     "onnxruntime": (),
     "tensorrt": (split_topk, allow_decomposition, allow_plugins),
+    # It runs no plugins.
+    "tensorrt-rtx": (split_topk, allow_decomposition),
 }
 """Changes to the finished model, which includes the bodies of our functions."""

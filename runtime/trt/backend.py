@@ -8,16 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
-from snapexport.contract.targets import capabilities
 from snapexport.runtime.backend import Buffers, DeviceError, Work
 from snapexport.runtime.cuda import CudaMemory
 from snapexport.runtime.executor import GraphSet
 from snapexport.runtime.trt.engines import Engines, open_engines
 
 if TYPE_CHECKING:
-    import tensorrt as trt
+    from snapexport.contract.tensorrt_bindings import trt
 
 
 class TensorRtBackend:
@@ -28,7 +26,6 @@ class TensorRtBackend:
 
     def __init__(self, build: Build, graphs: GraphSet) -> None:
         """Load the engines that were built for this machine. Raises UserError or DeviceError."""
-        require_runnable(build)
         self.memory, self._engines = open_engines(build, graphs.all)
         self._build = build
         self._contexts = _contexts(self.memory, self._engines, graphs.all)
@@ -63,7 +60,7 @@ class TensorRtBackend:
 def _contexts(
     memory: CudaMemory, engines: Engines, graphs: list[GraphName]
 ) -> "dict[GraphName, trt.IExecutionContext]":
-    import tensorrt as trt
+    from snapexport.contract.tensorrt_bindings import trt
 
     loaded = {name: engines.load(name) for name in graphs}
     engines.errors.clear()
@@ -71,9 +68,13 @@ def _contexts(
     workspace = memory.device.allocate(max(size, 1))
     contexts = {}
     for name, engine in loaded.items():
-        context = engine.create_execution_context(
-            trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
+        strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        jit_cache = engines.jit_cache(name)
+        if jit_cache is None:
+            context = engine.create_execution_context(strategy)
+        else:
+            context = jit_cache.context(engine, strategy)
+            jit_cache.save()
         if context is None:
             why = f": {engines.errors[-1].strip()}" if engines.errors else ""
             raise DeviceError(f"TensorRT makes no context of {name}{why}")
@@ -85,12 +86,3 @@ def _contexts(
 def _execute(context: "trt.IExecutionContext", stream: int, file: str) -> None:
     if not context.execute_async_v3(stream):
         raise DeviceError(f"TensorRT did not run {file}")
-
-
-def require_runnable(build: Build) -> None:
-    """Raise UserError for a build that was not made for TensorRT."""
-    if not capabilities(build.manifest.target).compiled:
-        raise UserError(
-            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
-            "build it again with --target tensorrt, or run it by --backend onnxruntime",
-        )

@@ -1,6 +1,6 @@
 """Loads a build's engine files as TensorRT engines: plugins, deserializing, refitting, checks.
 
-Works with TensorRT 10.15 and newer. Knows no buffer and runs nothing.
+Works with TensorRT 10.15 and newer, and with TensorRT for RTX. Knows no buffer and runs nothing.
 """
 
 import logging
@@ -10,36 +10,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.targets import EngineLibrary, capabilities
 from snapexport.contract.tensors import OF_TENSORRT, in_place
 from snapexport.runtime.cuda import CudaMemory
 from snapexport.runtime.trt import entry
+from snapexport.runtime.trt.jit_cache import JitCache
 
 if TYPE_CHECKING:
-    import tensorrt as trt
+    from snapexport.contract.tensorrt_bindings import trt
 
 LOG = logging.getLogger("snapexport.tensorrt")
 LOG.addHandler(logging.NullHandler())  # or Python prints warnings on stderr
 
 _KEPT_ERRORS = 8
-
-
-def tensorrt_version() -> str:
-    """Return the installed TensorRT's version. Raises UserError where none can be loaded."""
-    with needs_extra("tensorrt"):
-        try:
-            import tensorrt as trt
-        except ModuleNotFoundError:
-            raise
-        except (ImportError, OSError) as error:  # the bindings are there, their library is not
-            raise UserError(
-                f"TensorRT's Python package cannot be loaded: {error}",
-                "install it anew: pip install 'snapexport[tensorrt]'",
-            ) from error
-    return str(trt.__version__)
 
 
 def open_engines(
@@ -49,10 +37,22 @@ def open_engines(
 
     wanted: the graphs that are going to be loaded; None means all.
     """
-    version = tensorrt_version()
+    tensorrt_bindings.use(require_runnable(build))
+    version = tensorrt_bindings.version()
     memory = CudaMemory()
     machine = entry.Machine(version, memory.device.compute_capability, memory.device.name)
-    return memory, Engines(build, entry.choose(build, machine, wanted))
+    return memory, Engines(build, entry.choose(build, machine, wanted), machine.gpu)
+
+
+def require_runnable(build: Build) -> EngineLibrary:
+    """The library that runs a build's engines. Raises UserError where none does."""
+    library = capabilities(build.manifest.target).library
+    if library is None:
+        raise UserError(
+            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
+            "build it again with --target tensorrt, or run it by --backend onnxruntime",
+        )
+    return library
 
 
 class Engines:
@@ -61,13 +61,14 @@ class Engines:
     errors: TensorRT's latest error messages.
     """
 
-    def __init__(self, build: Build, chosen: EngineEntry) -> None:
-        """Load the plugins, and check the files' sizes. Raises UserError."""
-        import tensorrt as trt
+    def __init__(self, build: Build, chosen: EngineEntry, gpu: str = "") -> None:
+        """Load the plugins, and check the files' sizes. gpu: its name. Raises UserError."""
+        from snapexport.contract.tensorrt_bindings import trt
 
         entry.check_files(build, chosen)
         self._build = build
         self._entry = chosen
+        self._gpu = gpu
         self._logger, self.errors = _logger()
         self._runtime = trt.Runtime(self._logger)
         # A version-compatible engine brings the code of the TensorRT that built it.
@@ -101,6 +102,15 @@ class Engines:
         self._check_aliases(path, engine, in_place(name, self._build.manifest.graphs[name]))
         return engine
 
+    def jit_cache(self, name: GraphName) -> JitCache | None:
+        """Where an engine's kernels are kept that are compiled when it is loaded; None: nowhere.
+
+        An engine that was built on its GPU contains its kernels.
+        """
+        if self._entry.gpu is not None:
+            return None
+        return JitCache(self._build.directory / self._entry.graphs[name].file, self._gpu)
+
     def _load_plugins(self, library: Path) -> None:
         if self._runtime.get_plugin_registry().load_library(str(library)) is None:
             raise self._refused(
@@ -109,7 +119,7 @@ class Engines:
 
     def _refit(self, engine: "trt.ICudaEngine", graph: Path) -> None:
         """Take the weights, which a stripped engine lacks, from the graph's own files."""
-        import tensorrt as trt
+        from snapexport.contract.tensorrt_bindings import trt
 
         refitter = trt.Refitter(engine, self._logger)
         parser = trt.OnnxParserRefitter(refitter, self._logger)
@@ -153,7 +163,7 @@ def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
 
 def _logger() -> "tuple[trt.ILogger, deque[str]]":
     """Send TensorRT's messages to Python's log, and keep its latest errors for ours."""
-    import tensorrt as trt
+    from snapexport.contract.tensorrt_bindings import trt
 
     severities = trt.ILogger.Severity
     levels = {

@@ -61,6 +61,8 @@ def command(
     it was. If that is the plugin library, the command has a place for the user to name it.
     """
     words = ["snapexport", "engine", str(build.directory)]
+    if entry.gpu is None:
+        words += ["--compute-capability", *entry.compute_capabilities]
     if entry.hardware_compatibility != "none":
         words += ["--hardware-compat", entry.hardware_compatibility.replace("_", "-")]
     words += ["--version-compatible"] * entry.version_compatible
@@ -111,20 +113,20 @@ def _files(entry: EngineEntry) -> list[EngineFile]:
 def _obstacle(entry: EngineEntry, machine: Machine) -> str | None:
     """Why the engine can't run here."""
     if not _hardware_fits(entry, machine):
-        return f"is for compute capability {entry.compute_capability}"
-    if entry.tensorrt == machine.tensorrt:
+        return f"is for compute capability {', '.join(entry.compute_capabilities)}"
+    if entry.version == machine.tensorrt:
         return None
     if not entry.version_compatible:
-        return f"is of TensorRT {entry.tensorrt}"
+        return f"is of TensorRT {entry.version}"
     # Version-compatible engines run on newer versions, never on older ones.
-    newer = _numbers(machine.tensorrt) > _numbers(entry.tensorrt)
-    return None if newer else f"is of TensorRT {entry.tensorrt}, which is newer"
+    newer = _numbers(machine.tensorrt) > _numbers(entry.version)
+    return None if newer else f"is of TensorRT {entry.version}, which is newer"
 
 
 def _hardware_fits(entry: EngineEntry, machine: Machine) -> bool:
     if entry.hardware_compatibility == "ampere_plus":
         return _numbers(machine.compute_capability) >= (8, 0)
-    return entry.compute_capability == machine.compute_capability
+    return machine.compute_capability in entry.compute_capabilities
 
 
 def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool, bool, bool]:
@@ -135,7 +137,10 @@ def _distance(entry: EngineEntry, machine: Machine) -> tuple[int, bool, bool, bo
     last. Among equals a plain engine wins: a refittable one may be slower, a stripped one loads
     later.
     """
-    meant_for_others = entry.hardware_compatibility == "none" and entry.gpu != machine.gpu
+    meant_for_others = entry.hardware_compatibility == "none" and entry.gpu not in (
+        None,
+        machine.gpu,
+    )
     order = ("none", "same_compute_capability", "ampere_plus")
     hardware = len(order) if meant_for_others else order.index(entry.hardware_compatibility)
     return hardware, entry.version_compatible, entry.stripped, entry.refit

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import snapexport
-from tests.fakes.bindings import over_nothing
+from tests.fakes.bindings import make_rtx_stubs, over_nothing
 
 PACKAGE = Path(snapexport.__file__).parent
 TENSORRT_CODE = [*sorted(PACKAGE.glob("engines/*.py")), *sorted(PACKAGE.glob("runtime/trt/*.py"))]
@@ -32,13 +32,16 @@ REAL = """
 import sys
 from pathlib import Path
 import tensorrt as trt
+from snapexport.contract import tensorrt_bindings
+from snapexport.contract.targets import TENSORRT
+tensorrt_bindings.use(TENSORRT)
 from snapexport.engines import tensorrt_build
 from snapexport.engines.tensorrt_callbacks import Log
 from snapexport.engines.tensorrt_callbacks import Monitor
 from snapexport.engines.tensorrt_engine import EngineWriter
 
 folder, stages = Path(sys.argv[1]), []
-tensorrt_build._require_version()
+tensorrt_build._require_version(TENSORRT)
 log = Log(folder / "log")
 for severity in (trt.ILogger.VERBOSE, trt.ILogger.WARNING, trt.ILogger.ERROR):
     log.log(severity, f"logged as {severity.name}")
@@ -59,7 +62,8 @@ def mypy(stubs: Path, *files: Path) -> list[str]:
     command += ["--config-file", str(stubs / "mypy.ini"), "--cache-dir", str(stubs / "cache")]
     (stubs / "mypy.ini").write_text(
         f"[mypy]\nfollow_imports = silent\nmypy_path = {stubs}:{PACKAGE.parent}\n"
-        "[mypy-tensorrt.*]\nignore_errors = True\n[mypy-cuda.*]\nignore_missing_imports = True\n"
+        "[mypy-tensorrt.*]\nignore_errors = True\n"
+        "[mypy-cuda.*,tensorrt_rtx.*]\nignore_missing_imports = True\n"
     )
     done = subprocess.run(
         [*command, *map(str, files)], capture_output=True, text=True, cwd=PACKAGE.parent
@@ -69,10 +73,14 @@ def mypy(stubs: Path, *files: Path) -> list[str]:
 
 
 def test_tensorrt_calls_type_check_against_the_bindings(stubs: Path) -> None:
-    using = [file for file in TENSORRT_CODE if "import tensorrt as trt" in file.read_text()]
+    using = [file for file in TENSORRT_CODE if "tensorrt_bindings import trt" in file.read_text()]
     assert {file.parent.name for file in using} == {"engines", "trt"}
     assert len(using) >= 7
     assert mypy(stubs, *TENSORRT_CODE) == []
+
+
+def test_tensorrt_calls_type_check_against_the_bindings_for_rtx(tmp_path: Path) -> None:
+    assert mypy(make_rtx_stubs(tmp_path), *TENSORRT_CODE) == []
 
 
 def test_type_check_finds_wrong_tensorrt_calls(stubs: Path, tmp_path: Path) -> None:

@@ -78,6 +78,20 @@ def make_stubs(folder: Path) -> Path:
     return folder
 
 
+def make_rtx_stubs(folder: Path) -> Path:
+    """Stubs of TensorRT for RTX's bindings as the modules `tensorrt` and `tensorrt_rtx`."""
+    module = "tensorrt_rtx_bindings"
+    script = Path(sys.executable).with_name("pybind11-stubgen")
+    command = [str(script), module, "--output-dir", str(folder), "--ignore-all-errors"]
+    subprocess.run(command, check=True, capture_output=True)
+    text = (folder / module / "tensorrt_rtx.pyi").read_text()
+    for name, stub in (("tensorrt", _repaired(text)), ("tensorrt_rtx", "from tensorrt import *\n")):
+        (folder / name).mkdir()
+        (folder / name / "__init__.pyi").write_text(stub)
+    shutil.rmtree(folder / module)
+    return folder
+
+
 def _make_empty_libraries(folder: Path, major: str) -> None:
     folder.mkdir()
     source = folder / "empty.c"

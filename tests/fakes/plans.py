@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry, EngineFile, GraphEngine
 from snapexport.contract.tensors import in_place
@@ -15,8 +16,8 @@ from tests.fakes import cuda, tensorrt
 from tests.fakes.cuda import FakeCuda
 
 ENTRY = EngineEntry(
-    tensorrt=tensorrt.__version__,
-    compute_capability="9.0",
+    version=tensorrt.__version__,
+    compute_capabilities=["9.0"],
     gpu="NVIDIA Fake",
     hardware_compatibility="none",
     version_compatible=False,
@@ -32,6 +33,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeCuda:
     gpu = cuda.install(monkeypatch, **options)
     monkeypatch.setattr(tensorrt, "gpu", gpu)
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
+    monkeypatch.setattr(tensorrt_bindings, "_used", None)
     tensorrt.planted.clear()
     tensorrt.calls.clear()
     return gpu

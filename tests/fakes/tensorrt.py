@@ -218,10 +218,18 @@ class ParserError:
         return str(planted.get("parse_error", "the weights don't fit"))
 
 
+class OnnxParserFlag(IntEnum):
+    NATIVE_INSTANCENORM = 0
+    ENABLE_PLUGIN_OVERRIDE = 3
+
+
 class OnnxParser:
     def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
         self._network, self._logger = network, logger
         self.num_errors = 0
+
+    def set_flag(self, flag: OnnxParserFlag) -> None:
+        calls.append(("parser_flag", flag))
 
     def parse_from_file(self, model: str) -> bool:
         calls.append(("parse", model))
@@ -316,8 +324,8 @@ class Builder:
         if not _steps(config.progress_monitor):
             return False
         if "build_error" in planted:
-            self._logger.log(ILogger.ERROR, "another error")
             self._logger.log(ILogger.ERROR, planted["build_error"])
+            self._logger.log(ILogger.ERROR, "another error")
             return False
         portable = BuilderFlag.VERSION_COMPATIBLE in config._flags
         inside = config.plugins_to_serialize if portable else []

@@ -295,8 +295,8 @@ def test_triton_command_never_overwrites_a_build(
 
 def engine(tensorrt: str) -> EngineEntry:
     return EngineEntry(
-        tensorrt=tensorrt,
-        compute_capability="9.0",
+        version=tensorrt,
+        compute_capabilities=["9.0"],
         gpu="H200",
         hardware_compatibility="none",
         version_compatible=False,

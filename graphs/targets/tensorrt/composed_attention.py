@@ -1,7 +1,7 @@
 """Writes attention as single operators, where TensorRT has no fused kernel for it.
 
-Reasons: a soft cap (Gemma 2), and the limits in `contract/targets.py`. The result is exact. Its cost
-is memory for the scores: [B,H,C,S] in float32, 4 * B * H * C * S bytes.
+Reasons: a soft cap (Gemma 2), and the limits in `contract/targets.py`. The result is exact. It
+costs memory for the scores, [B,H,C,S] in float32: 4 * B * H * C * S bytes.
 """
 
 import numpy as np
@@ -13,9 +13,7 @@ _FLOAT = 1  # onnx.TensorProto.FLOAT
 _HIDDEN = -3.0e38
 
 
-def composed_attention(
-    graph: gs.Graph, inputs: list[gs.Tensor], softcap: float
-) -> list[gs.Tensor]:
+def composed_attention(graph: gs.Graph, inputs: list[gs.Tensor], softcap: float) -> list[gs.Tensor]:
     """(scaled query [B,H,C,D], key, value [B,Hkv,S,D], bool mask [B,1,C,S]) -> [B,H,C,D].
 
     softcap: 0.0 caps nothing.

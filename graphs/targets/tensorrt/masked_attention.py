@@ -16,6 +16,7 @@ from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.targets.tensorrt.composed_attention import composed_attention
 from snapexport.graphs.targets.tensorrt.visible_slots import VisibleSlots
 
+
 @dataclass(frozen=True)
 class MaskedAttention:
     """Replaces every cache marker of a graph."""
@@ -80,9 +81,7 @@ def _attend(
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
-def _fused_by_kv_head(
-    graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool
-) -> list[gs.Tensor]:
+def _fused_by_kv_head(graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool) -> list[gs.Tensor]:
     """Attention of one prompt's chunk, with its KV heads in the place of the batch.
 
     For query heads that share a KV head the kernel copies keys and values once for every query

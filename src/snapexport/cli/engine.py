@@ -1,13 +1,16 @@
-"""Build TensorRT engines for this machine's GPU from a build with --target tensorrt.
+"""Build engines from a build: TensorRT's for this machine's GPU, or TensorRT for RTX's for any.
 
-An engine for each graph goes into BUILD/engines/, and the manifest records the GPUs that can run
-it. Finished engines stay when a later one fails or is interrupted, and are not built again.
-docs/how-to/tensorrt.md explains the flags.
+A build with --target tensorrt is compiled on the GPU that will run it; one with --target
+tensorrt-rtx ahead of time, on any machine, for the GPUs of --compute-capability. An engine for each
+graph goes into BUILD/engines/, and the manifest records the GPUs that can run it. Finished engines
+stay when a later one fails or is interrupted, and are not built again. docs/how-to/tensorrt.md
+explains the flags.
 
 examples:
   snapexport engine llama.build --estimate
   snapexport engine llama.build --plugins libsnapexport_loadable.so --workspace 8GiB
   snapexport engine llama.build --strip-weights --hardware-compat same-compute-capability
+  snapexport engine llama-rtx.build --compute-capability 8.9 12.0
 """
 
 import argparse
@@ -23,10 +26,11 @@ from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import size, spelled
 from snapexport.contract.engines import EngineEntry
-from snapexport.engines import EngineOptions, build_engines, require_target
+from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary
+from snapexport.engines import EngineOptions, build_engines, library_of
 from snapexport.engines.memory import Estimate, estimate
 
-HELP = "build for TensorRT -> engines for this GPU"
+HELP = "build for TensorRT -> engines for this GPU, or for RTX GPUs"
 
 CHOICES = {
     "hardware_compat": "GPUs besides this one that can run the engines: Ampere and later, or those "
@@ -55,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GRAPH",
         help="graphs to build, such as prefill and decode (default: all)",
     )
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        default=(),
+        metavar="X.Y",
+        help="GPUs to build for, such as 8.9 12.0; for --target tensorrt-rtx alone (default: all "
+        f"that it has: {', '.join(TENSORRT_RTX.capabilities)})",
+    )
     for name, text in FILES.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=Path, metavar="FILE", help=text)
@@ -71,33 +83,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print an estimate, or build and print the result."""
     given = flags.values(arguments, CHOICES | FILES | WORKSPACE)
-    options = EngineOptions(graphs=tuple(arguments.graphs or ()), **given)
+    options = EngineOptions(
+        graphs=tuple(arguments.graphs or ()),
+        compute_capabilities=tuple(arguments.compute_capability),
+        **given,
+    )
     build = Build.open(arguments.build)
-    require_target(build)
+    library = library_of(build)
+    options.require_supported(library)
     graphs = options.graphs_of(build.manifest)
     needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
     if arguments.estimate:
         _print_estimate(needed, as_json=arguments.json)
         return 0
-    _print_needs(build, needed)
+    _print_needs(build, library, needed)
     with BuildProgress() as progress:
         name = build_engines(build, options, progress)
     entry = Build.open(arguments.build).manifest.engines[name]
     if arguments.json:
         print(json.dumps({"name": name} | entry.model_dump()))
     else:
-        _print_entry(name, entry)
+        _print_entry(library.title, name, entry)
     return 0
 
 
-def _print_needs(build: Build, needed: Estimate) -> None:
+def _print_needs(build: Build, library: EngineLibrary, needed: Estimate) -> None:
     if build.manifest.dtype == "fp32":
         ERR.print(
             "note: this is an fp32 build; --dtype bf16 or fp16 halves its memory and is faster"
         )
-    ERR.print(
-        f"needs at least {spelled(needed.host)} of memory and {spelled(needed.gpu)} of GPU memory"
-    )
+    gpu = "" if library.capabilities else f" and {spelled(needed.gpu)} of GPU memory"
+    ERR.print(f"needs at least {spelled(needed.host)} of memory{gpu}")
 
 
 def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
@@ -133,8 +149,10 @@ def _estimate_report(needed: Estimate) -> dict[str, Any]:
     }
 
 
-def _print_entry(name: str, entry: EngineEntry) -> None:
-    OUT.print(f"[bold]engines/{name}[/]: TensorRT {entry.tensorrt}, {entry.gpu}, {_choices(entry)}")
+def _print_entry(title: str, name: str, entry: EngineEntry) -> None:
+    gpus = entry.gpu or f"compute capability {', '.join(entry.compute_capabilities)}"
+    facts = ", ".join([f"{title} {entry.version}", gpus, *_choices(entry)])
+    OUT.print(f"[bold]engines/{name}[/]: {facts}")
     for graph, engine in entry.graphs.items():
         OUT.print(
             f"  {graph}: {spelled(engine.size)}, {spelled(engine.device_memory)} of activations",
@@ -142,11 +160,11 @@ def _print_entry(name: str, entry: EngineEntry) -> None:
         )
 
 
-def _choices(entry: EngineEntry) -> str:
+def _choices(entry: EngineEntry) -> list[str]:
     """The choices that the name of the engine doesn't show."""
-    choices = [f"optimization level {entry.optimization_level}"]
+    choices = [f"optimization level {entry.optimization_level}"] if entry.gpu else []
     if entry.workspace is not None:
         choices.append(f"workspace {spelled(entry.workspace)}")
     if entry.plugins:
         choices.append(f"plugins {escape(Path(entry.plugins.file).name)}")
-    return ", ".join(choices)
+    return choices

@@ -39,15 +39,16 @@ class GraphEngine(EngineFile):
 class EngineEntry(Strict):
     """The engines of one kind of GPU.
 
-    tensorrt: the version that built them. gpu, compute_capability: of the GPU that built them, such
-    as "9.0". stripped: they hold no weights; loading refits these from the graphs. refit: they take
+    version: of the library that built them. compute_capabilities: of the GPUs that can run them,
+    such as "9.0". gpu: the one that built them; None: they were built ahead of time, on any
+    machine. stripped: they hold no weights; loading refits these from the graphs. refit: they take
     other weights. optimization_level, workspace (bytes; None: no limit): options of their build.
     plugins: the plugin library of their build. graphs: graph name -> engine.
     """
 
-    tensorrt: str
-    compute_capability: str
-    gpu: str
+    version: str
+    compute_capabilities: list[str]
+    gpu: str | None
     hardware_compatibility: Hardware
     version_compatible: bool
     stripped: bool

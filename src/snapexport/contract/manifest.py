@@ -18,7 +18,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import CacheDType, DType, Target
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 

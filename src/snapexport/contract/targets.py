@@ -12,7 +12,7 @@ from snapexport.contract.errors import UserError
 
 DType = Literal["fp32", "fp16", "bf16"]
 CacheDType = Literal["fp32", "fp16", "bf16", "int8"]
-Target = Literal["onnxruntime", "tensorrt", "portable"]
+Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 CACHE_DTYPES: tuple[CacheDType, ...] = get_args(CacheDType)
 Masked = Literal["chunk", "window", "softcap"]
@@ -23,7 +23,8 @@ class FusedShapes:
     """Shapes for which a compiler has a fused attention kernel.
 
     row_bytes: largest (S + D) * bytes of a value, for one query row over S cache slots.
-    chunk_value_bytes: bytes of a value for two rows and more. head_dim_step, largest_head_dim: of D.
+    chunk_value_bytes: bytes of a value for two rows and more. head_dim_step, largest_head_dim: D is
+    a multiple of the one, and at most the other.
     """
 
     row_bytes: int
@@ -52,6 +53,40 @@ limits is not known; attention that keeps them is accepted by both."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineLibrary:
+    """A library that compiles a target's graphs into engines.
+
+    module: its Python bindings. extra: of snapexport, which installs it. oldest: the first version
+    whose parser has TensorScatter, with which our graphs write caches. newest: the first version
+    that was not tried. capabilities: GPUs by compute capability for which it compiles ahead of
+    time, on any machine; empty: it compiles on the GPU that runs the engine.
+    """
+
+    title: str
+    module: str
+    extra: str
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+    capabilities: tuple[str, ...] = ()
+
+
+TENSORRT = EngineLibrary(
+    title="TensorRT", module="tensorrt", extra="tensorrt", oldest=(10, 15), newest=(12, 0)
+)
+"""oldest: CHANGELOG.md of NVIDIA/TensorRT."""
+
+TENSORRT_RTX = EngineLibrary(
+    title="TensorRT for RTX",
+    module="tensorrt_rtx",
+    extra="rtx",
+    oldest=(1, 4),
+    newest=(2, 0),
+    # Ampere, Ada and Blackwell. Turing (7.5) has no bfloat16.
+    capabilities=("8.0", "8.6", "8.9", "12.0", "12.1"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetCapabilities:
     """Capabilities of one target's graphs.
 
@@ -61,7 +96,7 @@ class TargetCapabilities:
     valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
     largest_topk: largest K of a TopK; None: no limit.
     decomposable: attention is one fused kernel unless several are allowed (`--trt-decomposable`).
-    compiled: `snapexport engine` compiles the graphs, and only then they run on this target.
+    library: compiles the graphs (`snapexport engine`), and only then they run on this target.
     runs_on_gpu: graphs share GPU memory and compute in 16 bits. Otherwise they run on a CPU, where
     each has its own arena, and 16-bit weights are converted to fp32.
     plugins: our functions may be plugins, which hold no copies of keys and scores.
@@ -81,7 +116,7 @@ class TargetCapabilities:
     valid_slots: bool = False
     largest_topk: int | None = None
     decomposable: bool = False
-    compiled: bool = False
+    library: EngineLibrary | None = None
     runs_on_gpu: bool = False
     plugins: bool = False
     weights_per_graph: bool = False
@@ -91,6 +126,11 @@ class TargetCapabilities:
     fused_shapes: FusedShapes | None = None
     masks: tuple[Masked, ...] = ()
     vote_key_copies: int = 1
+
+    @property
+    def compiled(self) -> bool:
+        """Whether graphs run only as engines."""
+        return self.library is not None
 
 
 TARGETS: Mapping[Target, TargetCapabilities] = {
@@ -110,9 +150,21 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         # ITopKLayer::setK in NvInfer.h (10.15 and 11.1 alike).
         largest_topk=3840,
         decomposable=True,
-        compiled=True,
+        library=TENSORRT,
         runs_on_gpu=True,
         plugins=True,
+        weights_per_graph=True,
+        fused_attention=("fp16", "bf16"),
+        fused_whole_prompt=True,
+        fused_shapes=MEASURED_SHAPES,
+        masks=("chunk", "window", "softcap"),
+    ),
+    "tensorrt-rtx": TargetCapabilities(
+        title="TensorRT for RTX",
+        largest_topk=3840,
+        decomposable=True,
+        library=TENSORRT_RTX,
+        runs_on_gpu=True,
         weights_per_graph=True,
         fused_attention=("fp16", "bf16"),
         fused_whole_prompt=True,

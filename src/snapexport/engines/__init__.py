@@ -1,43 +1,41 @@
-"""Builds TensorRT engines from the graphs of a build.
+"""Builds engines from the graphs of a build, by TensorRT or by TensorRT for RTX.
 
-    parse graph -> build engine on this GPU -> load it once -> record it in the manifest
+    parse graph -> build engine -> load it once -> record it in the manifest
 
-Importing this package does not import TensorRT; only the modules `tensorrt_*` do.
+TensorRT builds on the GPU that runs the engine. TensorRT for RTX builds ahead of time on any
+machine, and such an engine is not loaded here. Importing this package imports neither library; only
+the modules `tensorrt_*` do.
 """
 
+from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, first_line, needs_extra
-from snapexport.contract.targets import capabilities
+from snapexport.contract.errors import UserError
+from snapexport.contract.targets import EngineLibrary, capabilities
 from snapexport.engines.options import EngineOptions
 from snapexport.engines.progress import Progress, Silent
 
-__all__ = ["EngineOptions", "Progress", "build_engines", "require_target"]
+__all__ = ["EngineOptions", "Progress", "build_engines", "library_of"]
 
 
 def build_engines(build: Build, options: EngineOptions, progress: Progress | None = None) -> str:
-    """Build engines for the present GPU and record them. Returns their name in the manifest.
+    """Build engines and record them. Returns their name in the manifest.
 
     Finished engines stay if a later graph fails. Raises UserError.
     """
-    require_target(build)
-    with needs_extra("tensorrt"):
-        try:
-            from snapexport.engines.tensorrt_build import build_all
-        except ModuleNotFoundError:
-            raise
-        except ImportError as error:
-            raise UserError(
-                f"TensorRT does not load: {first_line(error)}",
-                "its bindings are installed without its libraries, or with those of another "
-                "version: pip install 'snapexport[tensorrt]'",
-            ) from error
-    return build_all(build, options, progress or Silent())
+    library = library_of(build)
+    options.require_supported(library)
+    tensorrt_bindings.use(library)
+    from snapexport.engines.tensorrt_build import build_all
+
+    return build_all(build, library, options, progress or Silent())
 
 
-def require_target(build: Build) -> None:
-    """Raise UserError for a build whose graphs TensorRT's parser does not take."""
-    if not capabilities(build.manifest.target).compiled:
+def library_of(build: Build) -> EngineLibrary:
+    """The library that compiles a build's graphs. Raises UserError where none does."""
+    library = capabilities(build.manifest.target).library
+    if library is None:
         raise UserError(
             f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
-            "build it again with --target tensorrt",
+            "build it again with --target tensorrt or tensorrt-rtx",
         )
+    return library

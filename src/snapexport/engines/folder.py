@@ -4,13 +4,13 @@ engines/NAME/decode.engine  an engine; decode.engine.partial until it is complet
 engines/NAME.log            TensorRT's messages
 engines/GPU.timing.cache    measured times of kernels, for all engines built on that GPU
 
-NAME is made of the engines' GPUs and options: see `engine_name`.
+NAME is made of the engines' GPUs and options: see `engine_name` and `ahead_of_time_name`.
 """
 
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,16 @@ from snapexport.engines.gpu import Gpu
 from snapexport.engines.options import EngineOptions
 
 
+def ahead_of_time_name(compute_capabilities: Sequence[str]) -> str:
+    """Folder name such as `rtx-sm_89-sm_120`."""
+    return "-".join(["rtx", *map(_sm, compute_capabilities)])
+
+
 def engine_name(gpu: Gpu, options: EngineOptions) -> str:
     """Folder name such as `sm_90-nvidia_h200`, `sm_90` or `ampere_plus-stripped`."""
     runs_on = {
         "none": _gpu_name(gpu),
-        "same_compute_capability": _capability(gpu),
+        "same_compute_capability": _sm(gpu.compute_capability),
         "ampere_plus": "ampere_plus",
     }[options.hardware]
     marks = {
@@ -45,11 +50,11 @@ def timing_cache(directory: Path, gpu: Gpu) -> Path:
 
 def _gpu_name(gpu: Gpu) -> str:
     model = re.sub("[^a-z0-9]+", "_", gpu.name.lower()).strip("_")
-    return f"{_capability(gpu)}-{model}"
+    return f"{_sm(gpu.compute_capability)}-{model}"
 
 
-def _capability(gpu: Gpu) -> str:
-    return "sm_" + gpu.compute_capability.replace(".", "")
+def _sm(compute_capability: str) -> str:
+    return "sm_" + compute_capability.replace(".", "")
 
 
 @dataclass(frozen=True)

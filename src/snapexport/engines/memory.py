@@ -114,15 +114,15 @@ def _bytes(specs: Iterable[TensorSpec]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free bytes. host: None if unknown."""
+    """Free bytes. host: None if unknown. gpu: None if the build uses none."""
 
     host: int | None
-    gpu: int
+    gpu: int | None
     disk: int
 
 
-def free_memory(directory: Path, gpu: int) -> Free:
-    """Free bytes on the host, on the disk of `directory`, and `gpu` on the GPU."""
+def free_memory(directory: Path, gpu: int | None) -> Free:
+    """Free bytes on the host, on the disk of `directory`, and `gpu` on the GPU if one is used."""
     return Free(host_available(), gpu, shutil.disk_usage(directory).free)
 
 

@@ -1,12 +1,13 @@
 """Options of `snapexport engine`, whose flags are made from this class."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
 from snapexport.contract.engines import DEFAULT_LEVEL, Hardware
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName, Manifest
+from snapexport.contract.targets import EngineLibrary
 
 HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
 HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
@@ -19,7 +20,8 @@ class EngineOptions:
     """Every choice of `snapexport engine`.
 
     graphs: the graphs to build; empty: all. plugins: the loadable library of the fused operators.
-    workspace: bytes; None: no limit. timing_cache: None: the build's own.
+    workspace: bytes; None: no limit. timing_cache: None: the build's own. compute_capabilities: of
+    the GPUs to build for, such as "8.9", ahead of time alone; empty: all that the library knows.
     """
 
     graphs: tuple[GraphName, ...] = ()
@@ -31,6 +33,7 @@ class EngineOptions:
     optimization_level: int = DEFAULT_LEVEL
     workspace: int | None = None
     timing_cache: Path | None = None
+    compute_capabilities: tuple[str, ...] = ()
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +63,28 @@ class EngineOptions:
                 "name the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
             )
 
+    def require_supported(self, library: EngineLibrary) -> None:
+        """Raise UserError for options that `library` has not, or would ignore."""
+        given = {name for name in _ON_THE_GPU if getattr(self, name) != _DEFAULTS[name]}
+        if library.capabilities and given:
+            name = "plugins" if "plugins" in given else min(given)
+            raise UserError(
+                f"--{name.replace('_', '-')} is not supported by {library.title}",
+                _WHY_NOT.get(name, f"leave it out: {library.title} has no such choice"),
+            )
+        if self.compute_capabilities and not library.capabilities:
+            raise UserError(
+                "--compute-capability is not supported by TensorRT, which builds for the GPU that "
+                "it runs on",
+                "leave it out, or build the graphs with --target tensorrt-rtx",
+            )
+        for capability in self.compute_capabilities:
+            if capability not in library.capabilities:
+                raise UserError(
+                    f"--compute-capability {capability} is not one of {library.title}'s",
+                    f"choose from {', '.join(library.capabilities)}",
+                )
+
     @property
     def hardware(self) -> Hardware:
         """The manifest's name of the hardware compatibility level."""
@@ -79,3 +104,17 @@ class EngineOptions:
                     f"choose from {', '.join(manifest.graphs)}",
                 )
         return tuple(name for name in manifest.graphs if not self.graphs or name in self.graphs)
+
+
+_DEFAULTS = {field.name: field.default for field in fields(EngineOptions)}
+
+_ON_THE_GPU = (
+    *("plugins", "hardware_compat", "version_compatible", "strip_weights", "refit"),
+    *("optimization_level", "timing_cache"),
+)
+"""Options of engines that are built on the GPU that runs them."""
+
+_WHY_NOT = {
+    "plugins": "leave it out: TensorRT for RTX runs no plugins; its engines run the functions' "
+    "bodies. Plugins need --target tensorrt",
+}

@@ -1,16 +1,21 @@
 """Receives TensorRT's messages and progress: its logger, and a monitor that can stop a build."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Lock
 
-import tensorrt as trt
-
 from snapexport.contract.errors import UserError
+from snapexport.contract.tensorrt_bindings import trt
+
+_SCRATCH = re.compile(r"Total Activation Memory: (\d+) bytes")
 
 
 class Log(trt.ILogger):
-    """TensorRT's logger. Must outlive all objects of TensorRT made with it. Thread-safe."""
+    """TensorRT's logger. Must outlive all objects of TensorRT made with it. Thread-safe.
+
+    scratch: bytes of the last built engine's activations and scratch memory, as its builder told.
+    """
 
     def __init__(self, path: Path) -> None:
         trt.ILogger.__init__(self)
@@ -18,6 +23,7 @@ class Log(trt.ILogger):
         self._file = path.open("w")
         self._lock = Lock()
         self._errors: list[str] = []
+        self.scratch: int | None = None
 
     def close(self) -> None:
         """Close the file. (ILogger's own context manager is deprecated.)"""
@@ -29,22 +35,24 @@ class Log(trt.ILogger):
         if severity == trt.ILogger.VERBOSE:
             return
         with self._lock:
+            if told := _SCRATCH.match(msg):
+                self.scratch = int(told[1])
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self._errors.append(msg)
             if not self._file.closed:
                 print(f"{severity.name}: {msg}", file=self._file, flush=True)
 
     def forget(self) -> None:
-        """Forget earlier errors, before a new graph."""
+        """Forget earlier errors, before a new stage of the work."""
         with self._lock:
             self._errors.clear()
 
     def failure(self, what: str, hint: str) -> UserError:
-        """A UserError with message `what` and TensorRT's last error."""
+        """A UserError with message `what` and TensorRT's first error: later ones follow from it."""
         with self._lock:
             errors = list(self._errors)
-        why = errors[-1].strip().splitlines()[0] if errors else "TensorRT gives no reason"
-        more = f" (after {_count(len(errors) - 1)})" if len(errors) > 1 else ""
+        why = errors[0].strip().splitlines()[0] if errors else "TensorRT gives no reason"
+        more = f" (and {_count(len(errors) - 1)})" if len(errors) > 1 else ""
         return UserError(f"{what}: {why}{more}", f"{hint}; TensorRT's log: {self.path}")
 
 

@@ -3,12 +3,12 @@
 The timing cache holds the times of kernels that earlier builds have measured.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-
-import tensorrt as trt
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
+from snapexport.contract.tensorrt_bindings import trt
 from snapexport.engines.options import EngineOptions
 
 _HARDWARE = {
@@ -28,13 +28,25 @@ def make_config(
     # TF32 is on by default, and would round the products of fp32 builds.
     config.clear_flag(trt.BuilderFlag.TF32)
     config.builder_optimization_level = options.optimization_level
-    config.hardware_compatibility_level = _HARDWARE[options.hardware]
     config.progress_monitor = monitor
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
     if options.version_compatible and options.plugins is not None:
         config.plugins_to_serialize = [str(options.plugins.resolve())]
     return config
+
+
+def set_hardware(config: trt.IBuilderConfig, options: EngineOptions) -> None:
+    """Name the GPUs, besides the present one, that can run the engine."""
+    config.hardware_compatibility_level = _HARDWARE[options.hardware]
+
+
+def set_compute_capabilities(config: trt.IBuilderConfig, wanted: Sequence[str]) -> None:
+    """Name the GPUs that can run the engine, by compute capabilities such as "8.9"."""
+    config.num_compute_capabilities = len(wanted)
+    for index, capability in enumerate(wanted):
+        sm = getattr(trt.ComputeCapability, "SM" + capability.replace(".", ""))
+        config.set_compute_capability(sm, index)
 
 
 def _flags(options: EngineOptions) -> list[trt.BuilderFlag]:

@@ -4,10 +4,9 @@ import hashlib
 import mmap
 from pathlib import Path
 
-import tensorrt as trt
-
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.contract.tensorrt_bindings import trt
 from snapexport.contract.tensors import in_place
 from snapexport.engines.tensorrt_callbacks import Log
 from snapexport.engines.tensorrt_network import load_plugins

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import tensorrt as trt
-
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry
+from snapexport.contract.tensorrt_bindings import trt
 from snapexport.contract.tensors import OF_TENSORRT
 from snapexport.engines.tensorrt_callbacks import Log
 
 STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-"""Keeps the graph's types. TensorRT 11 always does, and ignores the flag."""
+"""Keeps the graph's types. TensorRT 11 and TensorRT for RTX always do, and ignore the flag."""
 
 
 def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None:
@@ -24,14 +23,17 @@ def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None
 
 
 def read_network(
-    builder: trt.Builder, log: Log, path: Path, entry: GraphEntry
+    builder: trt.Builder, log: Log, path: Path, entry: GraphEntry, *, plugins: bool
 ) -> trt.INetworkDefinition:
     """Parse the graph at `path`, with its weights beside it. Raises UserError.
 
-    The parser owns the weights; TensorRT's bindings keep it alive with the network.
+    plugins: take registered plugins for functions of their names. The parser owns the weights;
+    TensorRT's bindings keep it alive with the network.
     """
     network = builder.create_network(STRONGLY_TYPED)
     parser = trt.OnnxParser(network, log)
+    if plugins:
+        parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
     if not parser.parse_from_file(str(path)):
         raise UserError(
             f"TensorRT {trt.__version__} does not take {path}: {_problems(parser)}",

@@ -69,7 +69,7 @@ def _of_engines(build: Build, cases: list[Case]) -> Iterable[str]:
     """Commands for the engines of `snapexport engine`."""
     here = _machine()
     for name, entry in build.manifest.engines.items():
-        about = f"# The engine {name}, on {entry.gpu} with TensorRT {entry.tensorrt}"
+        about = f"# The engine {name}, on {entry.gpu} with TensorRT {entry.version}"
         if entry.stripped:
             yield f"{about} is stripped: polygraphy cannot load its weights."
         elif here and not _may_run(entry, *here):
@@ -99,7 +99,7 @@ def _machine() -> tuple[str, str] | None:
 
 def _may_run(entry: EngineEntry, tensorrt: str, gpu: str) -> bool:
     """Whether the engine runs on this machine, judged by its names."""
-    for_version = entry.version_compatible or entry.tensorrt == tensorrt
+    for_version = entry.version_compatible or entry.version == tensorrt
     return for_version and (entry.hardware_compatibility != "none" or entry.gpu == gpu)
 
 

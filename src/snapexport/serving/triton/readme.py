@@ -28,7 +28,7 @@ def readme_values(options: RepositoryOptions, manifest: Manifest, device: Device
 
 def dockerfile_values(manifest: Manifest) -> dict[str, str]:
     """The names in files/Dockerfile. A plan runs on the TensorRT that built it."""
-    versions = sorted({engine.tensorrt for engine in manifest.engines.values()})
+    versions = sorted({engine.version for engine in manifest.engines.values()})
     tensorrt = [f" \\\n    tensorrt=={version}" for version in versions[-1:]]
     return {
         "requirement": "snapexport[cpu,tensorrt]" if versions else "snapexport[cpu]",
