@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from snapexport.bench.load import in_process
-from snapexport.bench.load.exchange import Exchange
-from snapexport.bench.load.options import LoadOptions
-from snapexport.bench.load.run import LoadPlan, measure
-from snapexport.bench.load.server import TritonModel
-from snapexport.bench.load.summary import Outcome, Side, summed_up
-from snapexport.bench.load.workload import Workload
+from snapexport.bench.clients import Exchange, TritonModel, Workload, drive_in_process
+from snapexport.bench.load import LoadPlan, Outcome, Side, measure, summed_up
+from snapexport.bench.options import LoadOptions
 from snapexport.bench.results import Results
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
@@ -54,18 +50,17 @@ def test_tokens_that_arrive_together_share_their_gap() -> None:
 
 
 def test_workload_is_reproducible_by_seed_and_has_no_equal_prompts() -> None:
-    drawn = Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
-    assert drawn == Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
-    assert drawn != Workload.drawn([0, 2, 3], 3, 2, 5, 16, 1000)
+    drawn = Workload.drawn([0, 1, 3], (3, 2, 5), 16, 1000)
+    assert drawn == Workload.drawn([0, 1, 3], (3, 2, 5), 16, 1000)
+    assert drawn != Workload.drawn([0, 2, 3], (3, 2, 5), 16, 1000)
     assert [len(client) for client in drawn.prompts] == [2, 2, 2]
     assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
 
 
 def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
-    workload = Workload.drawn([0], clients=5, requests=3, prompt_tokens=6, max_tokens=4,
-                              vocab_size=257)  # fmt: skip
+    workload = Workload.drawn([0], (5, 3, 6), max_tokens=4, vocab_size=257)
     llm = LLM.from_executor(FakeExecutor(make_limits(batch=2)))
-    exchanges = in_process.drive(llm, workload, Ticks())
+    exchanges = drive_in_process(llm, workload, Ticks())
     assert [one.tokens for one in exchanges] == [4] * 15
     assert not llm.busy
     sent = [one.sent for one in exchanges]
@@ -77,7 +72,7 @@ def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
 
 def test_in_process_client_goes_on_after_a_broken_request() -> None:
     llm = LLM.from_executor(FakeExecutor(make_limits(), broken_token=99))
-    exchanges = in_process.drive(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
+    exchanges = drive_in_process(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
     assert [one.error is None for one in exchanges] == [False, True]
     assert exchanges[1].tokens == 3
 

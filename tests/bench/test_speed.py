@@ -5,20 +5,17 @@ from typing import Any
 
 import pytest
 
-from snapexport.bench import memory
+from snapexport.bench import memory, speed
 from snapexport.bench.devices import Device
-from snapexport.bench.experiments import speed
-from snapexport.bench.experiments.speed import Plan
-from snapexport.bench.load.options import LoadOptions
-from snapexport.bench.memory import Memory
-from snapexport.bench.options import BenchOptions
+from snapexport.bench.options import BenchOptions, LoadOptions
 from snapexport.bench.results import Results
+from snapexport.bench.speed import Plan
 from snapexport.bench.turns import Case, take_turns
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from tests.bench.fakes import Clock, FakeSystem, spec
 
-USED = Memory(empty=10, loaded=20, peak=2200, anonymous_loaded=5, anonymous=6)
+USED = {"empty": 10, "loaded": 20, "peak": 2200, "anonymous_loaded": 5, "anonymous": 6}
 
 
 def plan_of(build: Build, *names: str, **options: Any) -> Plan:

@@ -1,8 +1,8 @@
 """Writes checkpoints of random weights, in pieces, without torch.
 
 Speed depends on shapes alone. The weights repeat one block of normal random numbers, each tensor
-from another offset, since 16 GB of fresh numbers would take minutes. The weights of a sparse
-checkpoint are a hole in a file, for measuring exports that do not fit on the machine.
+from another offset, since 16 GB of fresh numbers would take minutes. A sparse checkpoint has a
+hole in a file for weights: it measures exports of what does not fit on the machine.
 """
 
 import json

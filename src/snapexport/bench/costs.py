@@ -1,19 +1,88 @@
 """Counts the least work of a build's prefill, compress step and decode step.
 
-Counts from the manifest and the weights' headers. Padding, recomputed overlaps, masks and
-intermediate results are not counted; they show in the ratio to the roofline.
+Counts from the manifest and the headers of the weights' files; nothing is loaded. Padding,
+recomputed overlaps, masks and intermediate results are not counted; they show in the ratio to the
+roofline. A tensor that lies in a file and that no graph uses would be counted too.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from snapexport.bench.roofline import Work
-from snapexport.bench.weights import Weights
-from snapexport.contract import names
+from snapexport.contract import names, safetensors
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.contract.tensors import OF_DTYPE
+
+_EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_PACKED, _SCALES = ".int4", ".scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One entry of a header."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        """Factors of a matrix product: two to a byte where packed, none in norms and scales."""
+        if self.name.endswith(_SCALES) or len(self.shape) < 2:
+            return 0
+        return math.prod(self.shape) * (2 if self.name.endswith(_PACKED) else 1)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it makes logits: an own matrix, or the embedding's where they are tied."""
+        return self.name.removesuffix(_PACKED).endswith((_EMBEDDING, _OUTPUT))
+
+
+def read_header(path: Path) -> list[Tensor]:
+    """The tensors of a .safetensors file."""
+    spans = safetensors.read_header(path)
+    return [Tensor(name, span.shape, span.nbytes) for name, span in spans.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What one pass reads and multiplies.
+
+    nbytes: of all the matrices and norms. elements: of the matrices, output: of the last one.
+    """
+
+    nbytes: int
+    elements: int
+    output: int
+
+    @classmethod
+    def of(cls, build: Build) -> "Weights":
+        files = [build.directory / weights.file for weights in build.manifest.weights]
+        return cls.counted(tensor for file in files for tensor in read_header(file))
+
+    @classmethod
+    def counted(cls, tensors: Iterable[Tensor]) -> "Weights":
+        """Without what a step takes only some rows of, or a packed copy of."""
+        named = {tensor.name: tensor for tensor in tensors}
+        read = [tensor for tensor in named.values() if not _is_looked_up(tensor, named)]
+        return cls(
+            sum(tensor.nbytes for tensor in read),
+            sum(tensor.elements for tensor in read),
+            sum(tensor.elements for tensor in read if tensor.is_output),
+        )
+
+
+def _is_looked_up(tensor: Tensor, named: dict[str, Tensor]) -> bool:
+    """An embedding beside an output matrix of its own, or the original of a packed tensor."""
+    if tensor.name + _PACKED in named:
+        return True
+    outputs = any(name.removesuffix(_PACKED).endswith(_OUTPUT) for name in named)
+    return outputs and tensor.name.endswith(_EMBEDDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +130,11 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        layers = tuple(
+        layers = (
             _layer(manifest, layer, index, full_cache)
             for index, layer in enumerate(geometry.layers)
         )
-        return cls(Weights.of(build), layers, geometry.L_obs)
+        return cls(Weights.of(build), tuple(layers), geometry.L_obs)
 
     def prefill(self, length: int) -> Work:
         """Read the weights once, write the prompt's keys and values; logits of the last token."""
@@ -77,8 +146,7 @@ class Costs:
 
     def decode(self, position: int, prompt_length: int, active: int) -> Work:
         """One token of each active request: read weights and valid slots, write a cache slot."""
-        attended = [layer.attended(position, prompt_length) for layer in self.layers]
-        pairs = list(zip(self.layers, attended, strict=True))
+        pairs = [(layer, layer.attended(position, prompt_length)) for layer in self.layers]
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
@@ -101,21 +169,16 @@ class Costs:
 def _layer(manifest: Manifest, geometry: LayerGeometry, index: int, full_cache: bool) -> LayerCosts:
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
     states = [specs[names.past_key(index)], specs[names.past_value(index)]]
+    # An int8 cache has scales of key and value, [B,Hkv,1,D].
+    scales = names.past_key_scale(index), names.past_value_scale(index)
     key, value = (_position_bytes(spec, OF_DTYPE[manifest.dtype]) for spec in states)
     slot, fixed = key + value, 0
     if not full_cache:
         slot = sum(_position_bytes(spec, spec.dtype) for spec in states)
-        fixed = sum(_position_bytes(spec, spec.dtype) for spec in _scales(specs, index))
-    dims = sum(spec.shape[3] for spec in states)
-    pair = 2 * manifest.model.num_attention_heads * dims
+        fixed = sum(_position_bytes(specs[n], specs[n].dtype) for n in scales if n in specs)
+    pair = 2 * manifest.model.num_attention_heads * sum(spec.shape[3] for spec in states)
     window = manifest.model.sliding_window[index]
     return LayerCosts(geometry, key, value, slot, pair, window, fixed)
-
-
-def _scales(specs: dict[str, TensorSpec], index: int) -> list[TensorSpec]:
-    """A layer's scales of key and value, [B,Hkv,1,D]; none unless the cache is int8."""
-    scales = (names.past_key_scale(index), names.past_value_scale(index))
-    return [specs[name] for name in scales if name in specs]
 
 
 def _position_bytes(spec: TensorSpec, dtype: str) -> int:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from snapexport.bench import machine
-from snapexport.bench.probes import Bandwidth, DeviceCopy, MatMul, Probe
+from snapexport.bench.probes import bandwidth, device_copy, matmul
+from snapexport.bench.turns import Case
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.open_executor import open_executor
 
-Name = Literal["cpu", "cuda"]
 DRY_RUN = "a dry run: on the CPU, at tiny sizes; it says nothing of a GPU"
 _QUICK_BYTES = 16 << 20
 
@@ -24,7 +24,7 @@ _QUICK_BYTES = 16 << 20
 class Device:
     """A device. quick: tiny probes. dry: a GPU's experiments on the CPU."""
 
-    name: Name = "cpu"
+    name: Literal["cpu", "cuda"] = "cpu"
     threads: int = 2
     quick: bool = False
     dry: bool = False
@@ -39,9 +39,9 @@ class Device:
         return {"gpu": machine.gpu()} if self.name == "cuda" and not self.dry else {}
 
     @contextmanager
-    def opened(self, build: Build, **options: Any) -> Iterator[Executor]:
+    def opened(self, build: Build) -> Iterator[Executor]:
         """A build's executor, closed at the end. Raises UserError."""
-        executor = self.open(build, **options)
+        executor = self.open(build)
         try:
             yield executor
         except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
@@ -55,25 +55,22 @@ class Device:
         finally:
             executor.close()
 
-    def open(self, build: Build, **options: Any) -> Executor:
-        """A build's executor, through the runtime's front door. Raises UserError."""
+    def open(self, build: Build) -> Executor:
+        """A build's executor, as a user's own run would open it. Raises UserError."""
         if self.name == "cuda" and not self.dry:
-            return open_executor(build, backend="onnxruntime-cuda", **options)
-        return open_executor(build, backend="onnxruntime", threads=self.threads, **options)
+            return open_executor(build, backend="onnxruntime-cuda")
+        return open_executor(build, backend="onnxruntime", threads=self.threads)
 
-    def probes(self) -> list[Probe]:
+    def probes(self) -> list[Case]:
         """The probes of this device's rates."""
-        if self.name == "cuda":
-            return [self._copies()]
-        if self.quick:
-            return [Bandwidth(self.threads, _QUICK_BYTES), MatMul(self.threads, 128)]
-        return [Bandwidth(self.threads), MatMul(self.threads)]
-
-    def _copies(self) -> DeviceCopy:
+        if self.name == "cpu":
+            if self.quick:
+                return [bandwidth(self.threads, _QUICK_BYTES), matmul(self.threads, 128)]
+            return [bandwidth(self.threads), matmul(self.threads)]
         if self.dry:
             from snapexport.runtime.ort.devices import HostMemory
 
-            return DeviceCopy(HostMemory(), _QUICK_BYTES)
+            return [device_copy(HostMemory(), _QUICK_BYTES)]
         from snapexport.runtime.cuda import CudaMemory
 
-        return DeviceCopy(CudaMemory())
+        return [device_copy(CudaMemory())]

@@ -1,27 +1,22 @@
-"""Probes the machine's best rates, between measurements and with the same number of threads.
-
-Bandwidth: reading a large array, a slice for each thread, by bitwise or, NumPy's cheapest read of
-every byte. Products: ONNX Runtime's square MatMul in fp32, in which the CPU computes for every
-dtype. On a GPU: copies within its memory.
-"""
+"""Probes the machine's best rates, between measurements and with the same number of threads."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 
 from snapexport.bench.sessions import open_session
+from snapexport.bench.turns import Case, probe
 from snapexport.contract.manifest import TensorSpec
 from snapexport.runtime.backend import Memory
 
 READ_BYTES = 1 << 28
-"""Bytes of the array: far more than a processor's caches."""
+"""Far more than a processor's caches hold."""
 
 ROWS = 1024
-"""Of the square matrices: large enough for the full rate, 2 * 1024^3 operations."""
+"""Of the square matrices: large enough for the full rate."""
 
 COPIED_BYTES = 1 << 30
-"""Twice that of a GPU's memory is held by the probe."""
+"""The probe holds twice as much of a GPU's memory."""
 
 # c[M,N] = MatMul(a[M,K], b[K,N]), opset 21: tests/bench/test_probes.py has it as text. Written out,
 # because whoever runs a build has no onnx package to make it with.
@@ -32,69 +27,28 @@ MATMUL = bytes.fromhex(
 )
 
 
-class Probe(Protocol):
-    """Something to be timed: `amount` divided by the seconds of `run` is the rate called `name`."""
-
-    @property
-    def name(self) -> str:
-        """bandwidth or matmul."""
-        ...
-
-    @property
-    def amount(self) -> int:
-        """Bytes or operations of a run."""
-        ...
-
-    def run(self) -> None:
-        """Do it once."""
-        ...
+def bandwidth(threads: int, nbytes: int = READ_BYTES) -> Case:
+    """Bytes read by bitwise or, NumPy's cheapest read of every byte; each thread has a slice."""
+    words = np.ones(nbytes // 8, np.int64)  # ones: zeros would be one page, mapped everywhere
+    slices, pool = np.array_split(words, threads), ThreadPoolExecutor(threads)
+    # NumPy lets go of the interpreter's lock meanwhile.
+    return probe("bandwidth", words.nbytes, lambda: list(pool.map(np.bitwise_or.reduce, slices)))
 
 
-class Bandwidth:
-    """Bytes read from memory."""
-
-    name = "bandwidth"
-
-    def __init__(self, threads: int, nbytes: int = READ_BYTES) -> None:
-        words = np.ones(nbytes // 8, np.int64)  # ones: zeros would be one page, mapped everywhere
-        self.amount = words.nbytes
-        self._slices = np.array_split(words, threads)
-        self._pool = ThreadPoolExecutor(threads)
-
-    def run(self) -> None:
-        """Every byte once; NumPy lets go of the interpreter's lock meanwhile."""
-        for _ in self._pool.map(np.bitwise_or.reduce, self._slices):
-            pass
+def matmul(threads: int, rows: int = ROWS) -> Case:
+    """Operations of ONNX Runtime's square product in fp32, in which it computes every dtype."""
+    session = open_session(MATMUL, threads)
+    matrix = np.random.default_rng(0).random((rows, rows), np.float32)
+    return probe("matmul", 2 * rows**3, lambda: session.run(None, {"a": matrix, "b": matrix}))
 
 
-class MatMul:
-    """Multiplications and additions of a product, under the runtime's own session options."""
-
-    name = "matmul"
-
-    def __init__(self, threads: int, rows: int = ROWS) -> None:
-        self._session = open_session(MATMUL, threads)
-        matrix = np.random.default_rng(0).random((rows, rows), np.float32)
-        self._feeds = {"a": matrix, "b": matrix}
-        self.amount = 2 * rows**3
-
-    def run(self) -> None:
-        """One product."""
-        self._session.run(None, self._feeds)
-
-
-class DeviceCopy:
+def device_copy(memory: Memory, nbytes: int = COPIED_BYTES) -> Case:
     """Bytes read and written by copies within a device's memory."""
+    spec = TensorSpec(name="probe", dtype="float16", shape=[nbytes // 2])
+    source, target = memory.allocate(spec), memory.allocate(spec)
 
-    name = "bandwidth"
+    def copy() -> None:
+        memory.copy(target, source)
+        memory.synchronize()
 
-    def __init__(self, memory: Memory, nbytes: int = COPIED_BYTES) -> None:
-        spec = TensorSpec(name="probe", dtype="float16", shape=[nbytes // 2])
-        self._memory = memory
-        self._source, self._target = memory.allocate(spec), memory.allocate(spec)
-        self.amount = 2 * nbytes
-
-    def run(self) -> None:
-        """One copy, waited for."""
-        self._memory.copy(self._target, self._source)
-        self._memory.synchronize()
+    return probe("bandwidth", 2 * nbytes, copy)

@@ -1,4 +1,4 @@
-"""The least time that a piece of work can take on a machine whose two rates are known.
+"""Computes the least time that a piece of work can take, from the two rates of a machine.
 
 Bytes have to come from memory, products have to be calculated, and at best both happen at the same
 time. What fits into the processor's cache may be faster than the roofline.
@@ -23,23 +23,7 @@ class Rates:
     nbytes: float
     operations: float = math.inf
 
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """Seconds by bandwidth and by arithmetic; the roofline is the longer one."""
-
-    memory: float
-    compute: float
-
-    @classmethod
-    def of(cls, work: Work, rates: Rates) -> "Roofline":
-        return cls(work.nbytes / rates.nbytes, work.operations / rates.operations)
-
-    @property
-    def seconds(self) -> float:
-        return max(self.memory, self.compute)
-
-    @property
-    def bound(self) -> str:
-        """The one of the two that it is."""
-        return "memory" if self.memory >= self.compute else "compute"
+    def roofline(self, work: Work) -> tuple[float, str]:
+        """The least seconds, and what bounds them: memory or compute."""
+        memory, compute = work.nbytes / self.nbytes, work.operations / self.operations
+        return max((memory, "memory"), (compute, "compute"), key=lambda bound: bound[0])

@@ -54,12 +54,38 @@ class SystemSpec:
     costs: Costs | None = None
     cache_bytes: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        build: Build,
+        *,
+        baseline: bool = False,
+        threads: int | None = None,
+        prepack: bool = False,
+    ) -> "SystemSpec":
+        """A build's own graphs, or its baseline. Raises UserError."""
+        manifest = build.manifest
+        compresses = manifest.geometry.compresses
+        if baseline and not compresses:
+            raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
+        full_cache = baseline or not compresses
+        limits, cache = Limits.of(manifest, full_cache=full_cache), cache_bytes(manifest)
+        return cls(
+            "full" if full_cache else manifest.geometry.policy,
+            partial(load, build.directory, baseline, threads, prepack),
+            limits.batch,
+            limits.longest_prompt,
+            limits.positions,
+            Costs.of(build, full_cache=full_cache),
+            cache.prefill + (cache.full if full_cache else cache.decode),
+        )
+
 
 class ExecutorSystem:
     """An executor driven without a scheduler's queue: prompts alone, then decode steps alone.
 
     Chunks and greedy sampling are the runtime's own. The cost of its queue, its text and its stop
-    strings is not in here: `load/` measures whole requests.
+    strings is not in here: `load.py` measures whole requests.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -86,6 +112,21 @@ class ExecutorSystem:
         self.executor.compress(0, prompt_length)
 
 
+def load(
+    build: Path, baseline: bool = False, threads: int | None = None, prepack: bool = False
+) -> ExecutorSystem:
+    """On the CPU, as a user's own run would be. Raises UserError."""
+    return ExecutorSystem(
+        open_executor(
+            Build.open(build),
+            backend="onnxruntime",
+            baseline=baseline,
+            threads=threads,
+            prepack=prepack,
+        )
+    )
+
+
 def chunks(length: int, chunk: int) -> Iterator[Chunk]:
     """The chunks of a prompt that is alone, as the runtime's scheduler cuts them."""
     scheduler = Scheduler(batch=1, chunk=chunk)
@@ -97,34 +138,7 @@ def chunks(length: int, chunk: int) -> Iterator[Chunk]:
                 return
 
 
-def spec_of(
-    build: Build, *, baseline: bool = False, threads: int | None = None, prepack: bool = False
-) -> SystemSpec:
-    """A build's own graphs, or its baseline. Raises UserError."""
-    manifest = build.manifest
-    if baseline and not manifest.geometry.compresses:
-        raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
-    full_cache = baseline or not manifest.geometry.compresses
-    limits, cache = Limits.of(manifest, full_cache=full_cache), cache_bytes(manifest)
-    return SystemSpec(
-        "full" if full_cache else manifest.geometry.policy,
-        partial(load, build.directory, baseline, threads, prepack),
-        limits.batch,
-        limits.longest_prompt,
-        limits.positions,
-        Costs.of(build, full_cache=full_cache),
-        cache.prefill + (cache.full if full_cache else cache.decode),
-    )
-
-
-def load(build: Path, baseline: bool, threads: int | None, prepack: bool) -> ExecutorSystem:
-    """On the CPU, as a user's own run would be. Raises UserError."""
-    return ExecutorSystem(
-        open_executor(
-            Build.open(build),
-            backend="onnxruntime",
-            baseline=baseline,
-            threads=threads,
-            prepack=prepack,
-        )
-    )
+def random_tokens(seed: int | list[int], count: int, vocab_size: int, least: int = 0) -> list[int]:
+    """Tokens of a prompt, `least` and above: those below have a meaning of their own."""
+    drawn: list[int] = np.random.default_rng(seed).integers(least, vocab_size, count).tolist()
+    return drawn

@@ -6,22 +6,19 @@ Each runs in a process of its own interpreter (`bench/peers/`), and sleeps while
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from snapexport.bench.peers import PEERS
+from snapexport.bench.experiments.experiment import Experiment
+from snapexport.bench.peers import PLUGINS
 from snapexport.bench.peers.process import PeerError, Scene, Variant, Worker
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Setup
-from snapexport.bench.spread import rounded
 from snapexport.bench.tables import Table, spread_ms
-from snapexport.bench.turns import Case, Row, Timed, alone
-
-HELP = "decode and TTFT beside onnxruntime-genai, transformers, kvpress and llama.cpp"
-DEVICES = ("cpu",)
+from snapexport.bench.turns import Case, Row, Timed, alone, rounded
 
 NOTES = (
     "decoding behind long contexts: snapexport, transformers and kvpress stand behind caches of "
@@ -31,8 +28,6 @@ NOTES = (
     "kvpress decodes on as many entries as SnapKVPress keeps; its cache then grows",
     "llama.cpp has a cache of 16 bits, as it is by default; all others have 32",
 )
-
-SNAPSTREAM = "SnapStream"
 
 T = TypeVar("T")
 
@@ -49,10 +44,6 @@ class Options:
     rounds: int = 5
     steps: int = 4
     prompt_rounds: int = 3
-
-
-DEFAULT = Options()
-QUICK = Options(contexts=(256, 1024), prompts=(128, 256), kv_budget=128, rounds=2, prompt_rounds=1)
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
@@ -94,7 +85,7 @@ def variants(setup: Setup, options: Options) -> Iterator[Variant]:
         peers_python=setup.peers_python,
         kvpress_python=setup.kvpress_python,
     )
-    for plugin in PEERS:
+    for plugin in PLUGINS:
         for variant in plugin.variants(scene):
             if variant.bits in options.bits:
                 yield variant
@@ -159,7 +150,7 @@ def summary(sections: Row) -> list[Row]:
     ours = {
         (row["bits"], row["context"]): row["seconds"]["median"]
         for row in decode
-        if row["system"].startswith("snapexport") and row["system"].endswith(SNAPSTREAM)
+        if row["system"].startswith("snapexport") and row["system"].endswith("SnapStream")
     }
     return [
         {
@@ -178,12 +169,15 @@ def tables(report: Row) -> Iterator[Table]:
     prompts, contexts = settings["prompts"], settings["contexts"]
     first = {(row["system"], row["prompt"]): row for row in sections["ttft"]}
     decode = {(row["system"], row["context"]): row for row in sections["decode"]}
-    times = {(r["system"], r["context"]): r["times_ours"] for r in report["summary"]}
+    times = {(row["system"], row["context"]): row["times_ours"] for row in report["summary"]}
     heads = ["", *(f"TTFT, {n:,}: s" for n in prompts)]
     heads += [head for n in contexts for head in (f"step, {n:,}: ms", "x SnapStream's")]
     cells = []
     for name in (row["system"] for row in sections["versions"]):
-        cells.append([name, *(_seconds(first.get((name, n))) for n in prompts)])
+        cells.append([name])
+        for n in prompts:
+            row = first.get((name, n))
+            cells[-1].append(f"{row['seconds']['median']:.2f}" if row else "")
         for n in contexts:
             ratio = times.get((name, n))
             cells[-1] += [spread_ms(decode.get((name, n))), f"{ratio:.2f}" if ratio else ""]
@@ -194,5 +188,20 @@ def tables(report: Row) -> Iterator[Table]:
     yield Table("peers", heads, cells, notes)
 
 
-def _seconds(row: Row | None) -> str:
-    return f"{row['seconds']['median']:.2f}" if row else ""
+PEERS = Experiment(
+    help="decode and TTFT beside onnxruntime-genai, transformers, kvpress and llama.cpp",
+    cpu=Options(),
+    quick=Options(
+        contexts=(256, 1024), prompts=(128, 256), kv_budget=128, rounds=2, prompt_rounds=1
+    ),
+    run=run,
+    summary=summary,
+    tables=tables,
+)
+# CPUs usually run 4-bit weights, and the fixed cost of a node is small at Llama-3.2-1B's size.
+PEERS1B = replace(
+    PEERS,
+    help="the same with 1.2 G parameters in 4 bits, at 1K",
+    cpu=Options("1b", bits=(4,), contexts=(1024,), prompts=(1024,), prompt_rounds=1),
+    quick=Options("1b", (4,), contexts=(256,), prompts=(128,), kv_budget=128, rounds=2),
+)

@@ -13,14 +13,13 @@ import numpy as np
 
 from snapexport.bench import memory
 from snapexport.bench.devices import Device
-from snapexport.bench.memory import Filling
 from snapexport.bench.options import BenchOptions
 from snapexport.bench.results import Results
-from snapexport.bench.spread import rounded
-from snapexport.bench.systems import ExecutorSystem, System, SystemSpec, spec_of
-from snapexport.bench.tables import TIMING, Table, mib, ms, number, timing
-from snapexport.bench.turns import SHORT, Case, Group, Row, clocked
-from snapexport.bench.vote import Vote
+from snapexport.bench.sessions import Bound, open_session, zeros
+from snapexport.bench.systems import ExecutorSystem, System, SystemSpec
+from snapexport.bench.tables import Column, Table, mib, ms, number, timing
+from snapexport.bench.turns import SHORT, Case, Group, Row, clocked, rounded
+from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import in_mib
 from snapexport.contract.errors import UserError
@@ -44,26 +43,29 @@ class Plan:
 
     @classmethod
     def of(cls, build: Build, options: BenchOptions, peers: Sequence[SystemSpec] = ()) -> "Plan":
-        """Check the options against every system. Raises UserError.
-
-        peers: name -> other systems that take turns in the same run.
-        """
+        """The build, its baseline if wanted, and peers in turn with them. Raises UserError."""
         from snapexport.runtime.ort.backend import require_runnable
 
         require_runnable(build, baseline=options.baseline)
         sides = (False, True) if options.baseline else (False,)
         threads, prepack = options.threads, options.prepack
-        own = [spec_of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
+        own = [SystemSpec.of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
         return cls.over(build, options, [*own, *peers])
 
     @classmethod
     def over(cls, build: Build, options: BenchOptions, specs: Sequence[SystemSpec]) -> "Plan":
-        """The same of systems that are described already."""
+        """Check the options against every system. Raises UserError."""
         most = min(spec.batch for spec in specs)
         batches = tuple(sorted(options.batches or {1, most}, reverse=True))
+        if batches[0] > most:
+            raise UserError(
+                f"--batches {batches[0]} is more than the {most} slots of the build",
+                f"use --batches up to {most}, or build it again with --batch {batches[0]}",
+            )
         room = options.decode_steps * len(batches)
-        contexts = tuple(sorted(options.contexts or _default_contexts(specs, room)))
-        _require_slots(batches[0], most)
+        longest = min(min(spec.longest_prompt, spec.positions - room) for spec in specs)
+        chosen = {max(1, longest // 4), max(1, longest // 2), max(1, longest)}
+        contexts = tuple(sorted(options.contexts or chosen))
         for spec in specs:
             _require_positions(contexts[-1], room, spec)
         options = replace(options, contexts=contexts, batches=batches)
@@ -78,11 +80,6 @@ class Plan:
     def vocab_size(self) -> int:
         return self.build.manifest.model.vocab_size
 
-    @property
-    def compresses_apart(self) -> bool:
-        """Whether the build has a graph of its own for the compress step."""
-        return "compress" in self.build.manifest.graphs
-
     def about(self) -> Row:
         """Facts of the build for the top of the results."""
         manifest = self.build.manifest
@@ -94,26 +91,50 @@ class Plan:
         }
 
 
+def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
+    if context > spec.longest_prompt:
+        raise UserError(
+            f"--contexts {context} is longer than a prompt can be: {spec.longest_prompt} tokens",
+            f"use --contexts up to {spec.longest_prompt}, or build with a larger --L-max",
+        )
+    if context + room > spec.positions:
+        raise UserError(
+            f"--contexts {context} leaves no room for {room} decoded tokens: the {spec.name} "
+            f"cache ends at position {spec.positions}",
+            f"use --contexts up to {max(1, spec.positions - room)}, or fewer --decode-steps",
+        )
+
+
 def run(plan: Plan, results: Results, device: Device) -> None:
     """Memory of each system in a process of its own, then all times in turn."""
-    if not plan.compresses_apart:
-        compresses = plan.build.manifest.geometry.compresses
-        results.note(INSIDE_PREFILL if compresses else KEEPS_ALL)
-    steps = plan.options.decode_steps
-    filling = Filling(plan.slots, plan.contexts[-1], steps, plan.vocab_size)
+    manifest, steps = plan.build.manifest, plan.options.decode_steps
+    # Whether a graph of its own compresses.
+    apart = "compress" in manifest.graphs
+    if not apart:
+        results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
+    use = partial(fill_and_decode, plan.slots, plan.contexts[-1], steps, plan.vocab_size)
     for done, spec in enumerate(plan.specs):
         results.tell("memory", done, len(plan.specs))
-        results.add("memory", _memory_row(spec, memory.measure(spec, filling)))
+        results.add("memory", _memory_row(spec, memory.measure(spec.name, spec.load, use)))
     systems = [spec.load() for spec in plan.specs]
     groups = [
         visit(plan, spec, system, context)
         for context in plan.contexts
         for spec, system in zip(plan.specs, systems, strict=True)
     ]
-    if plan.compresses_apart and isinstance(systems[0], ExecutorSystem):
-        vote = Vote.of(plan.build, plan.options.threads)
+    if apart and isinstance(systems[0], ExecutorSystem):
+        vote = extracted_vote(plan.build, plan.options.threads)
         groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
     results.measure("speed", groups, plan.options.repeat, device.probes())
+
+
+def fill_and_decode(slots: int, prompt: int, steps: int, vocab_size: int, system: System) -> None:
+    """Fill batch slots with random prompts, then decode some steps."""
+    drawn = prompts(0, prompt, vocab_size)
+    for slot in range(slots):
+        system.prefill(slot, next(drawn))
+    for _ in range(steps):
+        system.decode(slots)
 
 
 def visit(plan: Plan, spec: SystemSpec, system: System, context: int) -> Group:
@@ -154,7 +175,7 @@ def prompts(seed: int, context: int, vocab_size: int) -> Iterator[list[int]]:
         yield drawn
 
 
-def _compression(plan: Plan, system: ExecutorSystem, vote: Vote | None, context: int) -> Group:
+def _compression(plan: Plan, system: ExecutorSystem, vote: Bound | None, context: int) -> Group:
     """The executor's compress step, and the vote by itself."""
     spec = plan.specs[0]
     labels = {"system": spec.name, "context": context}
@@ -162,45 +183,49 @@ def _compression(plan: Plan, system: ExecutorSystem, vote: Vote | None, context:
     step = clocked(partial(system.compress, context))
     cases = [Case("compress", labels, step, SHORT, work=work)]
     if vote:
-        cases.append(Case("vote", labels, clocked(partial(vote.run, context)), SHORT))
+        cases.append(Case("vote", labels, clocked(partial(run_vote, vote, context)), SHORT))
     return cases
 
 
-def _default_contexts(specs: Sequence[SystemSpec], room: int) -> set[int]:
-    """A quarter, a half and all of the longest prompt that leaves room for decoding."""
-    longest = min(min(one.longest_prompt, one.positions - room) for one in specs)
-    return {max(1, longest // 4), max(1, longest // 2), max(1, longest)}
+def extracted_vote(build: Build, threads: int | None) -> Bound | None:
+    """The part of compress.onnx that chooses what to keep, over random numbers.
+
+    What the compress step takes beyond it goes into moving sinks, ring and kept positions to their
+    cache slots. The work depends on the prompt's length, not on values. None where nothing votes,
+    or without the onnx package.
+    """
+    try:
+        import onnx
+        from onnx.utils import Extractor
+    except ModuleNotFoundError:
+        return None
+    entry = build.manifest.graphs["compress"]
+    kept = [spec for spec in entry.outputs if not names.is_present(spec.name)]
+    if not kept:
+        return None
+    whole = onnx.load(str(build.graph("compress")))
+    given = [value.name for value in whole.graph.input]
+    vote = Extractor(whole).extract_model(given, [spec.name for spec in kept])
+    rng, inputs = np.random.default_rng(0), zeros(entry.inputs)
+    for name, array in inputs.items():
+        if name != names.PROMPT_LENGTH:
+            array[...] = rng.standard_normal(array.shape, np.float32)
+    return Bound(open_session(vote.SerializeToString(), threads), inputs, zeros(kept))
 
 
-def _require_slots(asked: int, most: int) -> None:
-    if asked > most:
-        raise UserError(
-            f"--batches {asked} is more than the {most} slots of the build",
-            f"use --batches up to {most}, or build it again with --batch {asked}",
-        )
+def run_vote(vote: Bound, prompt_length: int) -> None:
+    """Once, for a prompt of that length."""
+    vote.inputs[names.PROMPT_LENGTH][:] = prompt_length
+    vote.run()
 
 
-def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
-    if context > spec.longest_prompt:
-        raise UserError(
-            f"--contexts {context} is longer than a prompt can be: {spec.longest_prompt} tokens",
-            f"use --contexts up to {spec.longest_prompt}, or build with a larger --L-max",
-        )
-    if context + room > spec.positions:
-        raise UserError(
-            f"--contexts {context} leaves no room for {room} decoded tokens: the {spec.name} "
-            f"cache ends at position {spec.positions}",
-            f"use --contexts up to {max(1, spec.positions - room)}, or fewer --decode-steps",
-        )
-
-
-def _memory_row(spec: SystemSpec, taken: memory.Memory) -> Row:
+def _memory_row(spec: SystemSpec, taken: dict[str, int]) -> Row:
     """A row of memory. Its least value is weights and all caches."""
-    row: Row = {"system": spec.name, "bytes": taken.report(), "cache_bytes": spec.cache_bytes}
+    row: Row = {"system": spec.name, "bytes": taken, "cache_bytes": spec.cache_bytes}
     if spec.costs is None or spec.cache_bytes is None:
         return row | {"roofline": None, "ratio": None}
     least = spec.costs.weights.nbytes + spec.cache_bytes
-    return row | {"roofline": {"bytes": least}, "ratio": rounded(taken.peak / least)}
+    return row | {"roofline": {"bytes": least}, "ratio": rounded(taken["peak"] / least)}
 
 
 def summary(sections: Row) -> list[Row]:
@@ -229,67 +254,37 @@ def summary(sections: Row) -> list[Row]:
 def tables(report: Row) -> Iterator[Table]:
     """Prefill, decode, compression, memory."""
     sections = report["sections"]
-    heads = ["prompt", "system", "TTFT, ms", *TIMING, "tokens/s"]
-    cells = [
-        [str(r["context"]), r["system"], *timing(r), _rate(r)]
-        for r in sorted(sections["prefill"], key=lambda row: int(row["context"]))
-    ]
-    yield Table("prefill", heads, cells)
-    heads = ["context", "batch", "system", "step, ms", *TIMING, "tokens/s"]
-    rows = sorted(sections["decode"], key=lambda row: (row["context"], row["batch"]))
-    cells = [[f"{r['context']}", f"{r['batch']}", r["system"], *timing(r), _rate(r)] for r in rows]
-    yield Table("decode", heads, cells)
-    yield _compression_table(report)
-    yield _memory_table(sections["memory"])
-
-
-def _rate(row: Row) -> str:
-    return number(row["tokens_per_second"])
-
-
-def _compression_table(report: Row) -> Table:
-    heads = ["prompt", "compress, ms", *TIMING, "of prefill", "vote, ms", "moving, ms"]
+    prompt: dict[str, Column] = {"prompt": "{context}"}
+    system: dict[str, Column] = {"system": "{system}"}
+    rate: dict[str, Column] = {"tokens/s": lambda row: number(row["tokens_per_second"])}
+    rows = sorted(sections["prefill"], key=_order)
+    yield Table.of("prefill", rows, prompt | system | timing("TTFT, ms") | rate)
+    at: dict[str, Column] = {"context": "{context}", "batch": "{batch}"}
+    rows = sorted(sections["decode"], key=_order)
+    yield Table.of("decode", rows, at | system | timing("step, ms") | rate)
     parts = {row["context"]: row for row in report["summary"]}
-    cells = []
-    for row in sorted(report["sections"]["compress"], key=lambda row: int(row["context"])):
-        part = parts[row["context"]]
-        share = part["share_of_prefill"]
-        cells.append(
-            [
-                str(row["context"]),
-                *timing(row),
-                "-" if share is None else f"{share:.2%}",
-                ms(part["vote_seconds"]),
-                ms(part["moving_seconds"]),
-            ]
-        )
-    return Table("compression, after a prompt's last chunk", heads, cells, report["notes"])
+    rows = [row | parts[row["context"]] for row in sorted(sections["compress"], key=_order)]
+    split: dict[str, Column] = {
+        "of prefill": lambda row: (
+            "-" if row["share_of_prefill"] is None else f"{row['share_of_prefill']:.2%}"
+        ),
+        "vote, ms": lambda row: ms(row["vote_seconds"]),
+        "moving, ms": lambda row: ms(row["moving_seconds"]),
+    }
+    title = "compression, after a prompt's last chunk"
+    yield Table.of(title, rows, prompt | timing("compress, ms") | split, report["notes"])
+    held: dict[str, Column] = {
+        "loaded, MiB": lambda row: mib(row["bytes"]["loaded"]),
+        "peak, MiB": lambda row: mib(row["bytes"]["peak"]),
+        "least, MiB": lambda row: mib(row["roofline"]["bytes"]) if row["roofline"] else "-",
+        "x of least": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "-",
+        "own, at the end, MiB": lambda row: mib(row["bytes"]["anonymous"]),
+        "caches, MiB": lambda row: (
+            "-" if row["cache_bytes"] is None else f"{in_mib(row['cache_bytes']):.1f}"
+        ),
+    }
+    yield Table.of("memory", sections["memory"], system | held)
 
 
-def _memory_table(rows: list[Row]) -> Table:
-    heads = [
-        "system",
-        "loaded, MiB",
-        "peak, MiB",
-        "least, MiB",
-        "x of least",
-        "own, at the end, MiB",
-    ]
-    cells = []
-    for row in rows:
-        used = row["bytes"]
-        least = mib(row["roofline"]["bytes"]) if row["roofline"] else "-"
-        ratio = f"{row['ratio']:.2f}" if row["ratio"] else "-"
-        caches = "-" if row["cache_bytes"] is None else f"{in_mib(row['cache_bytes']):.1f}"
-        cells.append(
-            [
-                row["system"],
-                mib(used["loaded"]),
-                mib(used["peak"]),
-                least,
-                ratio,
-                mib(used["anonymous"]),
-                caches,
-            ]
-        )
-    return Table("memory", [*heads, "caches, MiB"], cells)
+def _order(row: Row) -> tuple[int, int]:
+    return row["context"], row.get("batch", 0)
