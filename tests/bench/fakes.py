@@ -1,10 +1,11 @@
 """A system and a clock without a model: actions take known times on the fake clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from snapexport.bench.costs import Costs
-from snapexport.bench.systems import System, SystemSpec
+from snapexport.bench.costs import Costs, Weights
+from snapexport.bench.systems import SystemSpec
 
 
 @dataclass
@@ -40,14 +41,10 @@ class FakeSystem:
 
 
 def spec(
-    name: str = "one",
-    batch: int = 4,
-    longest_prompt: int = 1000,
-    positions: int = 2000,
-    costs: Costs | None = None,
-    load: Callable[[], System] | None = None,
+    name: str = "one", batch: int = 4, longest_prompt: int = 1000, positions: int = 2000
 ) -> SystemSpec:
-    def unloadable() -> System:
+    def unloadable() -> Any:
         raise AssertionError("this system must not be loaded")
 
-    return SystemSpec(name, load or unloadable, batch, longest_prompt, positions, costs, 100)
+    costs = Costs(Weights(nbytes=1, elements=1, output=1), (), L_obs=1)
+    return SystemSpec(name, unloadable, batch, longest_prompt, positions, costs, 100)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from snapexport.bench import devices, memory, plots
-from snapexport.bench.probes import bandwidth, matmul
+from snapexport.bench.devices import bandwidth, matmul
 from snapexport.cli import app, bench
 from snapexport.cli.bench_view import BenchProgress
 from snapexport.contract.build_directory import Build

@@ -12,11 +12,11 @@ import pytest
 
 from snapexport.bench import checkpoints, turns
 from snapexport.bench.__main__ import main
-from snapexport.bench.costs import read_header
 from snapexport.bench.devices import Device
 from snapexport.bench.experiments import context, equal_memory, overhead, peers
 from snapexport.bench.setup import Setup
 from snapexport.bench.turns import Case, Group
+from snapexport.contract import safetensors
 
 DRY_RUN = ["--device", "cuda", "--dry-run", "--threads", "1", "--rounds", "1"]
 
@@ -203,7 +203,7 @@ TINY = checkpoints.SHAPES["small"] | {
 def test_random_checkpoint_has_the_tensors_of_its_header(tmp_path: Path, dtype: Any) -> None:
     checkpoints.write(tmp_path / "tiny", TINY, dtype)
     file = tmp_path / "tiny" / "model.safetensors"
-    found = {tensor.name: tensor.shape for tensor in read_header(file)}
+    found = {name: span.shape for name, span in safetensors.read_header(file).items()}
     assert found == dict(checkpoints.tensors(TINY))
     bits = np.fromfile(file, np.uint32 if dtype == "fp32" else np.uint16)[-9000:-1000]
     if dtype == "bf16":

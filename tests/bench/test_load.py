@@ -49,16 +49,9 @@ def test_tokens_that_arrive_together_share_their_gap() -> None:
     assert list(exchange.gaps()) == [2.0, 2.0, 1.0]
 
 
-def test_workload_is_reproducible_by_seed_and_has_no_equal_prompts() -> None:
-    drawn = Workload.drawn([0, 1, 3], (3, 2, 5), 16, 1000)
-    assert drawn == Workload.drawn([0, 1, 3], (3, 2, 5), 16, 1000)
-    assert drawn != Workload.drawn([0, 2, 3], (3, 2, 5), 16, 1000)
-    assert [len(client) for client in drawn.prompts] == [2, 2, 2]
-    assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
-
-
 def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
-    workload = Workload.drawn([0], (5, 3, 6), max_tokens=4, vocab_size=257)
+    prompt = list(range(6))
+    workload = Workload([[prompt] * 3] * 5, max_tokens=4)
     llm = LLM.from_executor(FakeExecutor(make_limits(batch=2)))
     exchanges = drive_in_process(llm, workload, Ticks())
     assert [one.tokens for one in exchanges] == [4] * 15
@@ -195,6 +188,15 @@ def test_failed_load_requests_are_counted_and_one_is_shown() -> None:
 def load_plan(build: Build, **options: Any) -> LoadPlan:
     given = {"clients": (2, 1), "requests": 1, "repeat": 2, "max_tokens": 3} | options
     return LoadPlan.of(build, LoadOptions(server="http://127.0.0.1:1", **given))
+
+
+def test_workload_is_reproducible_by_seed_and_has_no_equal_prompts(tiny_build: Build) -> None:
+    plan = load_plan(tiny_build, requests=2)
+    drawn = plan.workload(1, clients=3)
+    assert drawn == plan.workload(1, clients=3) != plan.workload(2, clients=3)
+    assert drawn != load_plan(tiny_build, requests=2, seed=1).workload(1, clients=3)
+    assert [len(client) for client in drawn.prompts] == [2, 2, 2]
+    assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
 
 
 def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build) -> None:

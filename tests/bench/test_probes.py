@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from snapexport.bench import machine
-from snapexport.bench.probes import MATMUL, bandwidth, device_copy, matmul
+from snapexport.bench.devices import MATMUL, bandwidth, device_copy, matmul
 from snapexport.runtime.ort.devices import HostMemory
 from tests.fakes.cuda import FakeCuda
 

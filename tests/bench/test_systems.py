@@ -7,7 +7,7 @@ import pytest
 
 from snapexport.bench import memory
 from snapexport.bench.speed import extracted_vote, fill_and_decode, run_vote
-from snapexport.bench.systems import ExecutorSystem, System, SystemSpec, chunks
+from snapexport.bench.systems import ExecutorSystem, chunks, load
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
@@ -49,12 +49,12 @@ def test_prompts_are_cut_into_chunks_as_the_scheduler_does(length: int, starts: 
     assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def _unloadable() -> System:
+def _unloadable() -> ExecutorSystem:
     raise UserError("no such system", "take another")
 
 
 def test_memory_is_measured_in_a_process_of_its_own(tiny_build: Build) -> None:
-    found = memory.measure("one", SystemSpec.of(tiny_build, threads=1).load, FILL)
+    found = memory.measure("one", partial(load, tiny_build.directory, threads=1), FILL)
     assert 1 << 20 < found["empty"] < found["loaded"] <= found["peak"]
     assert 0 < found["anonymous_loaded"] <= found["loaded"]
     assert 0 < found["anonymous"] <= found["peak"]

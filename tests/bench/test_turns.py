@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from snapexport.bench import turns
-from snapexport.bench.roofline import Rates, Work
-from snapexport.bench.turns import Case, probed
+from snapexport.bench.turns import Case, Rates, Work, probed
 
 PROBES = [
     Case("rates", {"probe": "bandwidth", "amount": 100}, lambda: 0.0),

@@ -66,18 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the named experiments. Returns 2 for wrong arguments, 130 if interrupted."""
     arguments = parser().parse_args(argv)
     try:
-        status = measure(arguments)
+        setup = _setup(arguments)
+        out = arguments.out or _results_of(setup)
+        status = measure(arguments, setup, out)
         if "tables" in arguments.names and not status:
-            _show(arguments)
+            _show(arguments.write, out)
         return status
     except UserError as error:
         return _failed("", error)
 
 
-def measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace, setup: Setup, out: Path) -> int:
     """Run each experiment; its results are written even if it fails."""
-    setup, status = _setup(arguments), 0
-    options = {name: _options(arguments, name) for name in _names(arguments)}
+    status = 0
+    options = {name: _options(arguments, setup, name) for name in _names(arguments)}
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=ERR) as progress:
         for name, one in options.items():
@@ -90,8 +92,10 @@ def measure(arguments: argparse.Namespace) -> int:
             try:
                 if arguments.prepare:
                     _prepare(setup, name, one)
-                else:
-                    _run(arguments, setup, _results(arguments, setup, name, one, tell))
+                    continue
+                results = Results(name, _command(arguments, name), one, tell=tell)
+                results.path = out / f"{name}.json"
+                _run(setup, results, arguments.resume)
             except KeyboardInterrupt:
                 return 130
             except UserError as error:  # the others are measured all the same
@@ -108,51 +112,46 @@ def _prepare(setup: Setup, name: str, options: Any) -> None:
         list(made(setup, options))
 
 
-def _run(arguments: argparse.Namespace, setup: Setup, results: Results) -> None:
+def _run(setup: Setup, results: Results, resume: bool) -> None:
     """Measure, keep and show."""
-    name, out = results.experiment, _out(arguments)
-    if arguments.resume:
+    assert results.path
+    experiment, out = EXPERIMENTS[results.experiment], results.path.parent
+    results.threads, results.device = setup.threads, setup.device.name
+    results.summary = experiment.summary
+    results.machine |= setup.device.described()
+    if setup.device.dry:
+        results.note(DRY_RUN)
+    if resume:
         results.resume()
     else:
-        (out / f"{name}.png").unlink(missing_ok=True)  # a former run's
+        results.path.with_suffix(".png").unlink(missing_ok=True)  # a former run's
     try:
-        EXPERIMENTS[name].run(setup, results.settings, results)
+        experiment.run(setup, results.settings, results)
         results.complete = True
     finally:
         if any(results.sections.values()):
             results.write()
     report = results.as_json()
     _draw(report, out)
-    print(page.block(read(out / f"{name}.json")), json.dumps(report), sep="\n\n")
-
-
-def _results(
-    arguments: argparse.Namespace, setup: Setup, name: str, options: Any, tell: Any
-) -> Results:
-    results = Results(
-        name,
-        _command(arguments, name),
-        options,
-        setup.threads,
-        setup.device.name,
-        tell,
-        EXPERIMENTS[name].summary,
-        _out(arguments) / f"{name}.json",
-    )
-    results.machine |= setup.device.described()
-    if setup.device.dry:
-        results.note(DRY_RUN)
-    return results
+    print(page.block(read(results.path)), json.dumps(report), sep="\n\n")
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:
     require(arguments, threads=1, rounds=1)
     if arguments.dry_run and arguments.device != "cuda":
         raise UserError("--dry-run is of --device cuda", "on the CPU: --quick")
-    quick = _is_quick(arguments)
+    quick = bool(arguments.quick or arguments.dry_run)
     device = Device(arguments.device, arguments.threads, quick, arguments.dry_run)
-    peers, kvpress = arguments.peers_python, arguments.kvpress_python
-    return Setup(_work(arguments), device, quick, arguments.dtype, peers, kvpress)
+    work = arguments.work / "quick" if quick else arguments.work
+    return Setup(
+        work, device, quick, arguments.dtype, arguments.peers_python, arguments.kvpress_python
+    )
+
+
+def _results_of(setup: Setup) -> Path:
+    """The directory of results; --quick has its own, since its numbers mean nothing."""
+    is_page = setup.device.name == "cpu" and not setup.quick
+    return RESULTS if is_page else setup.work / "results" / setup.device.name
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
@@ -166,9 +165,9 @@ def _names(arguments: argparse.Namespace) -> list[str]:
     return [name for name in EXPERIMENTS if name in asked]
 
 
-def _options(arguments: argparse.Namespace, name: str) -> Any:
+def _options(arguments: argparse.Namespace, setup: Setup, name: str) -> Any:
     """The experiment's options, with --rounds, --cache-budget and --set. Raises UserError."""
-    options = EXPERIMENTS[name].options(arguments.device, _is_quick(arguments))
+    options = EXPERIMENTS[name].options(setup.device.name, setup.quick)
     given: dict[str, Any] = {}
     for text in arguments.set:
         field, _, value = text.partition("=")
@@ -203,11 +202,10 @@ def _command(arguments: argparse.Namespace, name: str) -> str:
     return " ".join([*parts, *(["--set", *arguments.set] if arguments.set else [])])
 
 
-def _show(arguments: argparse.Namespace) -> None:
-    """Write the tables of all existing results to standard output or into a page."""
-    out = _out(arguments)
-    if arguments.write:
-        print(*page.write(arguments.write, out))
+def _show(into: Path | None, out: Path) -> None:
+    """Write the tables of all existing results into a page, or to standard output."""
+    if into:
+        print(*page.write(into, out))
         return
     for path in (out / f"{name}.json" for name in EXPERIMENTS):
         if path.is_file():
@@ -223,22 +221,6 @@ def _draw(report: Row, out: Path) -> None:
         ERR.print("no plots: they need snapexport\\[eval]", style="dim")
         return
     plots.draw(report, out, kinds=("png",))
-
-
-def _is_quick(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.quick or arguments.dry_run)
-
-
-def _work(arguments: argparse.Namespace) -> Path:
-    work: Path = arguments.work
-    return work / "quick" if _is_quick(arguments) else work
-
-
-def _out(arguments: argparse.Namespace) -> Path:
-    """The directory of results; --quick has its own, since its numbers mean nothing."""
-    is_page = arguments.device == "cpu" and not _is_quick(arguments)
-    default = RESULTS if is_page else _work(arguments) / "results" / arguments.device
-    return arguments.out or default
 
 
 def _failed(where: str, error: UserError) -> int:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import quote, urlsplit
 
-import numpy as np
-
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
@@ -34,14 +32,6 @@ class Workload:
 
     prompts: list[list[Prompt]]
     max_tokens: int
-
-    @classmethod
-    def drawn(
-        cls, seed: list[int], shape: tuple[int, int, int], max_tokens: int, vocab_size: int
-    ) -> "Workload":
-        """Random prompts, so that no two have a common prefix. shape: [clients,requests,tokens]."""
-        drawn = np.random.default_rng(seed).integers(0, vocab_size, shape)
-        return cls(drawn.tolist(), max_tokens)
 
 
 @dataclass(slots=True)

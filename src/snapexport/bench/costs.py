@@ -6,47 +6,20 @@ roofline. A tensor that lies in a file and that no graph uses would be counted t
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from snapexport.bench.roofline import Work
+from snapexport.bench.turns import Work
 from snapexport.contract import names, safetensors
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.tensors import OF_DTYPE
 
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 _PACKED, _SCALES = ".int4", ".scales"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One entry of a header."""
-
-    name: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-    @property
-    def elements(self) -> int:
-        """Factors of a matrix product: two to a byte where packed, none in norms and scales."""
-        if self.name.endswith(_SCALES) or len(self.shape) < 2:
-            return 0
-        return math.prod(self.shape) * (2 if self.name.endswith(_PACKED) else 1)
-
-    @property
-    def is_output(self) -> bool:
-        """Whether it makes logits: an own matrix, or the embedding's where they are tied."""
-        return self.name.removesuffix(_PACKED).endswith((_EMBEDDING, _OUTPUT))
-
-
-def read_header(path: Path) -> list[Tensor]:
-    """The tensors of a .safetensors file."""
-    spans = safetensors.read_header(path)
-    return [Tensor(name, span.shape, span.nbytes) for name, span in spans.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +35,39 @@ class Weights:
 
     @classmethod
     def of(cls, build: Build) -> "Weights":
-        files = [build.directory / weights.file for weights in build.manifest.weights]
-        return cls.counted(tensor for file in files for tensor in read_header(file))
+        spans: dict[str, TensorSpan] = {}
+        for weights in build.manifest.weights:
+            spans |= safetensors.read_header(build.directory / weights.file)
+        return cls.counted(spans)
 
     @classmethod
-    def counted(cls, tensors: Iterable[Tensor]) -> "Weights":
+    def counted(cls, spans: Mapping[str, TensorSpan]) -> "Weights":
         """Without what a step takes only some rows of, or a packed copy of."""
-        named = {tensor.name: tensor for tensor in tensors}
-        read = [tensor for tensor in named.values() if not _is_looked_up(tensor, named)]
+        has_output = any(_is(name, _OUTPUT) for name in spans)
+        read = {
+            name: span
+            for name, span in spans.items()
+            # Not the original of a packed tensor, nor an embedding beside an output matrix.
+            if name + _PACKED not in spans and not (has_output and _is(name, _EMBEDDING))
+        }
+        elements = {name: _elements(name, span.shape) for name, span in read.items()}
         return cls(
-            sum(tensor.nbytes for tensor in read),
-            sum(tensor.elements for tensor in read),
-            sum(tensor.elements for tensor in read if tensor.is_output),
+            sum(span.nbytes for span in read.values()),
+            sum(elements.values()),
+            # Where they are tied, the embedding's matrix makes the logits.
+            sum(n for name, n in elements.items() if _is(name, _OUTPUT) or _is(name, _EMBEDDING)),
         )
 
 
-def _is_looked_up(tensor: Tensor, named: dict[str, Tensor]) -> bool:
-    """An embedding beside an output matrix of its own, or the original of a packed tensor."""
-    if tensor.name + _PACKED in named:
-        return True
-    outputs = any(name.removesuffix(_PACKED).endswith(_OUTPUT) for name in named)
-    return outputs and tensor.name.endswith(_EMBEDDING)
+def _is(name: str, matrix: str) -> bool:
+    return name.removesuffix(_PACKED).endswith(matrix)
+
+
+def _elements(name: str, shape: tuple[int, ...]) -> int:
+    """Factors of a matrix product: two to a byte where packed, none in norms and scales."""
+    if name.endswith(_SCALES) or len(shape) < 2:
+        return 0
+    return math.prod(shape) * (2 if name.endswith(_PACKED) else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +86,6 @@ class LayerCosts:
     pair: int
     window: int
     fixed: int = 0
-
-    @property
-    def position(self) -> int:
-        """Bytes of a position's key and value in prefill."""
-        return self.key + self.value
 
     def attended(self, position: int, prompt_length: int) -> int:
         """Cache slots that a decoded token attends to."""
@@ -130,17 +110,14 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        layers = (
-            _layer(manifest, layer, index, full_cache)
-            for index, layer in enumerate(geometry.layers)
-        )
+        layers = (_layer(manifest, *layer, full_cache) for layer in enumerate(geometry.layers))
         return cls(Weights.of(build), tuple(layers), geometry.L_obs)
 
     def prefill(self, length: int) -> Work:
         """Read the weights once, write the prompt's keys and values; logits of the last token."""
         tokens = length * (self.weights.elements - self.weights.output) + self.weights.output
         return Work(
-            self.weights.nbytes + sum(layer.position * length for layer in self.layers),
+            self.weights.nbytes + sum((layer.key + layer.value) * length for layer in self.layers),
             2 * tokens + sum(layer.pair * layer.pairs(length) for layer in self.layers),
         )
 
@@ -158,7 +135,8 @@ class Costs:
         """Read the eligible positions' keys for the vote; read and write the compressed cache."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
-            (layer.position + layer.slot) * layer.geometry.valid(length - 1, length) + layer.fixed
+            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1, length)
+            + layer.fixed
             for layer in self.layers
         )
         votes = sum(layer.key * layer.geometry.eligible(length) for layer in voting)
@@ -166,7 +144,7 @@ class Costs:
         return Work(votes + kept, self.L_obs * products)
 
 
-def _layer(manifest: Manifest, geometry: LayerGeometry, index: int, full_cache: bool) -> LayerCosts:
+def _layer(manifest: Manifest, index: int, geometry: LayerGeometry, full_cache: bool) -> LayerCosts:
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
     states = [specs[names.past_key(index)], specs[names.past_value(index)]]
     # An int8 cache has scales of key and value, [B,Hkv,1,D].

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from snapexport.bench.costs import Costs
 from snapexport.bench.devices import Device
 from snapexport.bench.results import Results
-from snapexport.bench.systems import ExecutorSystem, random_tokens
+from snapexport.bench.systems import ExecutorSystem
 from snapexport.bench.turns import Case, Row, clocked
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
@@ -87,7 +87,8 @@ class FilledSystem:
             self.refill()
             return
         limits = executor.limits
-        ExecutorSystem(executor).prefill(0, random_tokens(0, prompt, limits.vocab_size))
+        tokens = np.random.default_rng(0).integers(0, limits.vocab_size, prompt).tolist()
+        ExecutorSystem(executor).prefill(0, tokens)
         for slot in range(1, limits.batch):
             executor.move(0, slot)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from snapexport.bench.clients import Exchange, TritonModel, Workload, drive_in_process
 from snapexport.bench.options import LoadOptions
 from snapexport.bench.results import Results
@@ -48,21 +50,13 @@ class LoadPlan:
             "batch": manifest.batch,
         }
 
-    def order(self) -> list[tuple[int, int]]:
-        """Rounds and numbers of clients: every second round goes backwards."""
-        return [
-            (number, clients)
-            for number in range(self.options.repeat)
-            for clients in sorted(self.options.clients, reverse=number % 2 == 1)
-        ]
-
     def workload(self, number: int, clients: int) -> Workload:
-        """The requests of a round."""
+        """The requests of a round: random, so that no two have a common prefix."""
         options, vocab_size = self.options, self.build.manifest.model.vocab_size
         assert options.prompt_tokens is not None, "`of` chose it"
         shape = clients, options.requests, options.prompt_tokens
-        seed = [options.seed, number, clients]
-        return Workload.drawn(seed, shape, options.max_tokens, vocab_size)
+        drawn = np.random.default_rng([options.seed, number, clients])
+        return Workload(drawn.integers(0, vocab_size, shape).tolist(), options.max_tokens)
 
 
 def _prompt_tokens(build: Build, options: LoadOptions) -> int:
@@ -100,13 +94,14 @@ def measure(plan: LoadPlan, sides: dict[Side, Drive], results: Results) -> None:
     for side, drive in sides.items():
         _require_answers(side, drive(plan.workload(plan.options.repeat, clients=1)))
     outcomes: list[Outcome] = []
-    total = len(sides) * len(plan.order())
-    for turn, clients in plan.order():
-        workload = plan.workload(turn, clients)
-        for side, drive in sides.items():
-            results.tell("load", len(outcomes), total)
-            outcomes.append(Outcome(side, clients, turn, drive(workload)))
-            results.sections["load"] = summed_up(outcomes)
+    total = len(sides) * plan.options.repeat * len(plan.options.clients)
+    for turn in range(plan.options.repeat):
+        for clients in sorted(plan.options.clients, reverse=turn % 2 == 1):
+            workload = plan.workload(turn, clients)
+            for side, drive in sides.items():
+                results.tell("load", len(outcomes), total)
+                outcomes.append(Outcome(side, clients, turn, drive(workload)))
+                results.sections["load"] = summed_up(outcomes)
     results.tell("load", total, total)
 
 

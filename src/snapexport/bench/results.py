@@ -10,7 +10,7 @@ and "ratio". Section "rates" has what was probed. The summary follows from the s
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,6 @@ class Results:
         """Whether there is a row of these labels."""
         wanted = json.loads(json.dumps(labels)).items()
         return any(wanted <= row.items() for row in self.sections.get(section, []))
-
-    def missing(self, cases: Iterable[Case]) -> list[Case]:
-        """The cases that have no row yet."""
-        return [case for case in cases if not self.has(case.section, dict(case.labels))]
 
     def note(self, *texts: str) -> None:
         """Add what is not noted yet."""

@@ -16,7 +16,7 @@ from snapexport.bench.devices import Device
 from snapexport.bench.options import BenchOptions
 from snapexport.bench.results import Results
 from snapexport.bench.sessions import Bound, open_session, zeros
-from snapexport.bench.systems import ExecutorSystem, System, SystemSpec
+from snapexport.bench.systems import ExecutorSystem, SystemSpec
 from snapexport.bench.tables import Column, Table, mib, ms, number, timing
 from snapexport.bench.turns import SHORT, Case, Group, Row, clocked, rounded
 from snapexport.contract import names
@@ -42,15 +42,15 @@ class Plan:
     batches: tuple[int, ...]
 
     @classmethod
-    def of(cls, build: Build, options: BenchOptions, peers: Sequence[SystemSpec] = ()) -> "Plan":
-        """The build, its baseline if wanted, and peers in turn with them. Raises UserError."""
+    def of(cls, build: Build, options: BenchOptions) -> "Plan":
+        """Of the build, and its baseline if wanted. Raises UserError."""
         from snapexport.runtime.ort.backend import require_runnable
 
         require_runnable(build, baseline=options.baseline)
         sides = (False, True) if options.baseline else (False,)
         threads, prepack = options.threads, options.prepack
-        own = [SystemSpec.of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
-        return cls.over(build, options, [*own, *peers])
+        specs = [SystemSpec.of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
+        return cls.over(build, options, specs)
 
     @classmethod
     def over(cls, build: Build, options: BenchOptions, specs: Sequence[SystemSpec]) -> "Plan":
@@ -70,15 +70,6 @@ class Plan:
             _require_positions(contexts[-1], room, spec)
         options = replace(options, contexts=contexts, batches=batches)
         return cls(build, options, specs, contexts, batches)
-
-    @property
-    def slots(self) -> int:
-        """Number of batch slots prefilled in a visit."""
-        return self.batches[0]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.build.manifest.model.vocab_size
 
     def about(self) -> Row:
         """Facts of the build for the top of the results."""
@@ -108,11 +99,8 @@ def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
 def run(plan: Plan, results: Results, device: Device) -> None:
     """Memory of each system in a process of its own, then all times in turn."""
     manifest, steps = plan.build.manifest, plan.options.decode_steps
-    # Whether a graph of its own compresses.
-    apart = "compress" in manifest.graphs
-    if not apart:
-        results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
-    use = partial(fill_and_decode, plan.slots, plan.contexts[-1], steps, plan.vocab_size)
+    vocab_size = manifest.model.vocab_size
+    use = partial(fill_and_decode, plan.batches[0], plan.contexts[-1], steps, vocab_size)
     for done, spec in enumerate(plan.specs):
         results.tell("memory", done, len(plan.specs))
         results.add("memory", _memory_row(spec, memory.measure(spec.name, spec.load, use)))
@@ -122,13 +110,17 @@ def run(plan: Plan, results: Results, device: Device) -> None:
         for context in plan.contexts
         for spec, system in zip(plan.specs, systems, strict=True)
     ]
-    if apart and isinstance(systems[0], ExecutorSystem):
+    if "compress" in manifest.graphs:
         vote = extracted_vote(plan.build, plan.options.threads)
         groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
+    else:
+        results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
     results.measure("speed", groups, plan.options.repeat, device.probes())
 
 
-def fill_and_decode(slots: int, prompt: int, steps: int, vocab_size: int, system: System) -> None:
+def fill_and_decode(
+    slots: int, prompt: int, steps: int, vocab_size: int, system: ExecutorSystem
+) -> None:
     """Fill batch slots with random prompts, then decode some steps."""
     drawn = prompts(0, prompt, vocab_size)
     for slot in range(slots):
@@ -137,33 +129,25 @@ def fill_and_decode(slots: int, prompt: int, steps: int, vocab_size: int, system
         system.decode(slots)
 
 
-def visit(plan: Plan, spec: SystemSpec, system: System, context: int) -> Group:
+def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) -> Group:
     """Prompts into all the slots, then steps of each batch. The longest context warms up."""
     warm = context == plan.contexts[-1]
-    drawn = prompts(plan.options.seed, context, plan.vocab_size)
-    slots = cycle(range(plan.slots))
+    drawn = prompts(plan.options.seed, context, plan.build.manifest.model.vocab_size)
+    slots = cycle(range(plan.batches[0]))
 
-    def prefill() -> None:
-        system.prefill(next(slots), next(ahead))
+    def prefill() -> float:
+        prompt = next(drawn)  # before the clock starts
+        return clocked(partial(system.prefill, next(slots), prompt))()
 
-    # Prompts are drawn before the clock starts.
-    ahead = iter(list[list[int]]())
-
-    def timed() -> float:
-        nonlocal ahead
-        ahead = iter([next(drawn)])
-        return clocked(prefill)()
-
-    work = spec.costs.prefill(context) if spec.costs else None
-    labels = {"system": spec.name, "context": context}
-    cases = [Case("prefill", labels, timed, plan.slots, warm, work, tokens=context)]
+    labels, work = {"system": spec.name, "context": context}, spec.costs.prefill(context)
+    cases = [Case("prefill", labels, prefill, plan.batches[0], warm, work, tokens=context)]
     for index, batch in enumerate(plan.batches):
         steps = plan.options.decode_steps
         position = context + steps * index + steps // 2  # at the middle step of the batch's turn
-        work = spec.costs.decode(position, context, batch) if spec.costs else None
+        work = spec.costs.decode(position, context, batch)
         step = clocked(partial(system.decode, batch))
-        label = labels | {"batch": batch}
-        cases.append(Case("decode", label, step, steps, warm, work, tokens=batch))
+        at = labels | {"batch": batch}
+        cases.append(Case("decode", at, step, steps, warm, work, tokens=batch))
     return cases
 
 
@@ -177,10 +161,8 @@ def prompts(seed: int, context: int, vocab_size: int) -> Iterator[list[int]]:
 
 def _compression(plan: Plan, system: ExecutorSystem, vote: Bound | None, context: int) -> Group:
     """The executor's compress step, and the vote by itself."""
-    spec = plan.specs[0]
-    labels = {"system": spec.name, "context": context}
-    work = spec.costs.compress(context) if spec.costs else None
-    step = clocked(partial(system.compress, context))
+    labels = {"system": plan.specs[0].name, "context": context}
+    work, step = plan.specs[0].costs.compress(context), clocked(partial(system.compress, context))
     cases = [Case("compress", labels, step, SHORT, work=work)]
     if vote:
         cases.append(Case("vote", labels, clocked(partial(run_vote, vote, context)), SHORT))
@@ -221,34 +203,34 @@ def run_vote(vote: Bound, prompt_length: int) -> None:
 
 def _memory_row(spec: SystemSpec, taken: dict[str, int]) -> Row:
     """A row of memory. Its least value is weights and all caches."""
-    row: Row = {"system": spec.name, "bytes": taken, "cache_bytes": spec.cache_bytes}
-    if spec.costs is None or spec.cache_bytes is None:
-        return row | {"roofline": None, "ratio": None}
     least = spec.costs.weights.nbytes + spec.cache_bytes
-    return row | {"roofline": {"bytes": least}, "ratio": rounded(taken["peak"] / least)}
+    return {
+        "system": spec.name,
+        "bytes": taken,
+        "cache_bytes": spec.cache_bytes,
+        "roofline": {"bytes": least},
+        "ratio": rounded(taken["peak"] / least),
+    }
 
 
 def summary(sections: Row) -> list[Row]:
     """The compress step's share of prefill; the vote, and the rest (below 0: noise)."""
-    medians = {
-        name: {(r["system"], r["context"]): r["seconds"]["median"] for r in sections.get(name, [])}
+    prefill, compress, vote = (
+        {(r["system"], r["context"]): r["seconds"]["median"] for r in sections.get(name, [])}
         for name in ("prefill", "compress", "vote")
-    }
-    found = []
-    for (system, context), whole in medians["compress"].items():
-        vote = medians["vote"].get((system, context))
-        prefill = medians["prefill"].get((system, context))
-        found.append(
-            {
-                "system": system,
-                "context": context,
-                "compress_seconds": whole,
-                "share_of_prefill": rounded(whole / prefill) if prefill else None,
-                "vote_seconds": vote,
-                "moving_seconds": None if vote is None else rounded(whole - vote),
-            }
-        )
-    return found
+    )
+    return [
+        {
+            "system": system,
+            "context": context,
+            "compress_seconds": whole,
+            "share_of_prefill": rounded(whole / prefill[at]) if at in prefill else None,
+            "vote_seconds": vote.get(at),
+            "moving_seconds": rounded(whole - vote[at]) if at in vote else None,
+        }
+        for (system, context), whole in compress.items()
+        if (at := (system, context))
+    ]
 
 
 def tables(report: Row) -> Iterator[Table]:
@@ -276,12 +258,10 @@ def tables(report: Row) -> Iterator[Table]:
     held: dict[str, Column] = {
         "loaded, MiB": lambda row: mib(row["bytes"]["loaded"]),
         "peak, MiB": lambda row: mib(row["bytes"]["peak"]),
-        "least, MiB": lambda row: mib(row["roofline"]["bytes"]) if row["roofline"] else "-",
-        "x of least": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "-",
+        "least, MiB": lambda row: mib(row["roofline"]["bytes"]),
+        "x of least": "{ratio:.2f}",
         "own, at the end, MiB": lambda row: mib(row["bytes"]["anonymous"]),
-        "caches, MiB": lambda row: (
-            "-" if row["cache_bytes"] is None else f"{in_mib(row['cache_bytes']):.1f}"
-        ),
+        "caches, MiB": lambda row: f"{in_mib(row['cache_bytes']):.1f}",
     }
     yield Table.of("memory", sections["memory"], system | held)
 

@@ -1,14 +1,12 @@
 """The systems that a benchmark compares: a prompt in, then one token after another.
 
-A system keeps no time. `ExecutorSystem` is a build of ours; another one joins a run by a
-`SystemSpec` of its own.
+A system keeps no time. Other libraries are in `peers/`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -25,47 +23,28 @@ from snapexport.runtime.scheduler import Chunk, Scheduler
 _GREEDY = SamplingParams()
 
 
-class System(Protocol):
-    """One model, loaded, with batch slots for several requests."""
-
-    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
-        """From a prompt to its first token, from which the slot will go on."""
-        ...
-
-    def decode(self, active: int) -> None:
-        """One more token for each of the slots below `active`; the others may be lost."""
-        ...
-
-
 @dataclass(frozen=True)
 class SystemSpec:
     """A system that is not loaded yet.
 
     load: makes it; picklable, since memory is measured in a process of its own. batch, longest
-    prompt and positions are its limits. costs: for the roofline; None where they are not known.
-    cache_bytes: of all its caches, likewise.
+    prompt and positions are its limits. cache_bytes: of all its caches.
     """
 
     name: str
-    load: Callable[[], System]
+    load: Callable[[], "ExecutorSystem"]
     batch: int
     longest_prompt: int
     positions: int
-    costs: Costs | None = None
-    cache_bytes: int | None = None
+    costs: Costs
+    cache_bytes: int
 
     @classmethod
     def of(
-        cls,
-        build: Build,
-        *,
-        baseline: bool = False,
-        threads: int | None = None,
-        prepack: bool = False,
+        cls, build: Build, *, baseline: bool, threads: int | None, prepack: bool
     ) -> "SystemSpec":
         """A build's own graphs, or its baseline. Raises UserError."""
-        manifest = build.manifest
-        compresses = manifest.geometry.compresses
+        manifest, compresses = build.manifest, build.manifest.geometry.compresses
         if baseline and not compresses:
             raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
         full_cache = baseline or not compresses
@@ -94,14 +73,14 @@ class ExecutorSystem:
         self._rng = generator(_GREEDY)
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> None:
-        """All its chunks."""
+        """From a prompt to its first token, from which the slot will go on."""
         for chunk in chunks(len(prompt), self.executor.limits.prefill_chunk):
             tokens = prompt[chunk.start : chunk.end]
             prediction = self.executor.prefill(slot, tokens, chunk.start, len(prompt))
         self._inputs[:, slot] = sample(prediction, _GREEDY, self._rng), len(prompt), len(prompt)
 
     def decode(self, active: int) -> None:
-        """A step of the first slots."""
+        """One more token for each of the slots below `active`; the others may be lost."""
         predictions = self.executor.decode(*self._inputs[:, :active])
         for slot in range(active):
             self._inputs[0, slot] = sample(predictions[slot], _GREEDY, self._rng)
@@ -116,15 +95,14 @@ def load(
     build: Path, baseline: bool = False, threads: int | None = None, prepack: bool = False
 ) -> ExecutorSystem:
     """On the CPU, as a user's own run would be. Raises UserError."""
-    return ExecutorSystem(
-        open_executor(
-            Build.open(build),
-            backend="onnxruntime",
-            baseline=baseline,
-            threads=threads,
-            prepack=prepack,
-        )
+    executor = open_executor(
+        Build.open(build),
+        backend="onnxruntime",
+        baseline=baseline,
+        threads=threads,
+        prepack=prepack,
     )
+    return ExecutorSystem(executor)
 
 
 def chunks(length: int, chunk: int) -> Iterator[Chunk]:
@@ -136,9 +114,3 @@ def chunks(length: int, chunk: int) -> Iterator[Chunk]:
             yield part
             if part.is_last:
                 return
-
-
-def random_tokens(seed: int | list[int], count: int, vocab_size: int, least: int = 0) -> list[int]:
-    """Tokens of a prompt, `least` and above: those below have a meaning of their own."""
-    drawn: list[int] = np.random.default_rng(seed).integers(least, vocab_size, count).tolist()
-    return drawn

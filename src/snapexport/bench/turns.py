@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.bench.roofline import Rates, Work
-
 Row = dict[str, Any]
 Timed = Callable[[], float]
 """Does something once; returns the seconds that it took."""
@@ -22,6 +20,30 @@ Timed = Callable[[], float]
 RATES = "rates"
 SHORT = 4
 """How often short work is timed in each round: it takes little, and scatters much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes that are read or written once, multiplications and additions: none can be avoided."""
+
+    nbytes: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes and operations a second, as probed in the same run. A rate not probed is infinite."""
+
+    nbytes: float
+    operations: float = math.inf
+
+    def roofline(self, work: Work) -> tuple[float, str]:
+        """The least seconds, and what bounds them: memory or compute.
+
+        At best both happen at the same time. What fits into the processor's cache may be faster.
+        """
+        memory, compute = work.nbytes / self.nbytes, work.operations / self.operations
+        return max((memory, "memory"), (compute, "compute"), key=lambda bound: bound[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from snapexport.bench.experiments import (
     prepack,
     top_tokens,
 )
-from snapexport.bench.experiments.experiment import Experiment
+from snapexport.bench.setup import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     "context": context.CONTEXT,

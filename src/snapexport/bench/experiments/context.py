@@ -4,10 +4,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.filled import Step, step_cases
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table, of_roofline, spread_ms
 from snapexport.bench.turns import Case, Row, alone, rounded, spread
 

@@ -5,10 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.filled import Step, step_cases
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Column, Table, of_roofline, spread_ms
 from snapexport.bench.turns import Row, alone, rounded
 from snapexport.contract.bytes import in_gib

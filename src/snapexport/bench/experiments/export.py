@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.bench import checkpoints
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Column, Table, mib
 from snapexport.bench.turns import Row
 from snapexport.builder.staging import scratch

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Column, Table
 from snapexport.bench.turns import Case, Row, alone, clocked
 from snapexport.runtime.llm import LLM
@@ -56,8 +55,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             cases = [
                 Case("host", labels | {"part": part}, timed, options.steps)
                 for part, timed in parts.items()
+                if not results.has("host", labels | {"part": part})
             ]
-            if cases := results.missing(cases):
+            if cases:
                 running.start(name)
                 results.measure(name, alone(cases), options.rounds, probes)
 

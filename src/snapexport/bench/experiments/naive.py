@@ -15,11 +15,10 @@ import onnx
 from onnx import helper
 
 from snapexport.bench import memory
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.filled import NOTE, FilledSystem
 from snapexport.bench.naive import NaiveDecode, naive_step, repeat, ring_step
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Column, Table, mib, spread_ms
 from snapexport.bench.turns import Row, alone, clocked, rounded
 from snapexport.contract import names

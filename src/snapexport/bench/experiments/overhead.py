@@ -12,10 +12,9 @@ from functools import partial
 import numpy as np
 
 from snapexport.bench.costs import Costs
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.filled import fill_prompt
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.systems import chunks
 from snapexport.bench.tables import Column, Table
 from snapexport.bench.turns import Case, Row, alone, clocked, rounded

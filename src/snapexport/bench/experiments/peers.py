@@ -12,11 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.peers import PLUGINS
 from snapexport.bench.peers.process import PeerError, Scene, Variant, Worker
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table, spread_ms
 from snapexport.bench.turns import Case, Row, Timed, alone, rounded
 
@@ -52,18 +51,18 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     probes = setup.device.probes()
     with ExitStack() as stack:
         workers = list(_loaded(variants(setup, options), results, stack))
-        draw = _prompts(setup, options)
+        first_token = _first_token(setup, options)
         for prompt in options.prompts:
             cases = [
-                Case("ttft", _labels(one, prompt=prompt), timed, warm=False)
+                Case("ttft", one.labels | {"prompt": prompt}, timed, warm=False)
                 for one, worker in workers
                 if one.prompts
-                and (timed := _tried(results, one, partial(_first_token, worker, draw, prompt)))
+                and (timed := _tried(results, one, partial(first_token, worker, prompt)))
             ]
             results.measure("ttft", alone(cases), options.prompt_rounds, probes)
         for context in options.contexts:
             cases = [
-                Case("decode", _labels(one, context=context), step, options.steps)
+                Case("decode", one.labels | {"context": context}, step, options.steps)
                 for one, worker in workers
                 if context in one.contexts
                 and (step := _tried(results, one, partial(_step, worker, context)))
@@ -103,10 +102,6 @@ def _loaded(
             yield variant, worker
 
 
-def _labels(variant: Variant, **at: int) -> Row:
-    return {"system": variant.name, "bits": variant.bits, **at}
-
-
 def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | None:
     """The action's result; None if the peer fails, which the results record."""
     try:
@@ -116,32 +111,25 @@ def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | N
         return None
 
 
-def _first_token(worker: Worker, draw: Callable[[int], list[int]], length: int) -> Timed:
-    """Time first tokens, after a warm-up. All prompts differ, since some systems cache prefixes."""
-
-    def timed() -> float:
-        return worker.ask("first_token", tokens=draw(length))
-
-    timed()
-    return timed
-
-
-def _step(worker: Worker, context: int) -> Timed:
-    """Time decode steps after `context` tokens."""
-    worker.ask("fill", context=context)
-    return partial(worker.ask, "step")
-
-
-def _prompts(setup: Setup, options: Options) -> Callable[[int], list[int]]:
-    """Random tokens by their number."""
+def _first_token(setup: Setup, options: Options) -> Callable[[Worker, int], Timed]:
+    """Times first tokens, after a warm-up. No prompt comes twice: some systems cache prefixes."""
     config = json.loads((setup.model(options.checkpoint) / "config.json").read_text())
     rng, vocab_size = np.random.default_rng(0), config["vocab_size"]
 
-    def draw(length: int) -> list[int]:
-        drawn: list[int] = rng.integers(3, vocab_size, length).tolist()
-        return drawn
+    def warmed(worker: Worker, length: int) -> Timed:
+        def timed() -> float:
+            return worker.ask("first_token", tokens=rng.integers(3, vocab_size, length).tolist())
 
-    return draw
+        timed()
+        return timed
+
+    return warmed
+
+
+def _step(worker: Worker, context: int) -> Timed:
+    """Times decode steps after `context` tokens."""
+    worker.ask("fill", context=context)
+    return partial(worker.ask, "step")
 
 
 def summary(sections: Row) -> list[Row]:

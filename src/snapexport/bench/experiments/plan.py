@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.memory import apart, share
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Column, Table
 from snapexport.bench.turns import Row, rounded
 from snapexport.builder.staging import scratch

@@ -11,10 +11,9 @@ from statistics import median
 
 import numpy as np
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.memory import apart, share
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.systems import load
 from snapexport.bench.tables import Column, Table, mib
 from snapexport.bench.turns import Row, clocked

@@ -11,11 +11,10 @@ from statistics import median
 
 import numpy as np
 
-from snapexport.bench.experiments.experiment import Experiment
 from snapexport.bench.experiments.host import SAMPLINGS, Running, TimedExecutor
 from snapexport.bench.results import Results
 from snapexport.bench.sessions import open_session
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table
 from snapexport.bench.turns import Case, Row, Timed, alone, clocked
 from snapexport.contract import names

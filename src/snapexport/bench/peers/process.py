@@ -64,6 +64,10 @@ class Variant:
     contexts: tuple[int, ...]
     prompts: bool = True
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        return {"system": self.name, "bits": self.bits}
+
 
 class Worker:
     """A loaded peer. Raises PeerError if loading fails."""
