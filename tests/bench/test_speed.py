@@ -1,20 +1,50 @@
 """`snapexport bench BUILD`: the order of its measurements, and refused options."""
 
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from snapexport.bench import memory, speed
+from snapexport.bench.costs import Costs, Weights
 from snapexport.bench.devices import Device
 from snapexport.bench.options import BenchOptions, LoadOptions
 from snapexport.bench.results import Results
 from snapexport.bench.speed import Plan
+from snapexport.bench.systems import SystemSpec
 from snapexport.bench.turns import Case, take_turns
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from tests.bench.fakes import Clock, FakeSystem, spec
 
 USED = {"empty": 10, "loaded": 20, "peak": 2200, "anonymous_loaded": 5, "anonymous": 6}
+
+
+@dataclass
+class FakeSystem:
+    """Notes its actions: the prompts' slots, and the active slots of steps."""
+
+    log: list[tuple[str, int]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+
+    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
+        self.log.append(("prefill", slot))
+        self.prompts.append(list(prompt))
+
+    def decode(self, active: int) -> None:
+        self.log.append(("decode", active))
+
+
+def spec(
+    name: str = "one", batch: int = 4, longest_prompt: int = 1000, positions: int = 2000
+) -> SystemSpec:
+    def unloadable() -> Any:
+        raise AssertionError("this system must not be loaded")
+
+    costs = Costs(Weights(nbytes=1, elements=1, output=1), (), L_obs=1)
+    return SystemSpec(name, unloadable, batch, longest_prompt, positions, costs, 100)
 
 
 def plan_of(build: Build, *names: str, **options: Any) -> Plan:
@@ -32,25 +62,25 @@ def visits(plan: Plan, *systems: Any) -> list[list[Case]]:
 
 def test_speed_visit_fills_the_batch_slots_then_decodes_with_fewer(tiny_build: Build) -> None:
     plan = plan_of(tiny_build, contexts=(10, 20), batches=(1, 3), decode_steps=2)
-    system = FakeSystem(Clock(), "one", [])
+    system = FakeSystem()
     list(take_turns(visits(plan, system), rounds=2))
     warm, actions = 3, 3 + 2 * 2
     taken = [system.log[at : at + actions] for at in range(warm, len(system.log), actions)]
     assert len(taken) == 2 * 2
     for visit in taken:
-        assert sorted(str(one[2]) for one in visit if one[1] == "prefill") == ["0", "1", "2"]
-        assert [one[2] for one in visit if one[1] == "decode"] == [3, 3, 1, 1]
+        assert sorted(slot for action, slot in visit if action == "prefill") == [0, 1, 2]
+        assert [active for action, active in visit if action == "decode"] == [3, 3, 1, 1]
 
 
 def test_only_the_longest_context_warms_up(tiny_build: Build) -> None:
     plan = plan_of(tiny_build, contexts=(20, 10))
-    cases = [case for group in visits(plan, FakeSystem(Clock(), "one", [])) for case in group]
+    cases = [case for group in visits(plan, FakeSystem()) for case in group]
     assert {case.labels["context"] for case in cases if case.warm} == {20}
 
 
 def test_systems_get_the_same_prompts_and_none_twice(tiny_build: Build) -> None:
     plan = plan_of(tiny_build, "fast", "slow", contexts=(10, 20), batches=(3,))
-    fast, slow = (FakeSystem(Clock(), name, []) for name in ("fast", "slow"))
+    fast, slow = FakeSystem(), FakeSystem()
     list(take_turns(visits(plan, fast, slow), rounds=2))
     first, second = ({tuple(prompt) for prompt in one.prompts} for one in (fast, slow))
     assert first == second
@@ -168,3 +198,10 @@ def test_the_compress_step_runs_through_the_executor(tiny_build: Build) -> None:
     system.compress(40)
     seen = system.executor.topk_positions()
     assert [one.tolist() for one in seen] == [one.tolist() for one in kept]
+
+
+def test_measuring_a_build_needs_no_exporter() -> None:
+    code = "import sys, snapexport.bench.speed, snapexport.bench.load\n"
+    code += "print({'onnx', 'torch', 'transformers'} & set(sys.modules) or 'none')"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "none"

@@ -56,7 +56,6 @@ class Exchange:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
         return self.arrivals[0][0] - self.sent
 
     def gaps(self) -> Iterator[float]:

@@ -127,8 +127,7 @@ class Costs:
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
-            self.weights.nbytes + active * cache,
-            active * (2 * self.weights.elements + attention),
+            self.weights.nbytes + active * cache, active * (2 * self.weights.elements + attention)
         )
 
     def compress(self, length: int) -> Work:

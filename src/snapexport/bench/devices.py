@@ -84,7 +84,6 @@ class Device:
         return open_executor(build, backend="onnxruntime", threads=self.threads)
 
     def probes(self) -> list[Case]:
-        """The probes of this device's rates."""
         if self.name == "cpu":
             if self.quick:
                 return [bandwidth(self.threads, _QUICK_BYTES), matmul(self.threads, 128)]

@@ -5,7 +5,7 @@ it reads. The memory must have been written, since unwritten pages all map one p
 prefills one prompt, and copies it to all batch slots.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from snapexport.bench.costs import Costs
 from snapexport.bench.devices import Device
 from snapexport.bench.results import Results
 from snapexport.bench.systems import ExecutorSystem
-from snapexport.bench.turns import Case, Row, clocked
+from snapexport.bench.turns import Case, Row, alone, clocked
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.executor import Executor
@@ -40,19 +40,27 @@ class Step:
     labels: Row
 
 
-@contextmanager
-def step_cases(
-    device: Device, results: Results, steps: Sequence[Step], times: int
-) -> Iterator[list[Case]]:
-    """The cases of the steps that have no row yet. Their builds are open at the same time."""
+def measure_steps(
+    device: Device,
+    results: Results,
+    steps: Sequence[Step],
+    times: int,
+    rounds: int,
+    then: Callable[[list[Case]], None] = lambda cases: None,
+) -> None:
+    """Time the steps that have no row yet, in turn. Their builds are open at the same time."""
     todo = [s for s in steps if not results.has("decode", {"context": s.context, **s.labels})]
+    if not todo:
+        return
     longest = max(step.context for step in steps)
     with ExitStack() as stack:
         systems = {
             build.directory: stack.enter_context(_opened(device, build, longest, results))
             for build in {step.build.directory: step.build for step in todo}.values()
         }
-        yield [systems[s.build.directory].case(s.context, times, **s.labels) for s in todo]
+        cases = [systems[s.build.directory].case(s.context, times, **s.labels) for s in todo]
+        results.measure("decode", alone(cases), rounds, device.probes())
+        then(cases)
 
 
 @contextmanager

@@ -35,7 +35,6 @@ class LoadPlan:
 
     @classmethod
     def of(cls, build: Build, options: LoadOptions) -> "LoadPlan":
-        """Raises UserError."""
         from snapexport.runtime.ort.backend import require_runnable
 
         require_runnable(build)

@@ -2,8 +2,7 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,8 +28,12 @@ def apart(what: str, action: Callable[[], T]) -> T:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_tell, args=(theirs, action), daemon=True)
-    with _ctrl_c_ignored():  # by the child from its first moment: Ctrl-C is for us, and we end it
+    # The child ignores Ctrl-C from its first moment: it is for us, and we end the child.
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
         child.start()
+    finally:
+        signal.signal(signal.SIGINT, former)
     theirs.close()
     try:
         error, found = ours.recv()
@@ -55,16 +58,6 @@ def _tell(pipe: Connection, action: Callable[[], object]) -> None:
         pipe.send((None, action()))
     except UserError as error:
         pipe.send(((error.message, error.hint), None))
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Children keep what is ignored when they are started."""
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
 
 
 def _used(load: Callable[[], S], use: Callable[[S], object]) -> dict[str, int]:

@@ -68,12 +68,7 @@ def _facts(report: Row) -> Iterator[str]:
             ends = dict.fromkeys(f"{one / 1e9:.0f}" for one in (min(found), max(found)))
             rates.append(f"{' - '.join(ends)} {unit}")
     if rates:
-        yield f"Probed: {', '.join(rates)}. Each time is the median of {_samples(report)}."
-
-
-def _samples(report: Row) -> str:
-    """How many there are, from the row with the fewest to that with the most."""
-    rows = [row for section in report["sections"].values() for row in section]
-    counts = [row["seconds"]["samples"] for row in rows if isinstance(row.get("seconds"), dict)]
-    ends = {min(counts): None, max(counts): None} if counts else {}
-    return " to ".join(map(str, ends)) or "none"
+        rows = [row for section in report["sections"].values() for row in section]
+        counts = [row["seconds"]["samples"] for row in rows if isinstance(row.get("seconds"), dict)]
+        samples = dict.fromkeys(map(str, (min(counts), max(counts)) if counts else ["none"]))
+        yield f"Probed: {', '.join(rates)}. Each time is the median of {' to '.join(samples)}."

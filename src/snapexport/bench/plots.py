@@ -39,7 +39,7 @@ def decode_by_context(report: Row) -> Figure:
     panels = _by(report["sections"]["decode"], "batch")
     figure, drawn = _panels(len(panels))
     for axes, batch in zip(drawn, sorted(panels), strict=True):
-        _lines(axes, _by(panels[batch], "system"), _ms)
+        _lines(axes, _by(panels[batch], "system"))
         slots = f"{batch} active batch slot{'s' * (batch > 1)}"
         axes.set(title=slots, xlabel="context, tokens", ylim=(0, None))
     drawn[0].set_ylabel("ms per decode step")
@@ -78,7 +78,6 @@ def load_by_clients(report: Row) -> Figure:
 
 
 def _one(drawn: Callable[[Axes, Row], None], **legend: Any) -> Callable[[Row], Figure]:
-    """A picture of one panel."""
 
     def figure_of(report: Row) -> Figure:
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
@@ -92,19 +91,17 @@ def _one(drawn: Callable[[Axes, Row], None], **legend: Any) -> Callable[[Row], F
 
 
 def _context(axes: Axes, report: Row) -> None:
-    """Lines over contexts, both axes in powers."""
     caches = _by(report["sections"]["decode"], "kv_budget")
     named = {
         f"SnapStream, {budget:,} slots" if budget else "full cache": rows
         for budget, rows in caches.items()
     }
-    _lines(axes, named, _ms)
+    _lines(axes, named)
     axes.set(xlabel="context, tokens", ylabel="ms per decode step", yscale="log")
     _plain(axes.yaxis)
 
 
 def _equal_memory(axes: Axes, report: Row) -> None:
-    """Bars of tokens a second for each prompt, with the number of requests on them."""
     requests = {(row["context"], row["cache"]): row for row in report["sections"]["decode"]}
     rows = [
         row | {"batch": requests[row["context"], row["cache"]]["batch"]}
@@ -120,7 +117,6 @@ def _equal_memory(axes: Axes, report: Row) -> None:
 
 
 def _naive(axes: Axes, report: Row) -> None:
-    """Bars of step times for each number of cache slots."""
     named: dict[str, list[Row]] = {}
     for row in report["sections"]["decode"]:
         named.setdefault(f"{row['target']}, {row['update']}", []).append(row)
@@ -149,7 +145,6 @@ def _overhead(axes: Axes, report: Row) -> None:
 
 
 def _peers(axes: Axes, report: Row) -> None:
-    """A row for each system, a point for each context."""
     decode = report["sections"]["decode"]
     names = list(_by(decode, "system"))[::-1]
     for index, (context, rows) in enumerate(_by(decode, "context").items()):
@@ -163,13 +158,14 @@ def _peers(axes: Axes, report: Row) -> None:
 
 
 def _host(axes: Axes, report: Row) -> None:
-    """A row for each way of sampling."""
     found = report["summary"][::-1]
     axes.barh([row["sampling"] for row in found], [100 * row["share"] for row in found])
     axes.set(xlabel="Python, % of a decode step")
 
 
-def _lines(axes: Axes, named: dict[str, list[Row]], scale: Scale) -> None:
+def _lines(
+    axes: Axes, named: dict[str, list[Row]], scale: Scale = lambda row, seconds: 1e3 * seconds
+) -> None:
     """A line over contexts with its quartiles for each name, and its roofline."""
     for index, (name, found) in enumerate(named.items()):
         own = sorted(found, key=lambda row: int(row["context"]))
@@ -206,10 +202,6 @@ def _by(rows: Iterable[Row], label: str) -> dict[Any, list[Row]]:
     for row in rows:
         found.setdefault(row[label], []).append(row)
     return found
-
-
-def _ms(row: Row, seconds: float) -> float:
-    return 1e3 * seconds
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:

@@ -63,12 +63,10 @@ class Results:
         self.notes = found["notes"]
 
     def has(self, section: str, labels: Row) -> bool:
-        """Whether there is a row of these labels."""
         wanted = json.loads(json.dumps(labels)).items()
         return any(wanted <= row.items() for row in self.sections.get(section, []))
 
     def note(self, *texts: str) -> None:
-        """Add what is not noted yet."""
         self.notes += [text for text in texts if text not in self.notes]
 
     def measure(

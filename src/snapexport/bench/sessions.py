@@ -44,7 +44,6 @@ class Bound:
             self._binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
 
     def run(self) -> None:
-        """From the inputs to the outputs."""
         self._session.run_with_iobinding(self._binding)
 
 

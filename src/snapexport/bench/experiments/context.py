@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from snapexport.bench.filled import Step, step_cases
+from snapexport.bench.filled import Step, measure_steps
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table, of_roofline, spread_ms
-from snapexport.bench.turns import Case, Row, alone, rounded, spread
+from snapexport.bench.turns import Case, Row, rounded, spread
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     """All caches at all contexts, in turn; on a GPU one cache after the other."""
     caches = list(builds(setup, options))
     by_context = [step for steps in zip(*caches, strict=True) for step in steps]
+
+    def flat(cases: list[Case]) -> None:
+        for budget in options.kv_budgets:
+            compressed = [case for case in cases if case.labels["kv_budget"] == budget]
+            _flat(results, f"flat, {budget}", compressed, options.flat_rounds)
+
     for steps in [by_context] if setup.device.holds_all else caches:
-        with step_cases(setup.device, results, steps, options.steps) as cases:
-            if not cases:
-                continue
-            results.measure("decode", alone(cases), options.rounds, setup.device.probes())
-            for budget in options.kv_budgets:
-                compressed = [case for case in cases if case.labels["kv_budget"] == budget]
-                _flat(results, f"flat, {budget}", compressed, options.flat_rounds)
+        measure_steps(setup.device, results, steps, options.steps, options.rounds, flat)
 
 
 def _flat(results: Results, what: str, cases: Sequence[Case], rounds: int) -> None:
@@ -100,7 +100,6 @@ def tables(report: Row) -> Iterator[Table]:
 
 
 def _ratio(one: Row | None, other: Row | None) -> str:
-    """Of the rows' medians."""
     if not one or not other:
         return ""
     return f"{one['seconds']['median'] / other['seconds']['median']:.2f}"

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from snapexport.bench.filled import Step, step_cases
+from snapexport.bench.filled import Step, measure_steps
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Column, Table, of_roofline, spread_ms
-from snapexport.bench.turns import Row, alone, rounded
+from snapexport.bench.turns import Row, rounded
 from snapexport.contract.bytes import in_gib
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
@@ -73,14 +73,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     for step in builds(setup, options):
         together[step.context if setup.device.holds_all else step.build.directory].append(step)
     for steps in together.values():
-        _measure(setup, options, results, steps)
-
-
-def _measure(setup: Setup, options: Options, results: Results, steps: list[Step]) -> None:
-    """In a function of its own: its systems go before the next are loaded, 4 GiB each."""
-    with step_cases(setup.device, results, steps, options.steps) as cases:
-        if cases:
-            results.measure("decode", alone(cases), options.rounds, setup.device.probes())
+        measure_steps(setup.device, results, steps, options.steps, options.rounds)
 
 
 def builds(setup: Setup, options: Options) -> Iterator[Step]:

@@ -49,39 +49,25 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     for slots, target in product(options.slots, options.targets):
         prompt = slots * options.compression
         build = setup.builds(target=target).get(prompt, slots, options.batch)
-        labels = {"slots": slots, "target": target}
+        labels, graph = {"slots": slots, "target": target}, write(build)
         if not results.has("decode", labels):
-            _measure_steps(setup, options, results, build, labels)
+            with setup.device.opened(build) as executor:
+                ring = FilledSystem(build, executor).case(
+                    prompt, options.steps, **labels, update="ring"
+                )
+                step = clocked(partial(NaiveDecode(build, graph, setup.threads).step, prompt))
+                anew = replace(ring, labels={**ring.labels, "update": "naive"}, timed=step)
+                cases, probes = alone([ring, anew]), setup.device.probes()
+                results.measure("decode", cases, options.rounds, probes)
         if not results.has("memory", labels):
-            _measure_memory(setup, options, results, build, labels)
-
-
-def _measure_steps(
-    setup: Setup, options: Options, results: Results, build: Build, labels: Row
-) -> None:
-    prompt = build.manifest.geometry.L_max
-    with setup.device.opened(build) as executor:
-        copying = NaiveDecode(build, write(build), setup.threads)
-        in_place = FilledSystem(build, executor).case(
-            prompt, options.steps, **labels, update="ring"
-        )
-        step, anew = clocked(partial(copying.step, prompt)), {"update": "naive"}
-        cases = [in_place, replace(in_place, labels={**in_place.labels, **anew}, timed=step)]
-        results.measure("decode", alone(cases), options.rounds, setup.device.probes())
-
-
-def _measure_memory(
-    setup: Setup, options: Options, results: Results, build: Build, labels: Row
-) -> None:
-    directory, graph = build.directory, write(build)
-    loaders: dict[str, Callable[[], Callable[[], None]]] = {
-        "ring": partial(ring_step, directory, setup.threads),
-        "naive": partial(naive_step, directory, graph, setup.threads),
-    }
-    for update, load in loaders.items():
-        taken = memory.measure(update, load, partial(repeat, options.steps))
-        of_caches = {"update": update, "cache_bytes": cache_bytes(build.manifest).decode}
-        results.add("memory", labels | of_caches | taken)
+            loaders: dict[str, Callable[[], Callable[[], None]]] = {
+                "ring": partial(ring_step, build.directory, setup.threads),
+                "naive": partial(naive_step, build.directory, graph, setup.threads),
+            }
+            for update, load in loaders.items():
+                taken = memory.measure(update, load, partial(repeat, options.steps))
+                of_caches = {"update": update, "cache_bytes": cache_bytes(build.manifest).decode}
+                results.add("memory", labels | of_caches | taken)
 
 
 def write(build: Build) -> Path:

@@ -158,10 +158,8 @@ def summary(sections: Row) -> list[Row]:
         whole = prefill + seconds
         off_by = None if integrated is None else rounded((integrated + seconds) / whole - 1)
         found.append(
-            {
-                "prompt": prompt,
-                "L_max": row["L_max"],
-                "slots": row["slots"],
+            {name: row[name] for name in ("prompt", "L_max", "slots")}
+            | {
                 "compress_seconds": seconds,
                 "prefill_seconds": rounded(whole),
                 "prefilled": prompt in prefilled,

@@ -67,7 +67,6 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 
 def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
-    """One setting, predicted and measured."""
     from snapexport.builder import BuildOptions
     from snapexport.builder import run as run_build
     from snapexport.builder.plan.footprint import footprint
