@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from snapexport.bench import devices, memory, plots
-from snapexport.bench.memory import Memory
-from snapexport.bench.probes import Bandwidth, MatMul
+from snapexport.bench.devices import bandwidth, matmul
 from snapexport.cli import app, bench
 from snapexport.cli.bench_view import BenchProgress
 from snapexport.contract.build_directory import Build
@@ -22,14 +21,14 @@ from tests.bench import triton
 from tests.bench.triton import FakeTriton
 
 FAST = ["--repeat", "2", "--decode-steps", "2", "--threads", "1", "--batches", "2", "1"]
-USED = Memory(empty=10, loaded=20, peak=30, anonymous_loaded=5, anonymous=6)
+USED = {"empty": 10, "loaded": 20, "peak": 30, "anonymous_loaded": 5, "anonymous": 6}
 
 
 @pytest.fixture(autouse=True)
 def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small probes, coarse plots, and the command itself."""
-    monkeypatch.setattr(devices, "Bandwidth", partial(Bandwidth, nbytes=1 << 12))
-    monkeypatch.setattr(devices, "MatMul", partial(MatMul, rows=16))
+    monkeypatch.setattr(devices, "bandwidth", partial(bandwidth, nbytes=1 << 12))
+    monkeypatch.setattr(devices, "matmul", partial(matmul, rows=16))
     monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
     monkeypatch.setitem(app.COMMANDS, "bench", bench)
 

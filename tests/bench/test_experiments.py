@@ -13,10 +13,10 @@ import pytest
 from snapexport.bench import checkpoints, turns
 from snapexport.bench.__main__ import main
 from snapexport.bench.devices import Device
-from snapexport.bench.experiments import EXPERIMENTS, context, equal_memory, overhead, peers
+from snapexport.bench.experiments import context, equal_memory, overhead, peers
 from snapexport.bench.setup import Setup
 from snapexport.bench.turns import Case, Group
-from snapexport.bench.weights import read_header
+from snapexport.contract import safetensors
 
 DRY_RUN = ["--device", "cuda", "--dry-run", "--threads", "1", "--rounds", "1"]
 
@@ -171,7 +171,7 @@ def test_onnxruntime_error_in_an_experiment_is_a_user_error() -> None:
 
 def test_equal_memory_leaves_out_and_notes_a_full_cache_above_the_budget(tmp_path: Path) -> None:
     setup = Setup(tmp_path, Device("cuda", dry=True), quick=True)
-    options = replace(equal_memory.QUICK, cache_bytes=1 << 20, prompts=(1024, 4096))
+    options = replace(equal_memory.EQUAL_MEMORY.quick, cache_bytes=1 << 20, prompts=(1024, 4096))
     (note,) = equal_memory.left_out(setup, options)
     assert note == "full cache of 4,096 left out: one slot takes 2,097,152 bytes of 1,048,576"
 
@@ -181,11 +181,12 @@ def test_the_gpu_settings_are_llama_3_1_8b_at_32_gib() -> None:
     shape = checkpoints.SHAPES["8b"]
     assert sum(int(np.prod(one)) for _, one in checkpoints.tensors(shape)) == 8_030_261_248
     position = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-    options = equal_memory.CUDA
+    options = equal_memory.EQUAL_MEMORY.cuda
     slots = [options.cache_bytes // (position * prompt) for prompt in options.prompts]
     assert slots == [16, 8, 4, 2]
     assert options.cache_bytes // (position * 8192) == 32
-    assert context.CUDA.kv_budgets == (8192,) and overhead.CUDA.kv_budget == 8192
+    assert context.CONTEXT.cuda.kv_budgets == (8192,)
+    assert overhead.OVERHEAD.cuda.kv_budget == 8192
 
 
 TINY = checkpoints.SHAPES["small"] | {
@@ -202,7 +203,7 @@ TINY = checkpoints.SHAPES["small"] | {
 def test_random_checkpoint_has_the_tensors_of_its_header(tmp_path: Path, dtype: Any) -> None:
     checkpoints.write(tmp_path / "tiny", TINY, dtype)
     file = tmp_path / "tiny" / "model.safetensors"
-    found = {tensor.name: tensor.shape for tensor in read_header(file)}
+    found = {name: span.shape for name, span in safetensors.read_header(file).items()}
     assert found == dict(checkpoints.tensors(TINY))
     bits = np.fromfile(file, np.uint32 if dtype == "fp32" else np.uint16)[-9000:-1000]
     if dtype == "bf16":
@@ -245,7 +246,10 @@ def test_peers_are_compared_with_snapstream_of_equal_weight_bits() -> None:
     assert [row["times_ours"] for row in peers.summary({"decode": decode})] == [1, 1, 1.5, 3]
 
 
-def test_every_experiment_runs_somewhere_and_has_tiny_options() -> None:
-    for module in EXPERIMENTS.values():
-        assert module.HELP and module.QUICK and module.DEFAULT and callable(module.tables)
-        assert ("cuda" in module.DEVICES) == hasattr(module, "CUDA")
+def test_integrated_prefill_weighs_short_chunks_as_much_as_long_ones() -> None:
+    chunks = [
+        {"past": past, "chunk": 100, "seconds": {"median": seconds}}
+        for past, seconds in ((0, 1.0), (1000, 11.0), (2000, 31.0))
+    ]
+    integrate = overhead.integral(chunks)
+    assert integrate is not None and abs(integrate(100) - 1.0) < 0.3

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from snapexport.bench.load import in_process
-from snapexport.bench.load.exchange import Exchange
-from snapexport.bench.load.options import LoadOptions
-from snapexport.bench.load.run import LoadPlan, measure
-from snapexport.bench.load.server import TritonModel
-from snapexport.bench.load.summary import Outcome, Side, summed_up
-from snapexport.bench.load.workload import Workload
+from snapexport.bench.clients import Exchange, TritonModel, Workload, drive_in_process
+from snapexport.bench.load import LoadPlan, Outcome, Side, measure, summed_up
+from snapexport.bench.options import LoadOptions
 from snapexport.bench.results import Results
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
@@ -53,19 +49,11 @@ def test_tokens_that_arrive_together_share_their_gap() -> None:
     assert list(exchange.gaps()) == [2.0, 2.0, 1.0]
 
 
-def test_workload_is_reproducible_by_seed_and_has_no_equal_prompts() -> None:
-    drawn = Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
-    assert drawn == Workload.drawn([0, 1, 3], 3, 2, 5, 16, 1000)
-    assert drawn != Workload.drawn([0, 2, 3], 3, 2, 5, 16, 1000)
-    assert [len(client) for client in drawn.prompts] == [2, 2, 2]
-    assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
-
-
 def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
-    workload = Workload.drawn([0], clients=5, requests=3, prompt_tokens=6, max_tokens=4,
-                              vocab_size=257)  # fmt: skip
+    prompt = list(range(6))
+    workload = Workload([[prompt] * 3] * 5, max_tokens=4)
     llm = LLM.from_executor(FakeExecutor(make_limits(batch=2)))
-    exchanges = in_process.drive(llm, workload, Ticks())
+    exchanges = drive_in_process(llm, workload, Ticks())
     assert [one.tokens for one in exchanges] == [4] * 15
     assert not llm.busy
     sent = [one.sent for one in exchanges]
@@ -77,7 +65,7 @@ def test_in_process_client_sends_its_next_request_when_one_ends() -> None:
 
 def test_in_process_client_goes_on_after_a_broken_request() -> None:
     llm = LLM.from_executor(FakeExecutor(make_limits(), broken_token=99))
-    exchanges = in_process.drive(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
+    exchanges = drive_in_process(llm, Workload([[[99, 1], [5, 6]]], max_tokens=3), Ticks())
     assert [one.error is None for one in exchanges] == [False, True]
     assert exchanges[1].tokens == 3
 
@@ -200,6 +188,15 @@ def test_failed_load_requests_are_counted_and_one_is_shown() -> None:
 def load_plan(build: Build, **options: Any) -> LoadPlan:
     given = {"clients": (2, 1), "requests": 1, "repeat": 2, "max_tokens": 3} | options
     return LoadPlan.of(build, LoadOptions(server="http://127.0.0.1:1", **given))
+
+
+def test_workload_is_reproducible_by_seed_and_has_no_equal_prompts(tiny_build: Build) -> None:
+    plan = load_plan(tiny_build, requests=2)
+    drawn = plan.workload(1, clients=3)
+    assert drawn == plan.workload(1, clients=3) != plan.workload(2, clients=3)
+    assert drawn != load_plan(tiny_build, requests=2, seed=1).workload(1, clients=3)
+    assert [len(client) for client in drawn.prompts] == [2, 2, 2]
+    assert len({tuple(prompt) for client in drawn.prompts for prompt in client}) == 6
 
 
 def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build) -> None:

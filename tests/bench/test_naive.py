@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from snapexport.bench.builds import Builds
-from snapexport.bench.naive_decode import NaiveDecode
-from snapexport.bench.naive_graph import write
+from snapexport.bench.experiments.naive import write
+from snapexport.bench.naive import NaiveDecode
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.targets import Target

@@ -56,20 +56,6 @@ def written(tmp_path: Path, found: dict[str, Any]) -> Path:
     return path
 
 
-def test_page_block_has_table_notes_and_machine(tmp_path: Path) -> None:
-    assert page.block(read(written(tmp_path, contexts()))).splitlines() == [
-        "| context | full, ms | x of roofline | 512 slots, ms | x of roofline | full : 512 |",
-        "|---:|---:|---:|---:|---:|---:|",
-        "| 1,024 | 20.0 | 2.00 | 10.0 | 2.00 | 2.00 |",
-        "| 2,048 | 40.0 | 2.00 | 10.1 | 2.00 | 3.96 |",
-        "",
-        "- 512 slots, 1,024 to 2,048: steps differ by 1.0% at most",
-        "",
-        "`python -m snapexport.bench context`: CPU, 2 cores, 24 GiB, load before 0.5; python 3.",
-        "Probed: 30 GB/s, 120 - 130 GFLOP/s. Each time is the median of 5.",
-    ]
-
-
 def test_page_row_missing_from_a_cut_run_stays_empty(tmp_path: Path) -> None:
     cut = contexts() | {"complete": False}
     del cut["sections"]["decode"][-1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapexport.bench.peers import PEERS, snapexport_build
+from snapexport.bench.peers import PLUGINS, snapexport_build
 from snapexport.bench.peers.process import PeerError, Variant, Worker
 from snapexport.contract.build_directory import Build
 
@@ -41,7 +41,7 @@ def test_peer_that_cannot_be_loaded_reports_its_error(tmp_path: Path) -> None:
 
 
 def test_peer_plugins_import_nothing_of_snapexport_at_load() -> None:
-    for plugin in PEERS:
+    for plugin in PLUGINS:
         source = Path(str(plugin.__file__)).read_text()
         plain = [line for line in source.splitlines() if line.startswith(("from ", "import "))]
         assert not [line for line in plain if "snapexport" in line], plugin.__file__

@@ -85,10 +85,3 @@ def test_plot_line_has_its_roofline_beside_it() -> None:
     assert list(lines["full"].get_ydata()) == [1.0, 1.0]
     assert list(lines["full, roofline"].get_ydata()) == [0.5, 0.5]
     assert lines["full"].get_color() == lines["full, roofline"].get_color()
-
-
-def test_prefill_plot_is_in_tokens_a_second() -> None:
-    (axes,) = plots.prefill_by_context(speed()).axes
-    lines: dict[Any, Any] = {line.get_label(): line for line in axes.get_lines()}
-    assert list(lines["full"].get_ydata()) == [100.0, 100.0]
-    assert list(lines["full, roofline"].get_ydata()) == [200.0, 200.0]

@@ -3,12 +3,11 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
 from snapexport.bench import machine
-from snapexport.bench.probes import MATMUL, Bandwidth, DeviceCopy, MatMul
+from snapexport.bench.devices import MATMUL, bandwidth, device_copy, matmul
 from snapexport.runtime.ort.devices import HostMemory
 from tests.fakes.cuda import FakeCuda
 
@@ -25,33 +24,18 @@ def test_the_probed_graph_is_a_single_matmul() -> None:
     assert list(written.opset_import) == list(parsed.opset_import)
 
 
-def test_the_matmul_probe_multiplies_square_matrices() -> None:
-    probe = MatMul(threads=1, rows=8)
-    assert probe.amount == 2 * 8**3
-    (product,) = probe._session.run(None, probe._feeds)
-    np.testing.assert_allclose(product, probe._feeds["a"] @ probe._feeds["b"], rtol=1e-5)
-    probe.run()
-
-
-def test_the_bandwidth_probe_reads_every_byte() -> None:
-    probe = Bandwidth(threads=3, nbytes=8 * 100)
-    assert probe.amount == 800 == sum(part.nbytes for part in probe._slices)
-    assert len(probe._slices) == 3
-    probe.run()
+def test_each_probe_counts_the_work_of_a_run() -> None:
+    """A square product, every byte read once, and every byte read and written."""
+    probes = matmul(1, rows=8), bandwidth(3, nbytes=800), device_copy(HostMemory(), nbytes=64)
+    assert [one.labels["amount"] for one in probes] == [2 * 8**3, 800, 128]
+    assert [one.labels["probe"] for one in probes] == ["matmul", "bandwidth", "bandwidth"]
+    assert all(one.timed() > 0 for one in probes)
 
 
 def test_a_machine_is_described_by_processor_memory_and_versions() -> None:
     description = machine.described()
     assert description["cores"] >= 1 and description["memory_bytes"] > 1 << 20
     assert description["processor"] and description["versions"]["onnxruntime"]
-
-
-def test_the_device_probe_counts_bytes_read_and_written() -> None:
-    probe = DeviceCopy(HostMemory(), nbytes=64)
-    assert probe.amount == 128
-    probe._source.host[...] = 3
-    probe.run()
-    assert (probe._target.host == 3).all()
 
 
 def test_a_gpu_is_described_by_name_driver_and_cuda_versions(

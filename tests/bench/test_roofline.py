@@ -2,52 +2,60 @@
 
 import math
 from itertools import product
+from pathlib import Path
 
 import onnx
 import pytest
 
-from snapexport.bench.costs import Costs, LayerCosts
-from snapexport.bench.roofline import Rates, Roofline, Work
-from snapexport.bench.spread import Spread, Tail
-from snapexport.bench.weights import Tensor, Weights
+from snapexport.bench.costs import Costs, LayerCosts, Weights
+from snapexport.bench.turns import Rates, Work, spread, tail
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.safetensors import TensorSpan
 from snapexport.runtime.memory import cache_bytes
 
 
 def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:
-    assert Spread.of([5, 1, 4, 2, 3]) == Spread(5, 1, 2, 3, 4, 5)
-    assert Spread.of([7.0]) == Spread(1, 7, 7, 7, 7, 7)
-    assert Spread.of([1 / 3]).report()["median"] == 0.333333
+    assert spread([5, 1, 4, 2, 3]) == {
+        "samples": 5,
+        "min": 1,
+        "q1": 2,
+        "median": 3,
+        "q3": 4,
+        "max": 5,
+    }
+    assert set(spread([7.0]).values()) == {1, 7.0}
+    assert spread([1 / 3])["median"] == 0.333333
 
 
 def test_a_tail_has_median_90th_and_99th_percentile() -> None:
-    assert Tail.of(range(101)) == Tail(101, 50, 90, 99)
+    assert tail(range(101)) == {"samples": 101, "median": 50, "p90": 90, "p99": 99}
 
 
 def test_a_roofline_is_the_longer_of_memory_and_compute_time() -> None:
     rates = Rates(nbytes=100, operations=1000)
-    assert Roofline.of(Work(50, 100), rates) == Roofline(0.5, 0.1)
-    assert Roofline.of(Work(50, 100), rates).seconds == 0.5
-    assert Roofline.of(Work(50, 100), rates).bound == "memory"
-    assert Roofline.of(Work(50, 2000), rates).seconds == 2
-    assert Roofline.of(Work(50, 2000), rates).bound == "compute"
+    assert rates.roofline(Work(50, 100)) == (0.5, "memory")
+    assert rates.roofline(Work(50, 2000)) == (2, "compute")
+    assert Rates(nbytes=100).roofline(Work(50, 10**9)) == (0.5, "memory")
 
 
-TIED = [
-    Tensor("model.embed_tokens.weight", (10, 4), 160),
-    Tensor("model.layers.0.mlp.up_proj.weight", (6, 4), 96),
-    Tensor("model.norm.weight", (4,), 16),
-]
-HEAD = Tensor("lm_head.weight", (10, 4), 160)
+def span(nbytes: int, *shape: int) -> TensorSpan:
+    return TensorSpan(Path(), 0, nbytes, "F32", shape)
 
 
-def packed(name: str, rows: int, columns: int) -> list[Tensor]:
+TIED = {
+    "model.embed_tokens.weight": span(160, 10, 4),
+    "model.layers.0.mlp.up_proj.weight": span(96, 6, 4),
+    "model.norm.weight": span(16, 4),
+}
+
+
+def packed(name: str, rows: int, columns: int) -> dict[str, TensorSpan]:
     blocks = columns // 32
-    return [
-        Tensor(f"{name}.int4", (rows, blocks, 16), rows * blocks * 16),
-        Tensor(f"{name}.scales", (rows, blocks), 4 * rows * blocks),
-    ]
+    return {
+        f"{name}.int4": span(rows * blocks * 16, rows, blocks, 16),
+        f"{name}.scales": span(4 * rows * blocks, rows, blocks),
+    }
 
 
 def test_a_tied_embedding_is_the_output_matrix() -> None:
@@ -55,14 +63,14 @@ def test_a_tied_embedding_is_the_output_matrix() -> None:
 
 
 def test_an_embedding_beside_an_output_matrix_is_not_read() -> None:
-    assert Weights.counted([*TIED, HEAD]) == Weights(nbytes=272, elements=64, output=40)
+    head = {"lm_head.weight": span(160, 10, 4)}
+    assert Weights.counted(TIED | head) == Weights(nbytes=272, elements=64, output=40)
 
 
 def test_packed_weights_have_two_elements_a_byte_and_replace_the_original() -> None:
-    parts = packed("model.layers.0.mlp.up_proj.weight", 6, 64)
-    found = Weights.counted([*TIED, *parts])
+    found = Weights.counted(TIED | packed("model.layers.0.mlp.up_proj.weight", 6, 64))
     assert found == Weights(160 + 16 + 6 * 32 + 6 * 2 * 4, 40 + 6 * 64, 40)
-    head = Weights.counted([*TIED, *packed("model.embed_tokens.weight", 10, 32)])
+    head = Weights.counted(TIED | packed("model.embed_tokens.weight", 10, 32))
     assert head == Weights(96 + 16 + 10 * 16 + 10 * 4, 24 + 320, 320)
 
 

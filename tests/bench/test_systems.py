@@ -1,22 +1,21 @@
 """A build's executor as a benchmarked system: its tokens are the runtime's; its memory."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 
 from snapexport.bench import memory
-from snapexport.bench.memory import Filling
-from snapexport.bench.systems import ExecutorSystem, System, chunks, spec_of
-from snapexport.bench.vote import Vote
+from snapexport.bench.speed import extracted_vote, fill_and_decode, run_vote
+from snapexport.bench.systems import ExecutorSystem, chunks, load
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
-from tests.bench.fakes import spec
 from tests.runtime.fake_executor import FakeExecutor, make_limits
 
-FILLING = Filling(slots=4, prompt=40, decode_steps=2, vocab_size=257)
+FILL = partial(fill_and_decode, 4, 40, 2, 257)
 PROMPTS = [[(7 * slot + 3 * at) % 250 for at in range(11 - slot)] for slot in range(3)]
 
 
@@ -50,34 +49,33 @@ def test_prompts_are_cut_into_chunks_as_the_scheduler_does(length: int, starts: 
     assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def _unloadable() -> System:
+def _unloadable() -> ExecutorSystem:
     raise UserError("no such system", "take another")
 
 
 def test_memory_is_measured_in_a_process_of_its_own(tiny_build: Build) -> None:
-    found = memory.measure(spec_of(tiny_build, threads=1), FILLING)
-    assert 1 << 20 < found.empty < found.loaded <= found.peak
-    assert 0 < found.anonymous_loaded <= found.loaded
-    assert 0 < found.anonymous <= found.peak
+    found = memory.measure("one", partial(load, tiny_build.directory, threads=1), FILL)
+    assert 1 << 20 < found["empty"] < found["loaded"] <= found["peak"]
+    assert 0 < found["anonymous_loaded"] <= found["loaded"]
+    assert 0 < found["anonymous"] <= found["peak"]
 
 
 def test_user_error_in_the_memory_process_is_raised_in_its_parent() -> None:
     with pytest.raises(UserError) as error:
-        memory.measure(spec(load=_unloadable), FILLING)
+        memory.measure("one", _unloadable, FILL)
     assert (error.value.message, error.value.hint) == ("no such system", "take another")
 
 
 def test_death_of_the_memory_process_is_an_error() -> None:
-    one = spec(load=partial(exec, "import os; os._exit(7)"))
+    dies: Any = partial(exec, "import os; os._exit(7)")
     with pytest.raises(UserError, match="memory of one ended with status 7"):
-        memory.measure(one, FILLING)
+        memory.measure("one", dies, FILL)
 
 
 def test_extracted_vote_keeps_only_eligible_positions(tiny_build: Build) -> None:
-    vote = Vote.of(tiny_build, threads=1)
+    vote = extracted_vote(tiny_build, threads=1)
     assert vote is not None
-    kept = vote.bound.outputs
-    assert list(kept) == [names.topk_positions(layer) for layer in range(2)]
-    vote.run(50)
-    for array in kept.values():
+    assert list(vote.outputs) == [names.topk_positions(layer) for layer in range(2)]
+    run_vote(vote, 50)
+    for array in vote.outputs.values():
         assert array.min() >= 4 and array.max() < 50 - 12

@@ -2,12 +2,8 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from snapexport.bench import turns
-from snapexport.bench.affine import Affine
-from snapexport.bench.roofline import Rates, Work
-from snapexport.bench.turns import Case
+from snapexport.bench.turns import Case, Rates, Work, probed
 
 PROBES = [
     Case("rates", {"probe": "bandwidth", "amount": 100}, lambda: 0.0),
@@ -25,7 +21,7 @@ def test_case_groups_run_backwards_in_every_second_round() -> None:
     second = [Case("s", {}, timed(log, "c"), times=2, warm=False)]
     taken = list(turns.take_turns([first, second], rounds=2))
     assert "".join(log) == "abcc" + "ccab"
-    assert len(taken) == turns.count([first, second], 2) == 8
+    assert len(taken) == 8
 
 
 def test_warm_up_runs_each_warm_case_once_and_is_not_counted() -> None:
@@ -55,26 +51,13 @@ def test_bench_row_without_costs_or_rates_has_no_roofline() -> None:
 
 def test_probe_rates_are_amounts_by_median_seconds() -> None:
     taken = {PROBES[0]: [1.0, 2.0, 4.0], PROBES[1]: [3.0]}
-    assert turns.rates(taken) == Rates(50.0, 20.0)
-    assert turns.rate_row(taken)["bandwidth"]["max"] == 100.0
+    assert turns.rates(probed(taken)) == Rates(50.0, 20.0)
+    assert probed(taken)["bandwidth"]["max"] == 100.0
 
 
 def test_rates_without_a_matmul_probe_have_bandwidth_alone() -> None:
-    rates = turns.rates({PROBES[0]: [2.0]})
+    rates = turns.rates(probed({PROBES[0]: [2.0]}))
     assert rates == Rates(50.0)
     ((_, row),) = turns.rows({Case("s", {}, lambda: 0.0, work=Work(50, 10**9)): [2.0]}, rates)
     assert row["roofline"]["bound"] == "memory" and row["ratio"] == 2.0
     assert turns.rates({}) is None
-
-
-def test_integrated_prefill_is_the_sum_of_its_chunks() -> None:
-    pasts = [0, 100, 400]
-    line = Affine.through(pasts, [1.0 + 0.01 * past for past in pasts])
-    assert line.at(200) == pytest.approx(3.0)
-    # 1 + 2 + 3 + 4
-    assert line.prompt(400, chunk=100) == pytest.approx(10.0)
-
-
-def test_affine_fit_weighs_short_chunks_as_much_as_long_ones() -> None:
-    line = Affine.through([0, 1000, 2000], [1.0, 11.0, 31.0])
-    assert abs(line.start - 1.0) < 0.3

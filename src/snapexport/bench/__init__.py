@@ -2,10 +2,10 @@
 
     an experiment -> cases -> turns -> results (one JSON) -> tables, plots
 
-    experiments/     the measurements, a file each
+    experiments/     the measurements, a file each: a record of options and functions
+    speed.py, load.py       a given build, alone or behind a server
     systems.py       the compared systems; filled.py: systems with random caches, without prefill
-    roofline.py      the least time of a piece of work; costs.py counts a build's work
-    load/            a server under many clients
+    costs.py         counts a build's least work; turns.py makes a roofline of it
     peers/           other libraries, a file each, run by their own interpreters
     tables.py, plots.py     show a results file
 

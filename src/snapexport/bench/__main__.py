@@ -11,21 +11,19 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from snapexport.bench import page
 from snapexport.bench.devices import DRY_RUN, Device
 from snapexport.bench.experiments import EXPERIMENTS, PAGE
-from snapexport.bench.options import require_at_least
+from snapexport.bench.options import require
 from snapexport.bench.results import Results, read
 from snapexport.bench.setup import Setup
+from snapexport.bench.turns import Row
 from snapexport.contract.errors import UserError
 from snapexport.runtime.backend import DeviceError
 
@@ -36,7 +34,7 @@ WORK = Path("build/bench")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    listed = "\n".join(f"  {name:13} {module.HELP}" for name, module in EXPERIMENTS.items())
+    listed = "\n".join(f"  {name:13} {one.help}" for name, one in EXPERIMENTS.items())
     made = argparse.ArgumentParser(
         prog="python -m snapexport.bench",
         description=__doc__,
@@ -68,30 +66,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the named experiments. Returns 2 for wrong arguments, 130 if interrupted."""
     arguments = parser().parse_args(argv)
     try:
-        status = measure(arguments)
+        setup = _setup(arguments)
+        out = arguments.out or _results_of(setup)
+        status = measure(arguments, setup, out)
         if "tables" in arguments.names and not status:
-            _show(arguments)
+            _show(arguments.write, out)
         return status
     except UserError as error:
         return _failed("", error)
 
 
-def measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace, setup: Setup, out: Path) -> int:
     """Run each experiment; its results are written even if it fails."""
-    setup, names = _setup(arguments), _names(arguments)
-    options = {name: _options(arguments, name) for name in names}
     status = 0
+    options = {name: _options(arguments, setup, name) for name in _names(arguments)}
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=ERR) as progress:
-        for name in names:
-            tell = partial(_tell, progress, progress.add_task(name), name)
+        for name, one in options.items():
+            line = progress.add_task(name)
+
+            def tell(what: str, done: int, total: int, name: str = name, line: Any = line) -> None:
+                text = f"{name}: {what}"
+                progress.update(line, description=text, completed=done, total=total)
+
             try:
                 if arguments.prepare:
-                    _prepare(setup, name, options[name])
-                elif not _ran(
-                    arguments, setup, _results(arguments, setup, name, options[name], tell)
-                ):
-                    return 130
+                    _prepare(setup, name, one)
+                    continue
+                results = Results(name, _command(arguments, name), one, tell=tell)
+                results.path = out / f"{name}.json"
+                _run(setup, results, arguments.resume)
+            except KeyboardInterrupt:
+                return 130
             except UserError as error:  # the others are measured all the same
                 status = _failed(f"{name}: ", error)
             except DeviceError as error:
@@ -99,85 +105,69 @@ def measure(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _ran(arguments: argparse.Namespace, setup: Setup, results: Results) -> bool:
-    """Measure, show and keep. Returns False if interrupted."""
-    name, out = results.experiment, _out(arguments)
-    if arguments.resume:
+def _prepare(setup: Setup, name: str, options: Any) -> None:
+    """Make checkpoint and builds, for this machine or for one with a GPU."""
+    setup.builds(options.checkpoint)
+    if made := EXPERIMENTS[name].builds:
+        list(made(setup, options))
+
+
+def _run(setup: Setup, results: Results, resume: bool) -> None:
+    """Measure, keep and show."""
+    assert results.path
+    experiment, out = EXPERIMENTS[results.experiment], results.path.parent
+    results.threads, results.device = setup.threads, setup.device.name
+    results.summary = experiment.summary
+    results.machine |= setup.device.described()
+    if setup.device.dry:
+        results.note(DRY_RUN)
+    if resume:
         results.resume()
     else:
-        (out / f"{name}.png").unlink(missing_ok=True)  # a former run's
+        results.path.with_suffix(".png").unlink(missing_ok=True)  # a former run's
     try:
-        EXPERIMENTS[name].run(setup, results.settings, results)
+        experiment.run(setup, results.settings, results)
         results.complete = True
-    except KeyboardInterrupt:
-        return False
     finally:
         if any(results.sections.values()):
             results.write()
     report = results.as_json()
     _draw(report, out)
-    print(page.block(_read(out, name)), json.dumps(report), sep="\n\n")
-    return True
-
-
-def _prepare(setup: Setup, name: str, options: Any) -> None:
-    """Make checkpoint and builds, for this machine or for one with a GPU."""
-    made = getattr(EXPERIMENTS[name], "builds", None)
-    setup.builds(options.checkpoint)
-    if made is not None:
-        list(made(setup, options))
-
-
-def _results(
-    arguments: argparse.Namespace, setup: Setup, name: str, options: Any, tell: Any
-) -> Results:
-    results = Results(
-        name,
-        _command(arguments, name),
-        options,
-        setup.threads,
-        setup.device.name,
-        tell,
-        getattr(EXPERIMENTS[name], "summary", None),
-        _out(arguments) / f"{name}.json",
-    )
-    results.machine |= setup.device.described()
-    if setup.device.dry:
-        results.note(DRY_RUN)
-    return results
+    print(page.block(read(results.path)), json.dumps(report), sep="\n\n")
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:
-    require_at_least("threads", arguments.threads, 1)
+    require(arguments, threads=1, rounds=1)
     if arguments.dry_run and arguments.device != "cuda":
         raise UserError("--dry-run is of --device cuda", "on the CPU: --quick")
-    quick = _is_quick(arguments)
+    quick = bool(arguments.quick or arguments.dry_run)
     device = Device(arguments.device, arguments.threads, quick, arguments.dry_run)
-    peers, kvpress = arguments.peers_python, arguments.kvpress_python
-    return Setup(_work(arguments), device, quick, arguments.dtype, peers, kvpress)
+    work = arguments.work / "quick" if quick else arguments.work
+    return Setup(
+        work, device, quick, arguments.dtype, arguments.peers_python, arguments.kvpress_python
+    )
+
+
+def _results_of(setup: Setup) -> Path:
+    """The directory of results; --quick has its own, since its numbers mean nothing."""
+    is_page = setup.device.name == "cpu" and not setup.quick
+    return RESULTS if is_page else setup.work / "results" / setup.device.name
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
     """The named experiments, in order. Raises UserError."""
-    asked = set(arguments.names) - {"tables"}
+    device, asked = arguments.device, set(arguments.names) - {"tables"}
+    runs = {name for name, one in EXPERIMENTS.items() if one.options(device, quick=False)}
     if "all" in asked:
-        everything = PAGE if arguments.device == "cpu" else EXPERIMENTS
-        asked |= {name for name in everything if _runs_on(EXPERIMENTS[name], arguments.device)}
-    for name in asked - {"all"}:
-        if not _runs_on(EXPERIMENTS[name], arguments.device):
-            raise UserError(f"{name} is not for --device {arguments.device}", "leave out --device")
+        asked |= runs & set(PAGE if device == "cpu" else EXPERIMENTS)
+    for name in asked - runs - {"all"}:
+        raise UserError(f"{name} is not for --device {device}", "leave out --device")
     return [name for name in EXPERIMENTS if name in asked]
 
 
-def _runs_on(module: ModuleType, device: str) -> bool:
-    return device in module.DEVICES
-
-
-def _options(arguments: argparse.Namespace, name: str) -> Any:
+def _options(arguments: argparse.Namespace, setup: Setup, name: str) -> Any:
     """The experiment's options, with --rounds, --cache-budget and --set. Raises UserError."""
-    module = EXPERIMENTS[name]
-    options = module.CUDA if arguments.device == "cuda" else module.DEFAULT
-    options = module.QUICK if _is_quick(arguments) else options
+    options = EXPERIMENTS[name].options(setup.device.name, setup.quick)
     given: dict[str, Any] = {}
     for text in arguments.set:
         field, _, value = text.partition("=")
@@ -186,7 +176,6 @@ def _options(arguments: argparse.Namespace, name: str) -> Any:
         except ValueError:
             raise UserError(f"--set {text} is not NAME=JSON", "such as steps=2") from None
     if arguments.rounds is not None:
-        require_at_least("rounds", arguments.rounds, 1)
         given["rounds"] = arguments.rounds
     if arguments.cache_budget is not None and hasattr(options, "cache_bytes"):
         given["cache_bytes"] = arguments.cache_budget
@@ -195,7 +184,7 @@ def _options(arguments: argparse.Namespace, name: str) -> Any:
         raise UserError(
             f"--set: {name} has no option '{min(unknown)}'", f"it has {', '.join(sorted(known))}"
         )
-    return replace(options, **given)
+    return dataclasses.replace(options, **given)
 
 
 def _frozen(value: Any) -> Any:
@@ -206,58 +195,32 @@ def _command(arguments: argparse.Namespace, name: str) -> str:
     """The command line without paths of this machine."""
     parts = ["python -m snapexport.bench", name]
     parts += ["--device cuda"] if arguments.device == "cuda" else []
-    parts += [
-        f"--{flag}" for flag in ("quick", "dry-run") if getattr(arguments, flag.replace("-", "_"))
-    ]
+    parts += ["--quick"] if arguments.quick else []
+    parts += ["--dry-run"] if arguments.dry_run else []
     parts += [f"--rounds {arguments.rounds}"] if arguments.rounds else []
     parts += [f"--cache-budget {arguments.cache_budget}"] if arguments.cache_budget else []
     return " ".join([*parts, *(["--set", *arguments.set] if arguments.set else [])])
 
 
-def _show(arguments: argparse.Namespace) -> None:
-    """Write the tables of all existing results to standard output or into a page."""
-    out = _out(arguments)
-    if arguments.write:
-        print(*page.write(arguments.write, out))
+def _show(into: Path | None, out: Path) -> None:
+    """Write the tables of all existing results into a page, or to standard output."""
+    if into:
+        print(*page.write(into, out))
         return
-    for name in EXPERIMENTS:
-        if (out / f"{name}.json").is_file():
-            report = _read(out, name)
+    for path in (out / f"{name}.json" for name in EXPERIMENTS):
+        if path.is_file():
+            report = read(path)
             _draw(report, out)
-            print(f"## {name}\n\n{page.block(report)}\n")
+            print(f"## {path.stem}\n\n{page.block(report)}\n")
 
 
-def _read(out: Path, name: str) -> dict[str, Any]:
-    return read(out / f"{name}.json")
-
-
-def _draw(report: dict[str, Any], out: Path) -> None:
+def _draw(report: Row, out: Path) -> None:
     try:
         from snapexport.bench import plots
     except ModuleNotFoundError:
         ERR.print("no plots: they need snapexport\\[eval]", style="dim")
         return
     plots.draw(report, out, kinds=("png",))
-
-
-def _is_quick(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.quick or arguments.dry_run)
-
-
-def _work(arguments: argparse.Namespace) -> Path:
-    work: Path = arguments.work
-    return work / "quick" if _is_quick(arguments) else work
-
-
-def _out(arguments: argparse.Namespace) -> Path:
-    """The directory of results; --quick has its own, since its numbers mean nothing."""
-    is_page = arguments.device == "cpu" and not _is_quick(arguments)
-    default = RESULTS if is_page else _work(arguments) / "results" / arguments.device
-    return arguments.out or default
-
-
-def _tell(progress: Progress, line: TaskID, name: str, what: str, done: int, total: int) -> None:
-    progress.update(line, description=f"{name}: {what}", completed=done, total=total)
 
 
 def _failed(where: str, error: UserError) -> int:

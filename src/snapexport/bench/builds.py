@@ -56,16 +56,11 @@ class Builds:
         out = self._path(batch, f"L{L_max}.{cache}")
         if not out.is_dir():
             traced = self.traced(batch)
-            options = self._options(out, batch, L_max, kv_budget)
-            geometry = options.geometry(traced.manifest.model)
+            geometry = self._options(out, batch, L_max, kv_budget).geometry(traced.manifest.model)
+            form = replace(form, top_tokens=self.top_tokens)
             with scratch(out) as directory:  # whole, or not there
-                derive(
-                    traced,
-                    geometry,
-                    directory / "build",
-                    replace(form, top_tokens=self.top_tokens),
-                    link_weights=self._links,
-                ).directory.rename(out)
+                made = directory / "build"
+                derive(traced, geometry, made, form, link_weights=self._links).directory.rename(out)
         return self._opened(out)
 
     def traced(self, batch: int = 1) -> Build:
@@ -100,11 +95,9 @@ class Builds:
         return Build.open(directory)
 
     def _path(self, batch: int, what: str) -> Path:
-        """The path of a build, which depends on the digest of the code."""
-        made_by = self.directory / code_digest()
         weights, top = self.weights or self.dtype, f"top{self.top_tokens}"
         parts = self.model.name, weights, self.target, top, f"{batch}slots", what
-        return made_by / ".".join(parts)
+        return self.directory / code_digest() / ".".join(parts)
 
     def _options(self, out: Path, batch: int, L_max: int, kv_budget: int | None) -> BuildOptions:
         return BuildOptions(

@@ -1,8 +1,8 @@
 """Writes checkpoints of random weights, in pieces, without torch.
 
 Speed depends on shapes alone. The weights repeat one block of normal random numbers, each tensor
-from another offset, since 16 GB of fresh numbers would take minutes. The weights of a sparse
-checkpoint are a hole in a file, for measuring exports that do not fit on the machine.
+from another offset, since 16 GB of fresh numbers would take minutes. A sparse checkpoint has a
+hole in a file for weights: it measures exports of what does not fit on the machine.
 """
 
 import json
@@ -24,15 +24,6 @@ _PART = 1 << 24
 
 Shape = tuple[int, ...]
 
-_LLAMA_3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-
 
 def _shape(
     vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **more: Any
@@ -52,20 +43,27 @@ def _shape(
     } | more
 
 
-_8B: dict[str, Any] = {
+_LLAMA_3: dict[str, Any] = {
     "max_position_embeddings": 131072,
-    "rope_parameters": _LLAMA_3_ROPE,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
     "tie_word_embeddings": False,
 }
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES = {
     # 125 M parameters; the heads of Llama-3-8B in a quarter of its width.
     "small": _shape(32000, 1024, 4096, 4, 32, 8, head_dim=128),
     # The same with the vocabulary of Llama-3.
     "wide-vocabulary": _shape(128256, 1024, 4096, 4, 32, 8, head_dim=128),
     # Llama-3.2-1B's, Llama-3.1-8B's and -70B's, from their config.json.
     "1b": _shape(128256, 2048, 8192, 16, 32, 8),
-    "8b": _shape(128256, 4096, 14336, 32, 32, 8, **_8B),
-    "70b": _shape(128256, 8192, 28672, 80, 64, 8, **_8B),
+    "8b": _shape(128256, 4096, 14336, 32, 32, 8, **_LLAMA_3),
+    "70b": _shape(128256, 8192, 28672, 80, 64, 8, **_LLAMA_3),
     # 110 and 370 MB in fp32: what the memory of a running build is measured on.
     "narrow": _shape(8192, 640, 1792, 4, 10, 2, max_position_embeddings=32768),
     "medium": _shape(8192, 1024, 3584, 6, 16, 4, max_position_embeddings=32768),
@@ -110,19 +108,16 @@ def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
     )
     yield "model.embed_tokens.weight", (vocab, hidden)
     for layer in range(shape["num_hidden_layers"]):
-        parts: dict[str, Shape] = {
-            "self_attn.q_proj": (wide, hidden),
-            "self_attn.k_proj": (narrow, hidden),
-            "self_attn.v_proj": (narrow, hidden),
-            "self_attn.o_proj": (hidden, wide),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        for name, one in parts.items():
-            yield f"model.layers.{layer}.{name}.weight", one
+        block = f"model.layers.{layer}"
+        yield f"{block}.self_attn.q_proj.weight", (wide, hidden)
+        yield f"{block}.self_attn.k_proj.weight", (narrow, hidden)
+        yield f"{block}.self_attn.v_proj.weight", (narrow, hidden)
+        yield f"{block}.self_attn.o_proj.weight", (hidden, wide)
+        yield f"{block}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{block}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{block}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{block}.input_layernorm.weight", (hidden,)
+        yield f"{block}.post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
     if not shape["tie_word_embeddings"]:
         yield "lm_head.weight", (vocab, hidden)

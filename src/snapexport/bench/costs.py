@@ -1,19 +1,73 @@
 """Counts the least work of a build's prefill, compress step and decode step.
 
-Counts from the manifest and the weights' headers. Padding, recomputed overlaps, masks and
-intermediate results are not counted; they show in the ratio to the roofline.
+Counts from the manifest and the headers of the weights' files; nothing is loaded. Padding,
+recomputed overlaps, masks and intermediate results are not counted; they show in the ratio to the
+roofline. A tensor that lies in a file and that no graph uses would be counted too.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from snapexport.bench.roofline import Work
-from snapexport.bench.weights import Weights
-from snapexport.contract import names
+from snapexport.bench.turns import Work
+from snapexport.contract import names, safetensors
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.tensors import OF_DTYPE
+
+_EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_PACKED, _SCALES = ".int4", ".scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What one pass reads and multiplies.
+
+    nbytes: of all the matrices and norms. elements: of the matrices, output: of the last one.
+    """
+
+    nbytes: int
+    elements: int
+    output: int
+
+    @classmethod
+    def of(cls, build: Build) -> "Weights":
+        spans: dict[str, TensorSpan] = {}
+        for weights in build.manifest.weights:
+            spans |= safetensors.read_header(build.directory / weights.file)
+        return cls.counted(spans)
+
+    @classmethod
+    def counted(cls, spans: Mapping[str, TensorSpan]) -> "Weights":
+        """Without what a step takes only some rows of, or a packed copy of."""
+        has_output = any(_is(name, _OUTPUT) for name in spans)
+        read = {
+            name: span
+            for name, span in spans.items()
+            # Not the original of a packed tensor, nor an embedding beside an output matrix.
+            if name + _PACKED not in spans and not (has_output and _is(name, _EMBEDDING))
+        }
+        elements = {name: _elements(name, span.shape) for name, span in read.items()}
+        return cls(
+            sum(span.nbytes for span in read.values()),
+            sum(elements.values()),
+            # Where they are tied, the embedding's matrix makes the logits.
+            sum(n for name, n in elements.items() if _is(name, _OUTPUT) or _is(name, _EMBEDDING)),
+        )
+
+
+def _is(name: str, matrix: str) -> bool:
+    return name.removesuffix(_PACKED).endswith(matrix)
+
+
+def _elements(name: str, shape: tuple[int, ...]) -> int:
+    """Factors of a matrix product: two to a byte where packed, none in norms and scales."""
+    if name.endswith(_SCALES) or len(shape) < 2:
+        return 0
+    return math.prod(shape) * (2 if name.endswith(_PACKED) else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +86,6 @@ class LayerCosts:
     pair: int
     window: int
     fixed: int = 0
-
-    @property
-    def position(self) -> int:
-        """Bytes of a position's key and value in prefill."""
-        return self.key + self.value
 
     def attended(self, position: int, prompt_length: int) -> int:
         """Cache slots that a decoded token attends to."""
@@ -61,36 +110,32 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        layers = tuple(
-            _layer(manifest, layer, index, full_cache)
-            for index, layer in enumerate(geometry.layers)
-        )
-        return cls(Weights.of(build), layers, geometry.L_obs)
+        layers = (_layer(manifest, *layer, full_cache) for layer in enumerate(geometry.layers))
+        return cls(Weights.of(build), tuple(layers), geometry.L_obs)
 
     def prefill(self, length: int) -> Work:
         """Read the weights once, write the prompt's keys and values; logits of the last token."""
         tokens = length * (self.weights.elements - self.weights.output) + self.weights.output
         return Work(
-            self.weights.nbytes + sum(layer.position * length for layer in self.layers),
+            self.weights.nbytes + sum((layer.key + layer.value) * length for layer in self.layers),
             2 * tokens + sum(layer.pair * layer.pairs(length) for layer in self.layers),
         )
 
     def decode(self, position: int, prompt_length: int, active: int) -> Work:
         """One token of each active request: read weights and valid slots, write a cache slot."""
-        attended = [layer.attended(position, prompt_length) for layer in self.layers]
-        pairs = list(zip(self.layers, attended, strict=True))
+        pairs = [(layer, layer.attended(position, prompt_length)) for layer in self.layers]
         cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
         attention = sum(layer.pair * slots for layer, slots in pairs)
         return Work(
-            self.weights.nbytes + active * cache,
-            active * (2 * self.weights.elements + attention),
+            self.weights.nbytes + active * cache, active * (2 * self.weights.elements + attention)
         )
 
     def compress(self, length: int) -> Work:
         """Read the eligible positions' keys for the vote; read and write the compressed cache."""
         voting = [layer for layer in self.layers if layer.geometry.K]
         kept = sum(
-            (layer.position + layer.slot) * layer.geometry.valid(length - 1, length) + layer.fixed
+            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1, length)
+            + layer.fixed
             for layer in self.layers
         )
         votes = sum(layer.key * layer.geometry.eligible(length) for layer in voting)
@@ -98,24 +143,19 @@ class Costs:
         return Work(votes + kept, self.L_obs * products)
 
 
-def _layer(manifest: Manifest, geometry: LayerGeometry, index: int, full_cache: bool) -> LayerCosts:
+def _layer(manifest: Manifest, index: int, geometry: LayerGeometry, full_cache: bool) -> LayerCosts:
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
     states = [specs[names.past_key(index)], specs[names.past_value(index)]]
+    # An int8 cache has scales of key and value, [B,Hkv,1,D].
+    scales = names.past_key_scale(index), names.past_value_scale(index)
     key, value = (_position_bytes(spec, OF_DTYPE[manifest.dtype]) for spec in states)
     slot, fixed = key + value, 0
     if not full_cache:
         slot = sum(_position_bytes(spec, spec.dtype) for spec in states)
-        fixed = sum(_position_bytes(spec, spec.dtype) for spec in _scales(specs, index))
-    dims = sum(spec.shape[3] for spec in states)
-    pair = 2 * manifest.model.num_attention_heads * dims
+        fixed = sum(_position_bytes(specs[n], specs[n].dtype) for n in scales if n in specs)
+    pair = 2 * manifest.model.num_attention_heads * sum(spec.shape[3] for spec in states)
     window = manifest.model.sliding_window[index]
     return LayerCosts(geometry, key, value, slot, pair, window, fixed)
-
-
-def _scales(specs: dict[str, TensorSpec], index: int) -> list[TensorSpec]:
-    """A layer's scales of key and value, [B,Hkv,1,D]; none unless the cache is int8."""
-    scales = (names.past_key_scale(index), names.past_value_scale(index))
-    return [specs[name] for name in scales if name in specs]
 
 
 def _position_bytes(spec: TensorSpec, dtype: str) -> int:

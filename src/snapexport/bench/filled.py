@@ -5,10 +5,10 @@ it reads. The memory must have been written, since unwritten pages all map one p
 prefills one prompt, and copies it to all batch slots.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from snapexport.bench.costs import Costs
 from snapexport.bench.devices import Device
 from snapexport.bench.results import Results
-from snapexport.bench.systems import ExecutorSystem, load
-from snapexport.bench.turns import Case, clocked
+from snapexport.bench.systems import ExecutorSystem
+from snapexport.bench.turns import Case, Row, alone, clocked
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.executor import Executor
@@ -29,6 +29,94 @@ NOTE = (
     "caches hold random numbers, standard normal, a block of 1,048,576 repeated, in place of a "
     "prompt's keys and values; every step is that of the same position"
 )
+
+
+@dataclass(frozen=True)
+class Step:
+    """A row to measure: a decode step of all batch slots that attends to `context` positions."""
+
+    build: Build
+    context: int
+    labels: Row
+
+
+def measure_steps(
+    device: Device,
+    results: Results,
+    steps: Sequence[Step],
+    times: int,
+    rounds: int,
+    then: Callable[[list[Case]], None] = lambda cases: None,
+) -> None:
+    """Time the steps that have no row yet, in turn. Their builds are open at the same time."""
+    todo = [s for s in steps if not results.has("decode", {"context": s.context, **s.labels})]
+    if not todo:
+        return
+    longest = max(step.context for step in steps)
+    with ExitStack() as stack:
+        systems = {
+            build.directory: stack.enter_context(_opened(device, build, longest, results))
+            for build in {step.build.directory: step.build for step in todo}.values()
+        }
+        cases = [systems[s.build.directory].case(s.context, times, **s.labels) for s in todo]
+        results.measure("decode", alone(cases), rounds, device.probes())
+        then(cases)
+
+
+@contextmanager
+def _opened(
+    device: Device, build: Build, longest: int, results: Results
+) -> Iterator["FilledSystem"]:
+    """A build on a device, behind prompts of up to `longest` tokens; closed at the end.
+
+    On a GPU the operators that the CPU runs are kept in the results.
+    """
+    with device.opened(build) as executor:
+        if device.name == "cpu":
+            results.note(NOTE)
+            yield FilledSystem(build, executor)
+            return
+        assert isinstance(executor.backend, OnnxRuntimeBackend)
+        operators = executor.backend.operators().items()
+        graphs = {name: found.get("CPUExecutionProvider", {}) for name, found in operators}
+        labels = {"build": build.directory.name}
+        if not results.has("operators", labels):
+            row = {**labels, "captured": executor.captured, "on_cpu": graphs}
+            results.add("operators", row)
+        yield FilledSystem(build, executor, longest - 1)
+
+
+class FilledSystem:
+    """A system without prefill. prompt: the length of the prompt that a GPU prefills."""
+
+    def __init__(self, build: Build, executor: Executor, prompt: int | None = None) -> None:
+        self.build, self.executor = build, executor
+        if prompt is None:
+            self.refill()
+            return
+        limits = executor.limits
+        tokens = np.random.default_rng(0).integers(0, limits.vocab_size, prompt).tolist()
+        ExecutorSystem(executor).prefill(0, tokens)
+        for slot in range(1, limits.batch):
+            executor.move(0, slot)
+
+    def refill(self) -> None:
+        """Random numbers in every slot, whatever was prefilled since."""
+        fill(self.executor.decode_buffers)
+
+    def step(self, context: int, active: int) -> None:
+        """The token at position context - 1, behind a prompt of all before it."""
+        position = np.full(active, context - 1)
+        self.executor.decode(np.ones_like(position), position, position)
+
+    def case(self, context: int, times: int, **labels: Any) -> Case:
+        """A decode step of all slots that attends to `context` positions or to what is kept."""
+        batch = self.build.manifest.batch
+        costs = Costs.of(self.build, full_cache=not self.build.manifest.geometry.compresses)
+        work = costs.decode(context - 1, context - 1, batch)
+        step = clocked(partial(self.step, context, batch))
+        labels = {"context": context, "batch": batch} | labels
+        return Case("decode", labels, step, times, work=work, tokens=batch)
 
 
 def fill(arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -48,77 +136,3 @@ def fill_prompt(executor: Executor) -> None:
     assert executor.prompt_cache is not None, "a single shot has none"
     buffers = executor.prompt_cache.buffers.items()
     fill({name: one.array for name, one in buffers if one.array is not None})
-
-
-class FilledSystem:
-    """A system without prefill. prompt: the length of the prompt that a GPU prefills."""
-
-    def __init__(self, build: Build, executor: Executor, prompt: int | None = None) -> None:
-        self.build, self.executor = build, executor
-        self._context = 1
-        if prompt is None:
-            self.refill()
-        else:
-            self._prefill_all(prompt)
-
-    def refill(self) -> None:
-        """Random numbers in every slot, whatever was prefilled since."""
-        fill(self.executor.decode_buffers)
-
-    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
-        """Take a prompt for prefilled; all slots' are as long as the last one's."""
-        self._context = len(prompt)
-
-    def decode(self, active: int) -> None:
-        """A step of the token behind the prompt."""
-        self.step(self._context, active)
-
-    def step(self, context: int, active: int) -> None:
-        """The token at position context - 1, behind a prompt of all before it."""
-        position = np.full(active, context - 1)
-        self.executor.decode(np.ones_like(position), position, position)
-
-    def case(self, context: int, times: int, **labels: Any) -> Case:
-        """A decode step of all slots that attends to `context` positions or to what is kept."""
-        batch = self.build.manifest.batch
-        full_cache = not self.build.manifest.geometry.compresses
-        costs = Costs.of(self.build, full_cache=full_cache)
-        work = costs.decode(context - 1, context - 1, batch)
-        step = clocked(partial(self.step, context, batch))
-        labels = {"context": context, "batch": batch} | labels
-        return Case("decode", labels, step, times, work=work, tokens=batch)
-
-    def _prefill_all(self, length: int) -> None:
-        limits = self.executor.limits
-        tokens = np.random.default_rng(0).integers(0, limits.vocab_size, length).tolist()
-        ExecutorSystem(self.executor).prefill(0, tokens)
-        for slot in range(1, limits.batch):
-            self.executor.move(0, slot)
-
-
-@contextmanager
-def open_filled(
-    device: Device, build: Build, longest: int, results: Results
-) -> Iterator[FilledSystem]:
-    """A build on a device, behind prompts of up to `longest` tokens; closed at the end.
-
-    On a GPU the operators that the CPU runs are kept in the results.
-    """
-    with device.opened(build) as executor:
-        if device.name == "cpu":
-            results.note(NOTE)
-            yield FilledSystem(build, executor)
-            return
-        assert isinstance(executor.backend, OnnxRuntimeBackend)
-        operators = executor.backend.operators().items()
-        graphs = {name: found.get("CPUExecutionProvider", {}) for name, found in operators}
-        row = {"build": build.directory.name, "captured": executor.captured, "on_cpu": graphs}
-        if not results.has("operators", {"build": row["build"]}):
-            results.add("operators", row)
-        yield FilledSystem(build, executor, longest - 1)
-
-
-def load_filled(build: Path, threads: int) -> FilledSystem:
-    """For a process of its own."""
-    system = load(build, baseline=False, threads=threads, prepack=False)
-    return FilledSystem(Build.open(build), system.executor)

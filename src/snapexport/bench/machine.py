@@ -3,22 +3,14 @@
 import importlib
 import os
 import platform
-from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import snapexport
 
-_PACKAGES = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "numpy",
-    "torch",
-    "transformers",
-    "onnx",
-    "safetensors",
-)
+_PACKAGES = "onnxruntime onnxruntime-gpu numpy torch transformers onnx safetensors".split()
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -29,17 +21,17 @@ def cores() -> int:
 
 def described() -> dict[str, Any]:
     """The processor, its cores, memory, system and load, and the versions of what runs on it."""
+    versions = {"snapexport": snapexport.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
-        "processor": next(_values("/proc/cpuinfo", "model name"), platform.machine()),
+        "processor": _value("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": cores(),
-        "memory_bytes": int(next(_values("/proc/meminfo", "MemTotal")).split()[0]) * 1024,
+        "memory_bytes": int(_value("/proc/meminfo", "MemTotal").split()[0]) * 1024,
         "system": platform.platform(),
         "load_average": [round(one, 2) for one in os.getloadavg()],
-        "versions": {
-            "snapexport": snapexport.__version__,
-            "python": platform.python_version(),
-            **{name: found for name in _PACKAGES if (found := _version(name))},
-        },
+        "versions": versions,
     }
 
 
@@ -68,16 +60,10 @@ def _cuda_version(status: Any, number: int) -> str | None:
     return None if int(status) else f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _values(path: str, name: str) -> Iterator[str]:
-    """Of the lines `name: value`."""
+def _value(path: str, name: str) -> str:
+    """The first line `name: value`; empty where there is none."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
-            yield value.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+            return value.strip()
+    return ""

@@ -1,54 +1,26 @@
-"""Measures the memory of a system, in its own process so that nothing else is counted."""
+"""Measures memory in a process of its own, so that nothing else is counted."""
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
-from snapexport.bench.systems import System, SystemSpec
 from snapexport.contract.errors import UserError
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes. empty: the interpreter and its libraries, before loading. peak: the largest resident
-    memory, with mapped weight files, during the longest prompts and some steps. anonymous: the
-    process' own pages after them.
+def measure(what: str, load: Callable[[], S], use: Callable[[S], object]) -> dict[str, int]:
+    """Load a system in a fresh interpreter, and use it; both are picklable. Raises UserError.
+
+    Returns bytes. empty: of the interpreter and its libraries, before loading. peak: the largest
+    resident memory, with mapped weight files. anonymous: the process' own pages at the end.
     """
-
-    empty: int
-    loaded: int
-    peak: int
-    anonymous_loaded: int
-    anonymous: int
-
-    def report(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """An action: fill batch slots with random prompts, then decode some steps."""
-
-    slots: int
-    prompt: int
-    decode_steps: int
-    vocab_size: int
-
-
-def measure(spec: SystemSpec, filling: Filling) -> Memory:
-    """Load a system in a fresh interpreter, fill its batch slots, and decode."""
-    return apart(f"measuring the memory of {spec.name}", partial(_used, spec.load, filling))
+    return apart(f"measuring the memory of {what}", partial(_used, load, use))
 
 
 def apart(what: str, action: Callable[[], T]) -> T:
@@ -56,8 +28,12 @@ def apart(what: str, action: Callable[[], T]) -> T:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_tell, args=(theirs, action), daemon=True)
-    with _ctrl_c_ignored():  # by the child from its first moment: Ctrl-C is for us, and we end it
+    # The child ignores Ctrl-C from its first moment: it is for us, and we end the child.
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
         child.start()
+    finally:
+        signal.signal(signal.SIGINT, former)
     theirs.close()
     try:
         error, found = ours.recv()
@@ -84,31 +60,22 @@ def _tell(pipe: Connection, action: Callable[[], object]) -> None:
         pipe.send(((error.message, error.hint), None))
 
 
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Children keep what is ignored when they are started."""
-    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-
-
-def _used(load: Callable[[], System], filling: Filling) -> Memory:
-    empty = status()
+def _used(load: Callable[[], S], use: Callable[[S], object]) -> dict[str, int]:
+    empty = _status()
     system = load()
-    loaded = status()
-    shape = filling.slots, filling.prompt
-    prompts = np.random.default_rng(0).integers(0, filling.vocab_size, shape)
-    for slot, prompt in enumerate(prompts.tolist()):
-        system.prefill(slot, prompt)
-    for _ in range(filling.decode_steps):
-        system.decode(filling.slots)
-    end = status()
-    return Memory(empty["VmRSS"], loaded["VmRSS"], end["VmHWM"], loaded["RssAnon"], end["RssAnon"])
+    loaded = _status()
+    use(system)
+    end = _status()
+    return {
+        "empty": empty["VmRSS"],
+        "loaded": loaded["VmRSS"],
+        "peak": end["VmHWM"],
+        "anonymous_loaded": loaded["RssAnon"],
+        "anonymous": end["RssAnon"],
+    }
 
 
-def status() -> dict[str, int]:
+def _status() -> dict[str, int]:
     """Bytes of this process by the kernel's names; proc(5), /proc/pid/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     rows = (line.split() for line in lines if line.endswith(" kB"))

@@ -1,22 +1,14 @@
-"""Writes the tables of results files into a page of the documentation."""
+"""Writes the tables of results files as Markdown, into a page of the documentation."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from snapexport.bench import tables
 from snapexport.bench.experiments import EXPERIMENTS
 from snapexport.bench.results import read
+from snapexport.bench.tables import Table
 from snapexport.bench.turns import RATES, Row
 from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import UserError
-
-
-def block(report: Row) -> str:
-    """Tables and facts of one experiment, as Markdown."""
-    lines: list[str] = []
-    for table in EXPERIMENTS[report["experiment"]].tables(report):
-        lines += [*tables.markdown(table), ""]
-    return "\n".join([*lines, *_facts(report)])
 
 
 def write(page: Path, directory: Path) -> list[str]:
@@ -25,10 +17,10 @@ def write(page: Path, directory: Path) -> list[str]:
         raise UserError(f"{page} is not there", "name the page with the tables' places")
     text, written = page.read_text(), []
     for name in EXPERIMENTS:
-        start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
         path = directory / f"{name}.json"
         if not path.is_file():
             continue
+        start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
         before, found, rest = text.partition(start)
         _, ended, after = rest.partition(end)
         if not (found and ended):
@@ -37,6 +29,26 @@ def write(page: Path, directory: Path) -> list[str]:
         written.append(name)
     page.write_text(text)
     return written
+
+
+def block(report: Row) -> str:
+    """Tables and facts of one experiment, as Markdown."""
+    lines: list[str] = []
+    for table in EXPERIMENTS[report["experiment"]].tables(report):
+        lines += [*_markdown(table), ""]
+    return "\n".join([*lines, *_facts(report)])
+
+
+def _markdown(table: Table) -> Iterator[str]:
+    if table.rows:
+        marks = ["---" if table.is_text(n) else "---:" for n in range(len(table.heads))]
+        yield f"| {' | '.join(table.heads)} |"
+        yield f"|{'|'.join(marks)}|"
+        for row in table.rows:
+            yield f"| {' | '.join(row)} |"
+    if table.notes:
+        yield ""
+        yield from table.notes
 
 
 def _facts(report: Row) -> Iterator[str]:
@@ -50,26 +62,13 @@ def _facts(report: Row) -> Iterator[str]:
         f"{spelled(machine['memory_bytes'])}, load before {machine['load_average'][0]}; "
         f"{versions}.{cut}"
     )
-    units = {"bandwidth": "GB/s", "matmul": "GFLOP/s"}
-    rows = report["sections"][RATES]
-    told = [
-        f"{_range([row[probe]['median'] for row in rows if probe in row])} {unit}"
-        for probe, unit in units.items()
-        if any(probe in row for row in rows)
-    ]
-    if told:
-        yield f"Probed: {', '.join(told)}. Each time is the median of {_samples(report)}."
-
-
-def _samples(report: Row) -> str:
-    """How many there are, from the row with the fewest to that with the most."""
-    rows = [row for section in report["sections"].values() for row in section]
-    found = [row["seconds"]["samples"] for row in rows if isinstance(row.get("seconds"), dict)]
-    counts = sorted(found)
-    return " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:])) or "none"
-
-
-def _range(medians: list[float]) -> str:
-    """Of the parts of a run, in 10^9."""
-    low, high = f"{min(medians) / 1e9:.0f}", f"{max(medians) / 1e9:.0f}"
-    return low if low == high else f"{low} - {high}"
+    rates = []
+    for name, unit in {"bandwidth": "GB/s", "matmul": "GFLOP/s"}.items():
+        if found := [row[name]["median"] for row in report["sections"][RATES] if name in row]:
+            ends = dict.fromkeys(f"{one / 1e9:.0f}" for one in (min(found), max(found)))
+            rates.append(f"{' - '.join(ends)} {unit}")
+    if rates:
+        rows = [row for section in report["sections"].values() for row in section]
+        counts = [row["seconds"]["samples"] for row in rows if isinstance(row.get("seconds"), dict)]
+        samples = dict.fromkeys(map(str, (min(counts), max(counts)) if counts else ["none"]))
+        yield f"Probed: {', '.join(rates)}. Each time is the median of {' to '.join(samples)}."

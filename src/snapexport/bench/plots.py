@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -10,7 +11,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from snapexport.bench.experiments import equal_memory, overhead
 from snapexport.bench.turns import Row
 from snapexport.plots import COLOURS, MARKERS, STYLE
 
@@ -36,24 +36,22 @@ def draw(report: Row, directory: Path, kinds: Sequence[str] = KINDS) -> list[str
 
 def decode_by_context(report: Row) -> Figure:
     """Milliseconds of a step against the context; a panel a batch."""
-    rows = report["sections"]["decode"]
-    batches = sorted({row["batch"] for row in rows})
-    figure, panels = _panels(len(batches))
-    for axes, batch in zip(panels, batches, strict=True):
-        own = [row for row in rows if row["batch"] == batch]
-        _lines(axes, own, _by(own, "system"), _ms)
+    panels = _by(report["sections"]["decode"], "batch")
+    figure, drawn = _panels(len(panels))
+    for axes, batch in zip(drawn, sorted(panels), strict=True):
+        _lines(axes, _by(panels[batch], "system"))
         slots = f"{batch} active batch slot{'s' * (batch > 1)}"
         axes.set(title=slots, xlabel="context, tokens", ylim=(0, None))
-    panels[0].set_ylabel("ms per decode step")
-    _legend_beside(panels[-1])
+    drawn[0].set_ylabel("ms per decode step")
+    _legend_beside(drawn[-1])
     return figure
 
 
 def prefill_by_context(report: Row) -> Figure:
     """Tokens a second against the prompt's length."""
     figure, (axes,) = _panels(1)
-    rows = report["sections"]["prefill"]
-    _lines(axes, rows, _by(rows, "system"), lambda row, value: row["context"] / value)
+    rows = _by(report["sections"]["prefill"], "system")
+    _lines(axes, rows, lambda row, seconds: row["context"] / seconds)
     axes.set(xlabel="prompt, tokens", ylabel="prefill, tokens/s", ylim=(0, None))
     _legend_beside(axes)
     return figure
@@ -72,52 +70,64 @@ def load_by_clients(report: Row) -> Figure:
         for line, key in (("-", "median"), (":", "p99")):
             values, label = [row["ttft_seconds"][key] for row in told], f"{name}, {key}"
             firsts.plot([r["clients"] for r in told], values, label=label, linestyle=line, **look)
-    rates.set(ylabel="tokens/s, all clients", ylim=(0, None))
-    firsts.set(ylabel="TTFT, s", ylim=(0, None))
-    for axes in (rates, firsts):
-        axes.set_xlabel("clients")
+    for axes, label in ((rates, "tokens/s, all clients"), (firsts, "TTFT, s")):
+        axes.set(xlabel="clients", ylabel=label, ylim=(0, None))
         _ticks(axes, (row["clients"] for row in loads))
         axes.legend(frameon=False, fontsize=7)
     return figure
 
 
-def _context(report: Row) -> Figure:
-    """Lines over contexts, both axes in powers."""
-    figure, axes = _one()
-    rows = report["sections"]["decode"]
+def _one(drawn: Callable[[Axes, Row], None], **legend: Any) -> Callable[[Row], Figure]:
+
+    def figure_of(report: Row) -> Figure:
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        axes: Axes = figure.subplots()
+        drawn(axes, report)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=7, **legend)
+        return figure
+
+    return figure_of
+
+
+def _context(axes: Axes, report: Row) -> None:
+    caches = _by(report["sections"]["decode"], "kv_budget")
     named = {
-        f"SnapStream, {budget:,} slots" if budget else "full cache": found
-        for budget, found in _by(rows, "kv_budget").items()
+        f"SnapStream, {budget:,} slots" if budget else "full cache": rows
+        for budget, rows in caches.items()
     }
-    _lines(axes, rows, named, _ms)
+    _lines(axes, named)
     axes.set(xlabel="context, tokens", ylabel="ms per decode step", yscale="log")
     _plain(axes.yaxis)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
 
 
-def _equal_memory(report: Row) -> Figure:
-    """Bars of tokens a second for each prompt, with the number of requests on them."""
-    figure, axes = _one()
-    decode = report["sections"]["decode"]
-    batches = {(row["context"], row["cache"]): row["batch"] for row in decode}
-    prompts = list(dict.fromkeys(row["context"] for row in report["summary"]))
-    kinds = _by(report["summary"], "cache")
-    for index, (kind, rows) in enumerate(kinds.items()):
-        name = f"{kind} cache" if kind == equal_memory.FULL.name else f"SnapStream, {kind}"
-        places = _places([prompts.index(row["context"]) for row in rows], index, len(kinds))
-        values = [row["tokens_per_second"] for row in rows]
-        bars = axes.bar(places, values, 0.8 / len(kinds), label=name, color=COLOURS[index])
-        axes.bar_label(bars, [str(batches[row["context"], kind]) for row in rows], fontsize=7)
-    axes.set_xticks(range(len(prompts)), [f"{prompt:,}" for prompt in prompts])
+def _equal_memory(axes: Axes, report: Row) -> None:
+    requests = {(row["context"], row["cache"]): row for row in report["sections"]["decode"]}
+    rows = [
+        row | {"batch": requests[row["context"], row["cache"]]["batch"]}
+        for row in report["summary"]
+    ]
+    named = {
+        f"{cache} cache" if cache == "full" else f"SnapStream, {cache}": found
+        for cache, found in _by(rows, "cache").items()
+    }
+    for bars, found in _bars(axes, named, "context", lambda row: row["tokens_per_second"]):
+        axes.bar_label(bars, [str(row["batch"]) for row in found], fontsize=7)
     axes.set(xlabel="prompt, tokens (on the bars: requests)", ylabel="tokens/s")
-    axes.legend(frameon=False, fontsize=7)
-    return figure
 
 
-def _overhead(report: Row) -> Figure:
+def _naive(axes: Axes, report: Row) -> None:
+    named: dict[str, list[Row]] = {}
+    for row in report["sections"]["decode"]:
+        named.setdefault(f"{row['target']}, {row['update']}", []).append(row)
+    list(_bars(axes, named, "slots", lambda row: 1e3 * row["seconds"]["median"]))
+    axes.set(xlabel="cache slots", ylabel="ms per decode step")
+
+
+def _overhead(axes: Axes, report: Row) -> None:
     """Shares of prefill: builds of the prompt's own length, the longest build, and others'."""
-    figure, axes = _one()
+    from snapexport.bench.experiments.overhead import MLX_SHARE, PAPER_SHARE
+
     found = report["summary"]
     longest = max((row["L_max"] for row in found), default=0)
     own = [row for row in found if row["L_max"] == row["prompt"]]
@@ -126,61 +136,36 @@ def _overhead(report: Row) -> Figure:
         shares = [100 * row["share"] for row in rows]
         label = f"build for prompts up to {name}"
         axes.plot([row["prompt"] for row in rows], shares, label=label, **_look(index))
-    others = {"SnapStream's paper, 128K": overhead.PAPER_SHARE, "mlx-lm, 95K": overhead.MLX_SHARE}
+    others = {"SnapStream's paper, 128K": PAPER_SHARE, "mlx-lm, 95K": MLX_SHARE}
     for index, (name, share) in enumerate(others.items(), 2):
         axes.axhline(100 * share, linestyle=":", color=COLOURS[index], label=name)
     axes.set(xlabel="prompt, tokens", ylabel="compress step, % of prefill", yscale="log")
     _ticks(axes, (row["prompt"] for row in found))
     _plain(axes.yaxis)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
 
 
-def _naive(report: Row) -> Figure:
-    """Bars of step times for each number of cache slots."""
-    figure, axes = _one()
-    decode = report["sections"]["decode"]
-    slots = list(dict.fromkeys(row["slots"] for row in decode))
-    kinds = list(dict.fromkeys((row["target"], row["update"]) for row in decode))
-    for index, kind in enumerate(kinds):
-        rows = [row for row in decode if (row["target"], row["update"]) == kind]
-        values = [_ms(row, row["seconds"]["median"]) for row in rows]
-        places = _places([slots.index(row["slots"]) for row in rows], index, len(kinds))
-        axes.bar(places, values, 0.8 / len(kinds), label=", ".join(kind), color=COLOURS[index])
-    axes.set_xticks(range(len(slots)), [f"{count:,}" for count in slots])
-    axes.set(xlabel="cache slots", ylabel="ms per decode step")
-    axes.legend(frameon=False, fontsize=7)
-    return figure
-
-
-def _peers(report: Row) -> Figure:
-    """A row for each system, a point for each context."""
-    figure, axes = _one()
+def _peers(axes: Axes, report: Row) -> None:
     decode = report["sections"]["decode"]
     names = list(_by(decode, "system"))[::-1]
     for index, (context, rows) in enumerate(_by(decode, "context").items()):
-        values = [_ms(row, row["seconds"]["median"]) for row in rows]
+        values = [1e3 * row["seconds"]["median"] for row in rows]
         places = [names.index(row["system"]) for row in rows]
         axes.plot(values, places, label=f"{context:,} tokens", linestyle="", **_look(index))
     axes.grid(axis="y", linewidth=0.3)
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set(xlabel="ms per decode step", xscale="log")
     _plain(axes.xaxis)
-    # Beside the points: within them a legend's own marker reads as one more.
-    axes.legend(frameon=False, fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    return figure
 
 
-def _host(report: Row) -> Figure:
-    """A row for each way of sampling."""
-    figure, axes = _one()
+def _host(axes: Axes, report: Row) -> None:
     found = report["summary"][::-1]
     axes.barh([row["sampling"] for row in found], [100 * row["share"] for row in found])
     axes.set(xlabel="Python, % of a decode step")
-    return figure
 
 
-def _lines(axes: Axes, rows: Sequence[Row], named: dict[str, list[Row]], scale: Scale) -> None:
+def _lines(
+    axes: Axes, named: dict[str, list[Row]], scale: Scale = lambda row, seconds: 1e3 * seconds
+) -> None:
     """A line over contexts with its quartiles for each name, and its roofline."""
     for index, (name, found) in enumerate(named.items()):
         own = sorted(found, key=lambda row: int(row["context"]))
@@ -195,25 +180,28 @@ def _lines(axes: Axes, rows: Sequence[Row], named: dict[str, list[Row]], scale: 
             least = [scale(row, row["roofline"]["seconds"]) for row in bounded]
             xs, label = [row["context"] for row in bounded], f"{name}, roofline"
             axes.plot(xs, least, "--", color=colour, linewidth=1, label=label)
-    _ticks(axes, (row["context"] for row in rows))
+    _ticks(axes, (row["context"] for rows in named.values() for row in rows))
 
 
-def _by(rows: Iterable[Row], label: str) -> dict[str, list[Row]]:
+def _bars(
+    axes: Axes, named: dict[str, list[Row]], group: str, height: Callable[[Row], float]
+) -> Iterable[tuple[mpl.container.BarContainer, list[Row]]]:
+    """A bar for each row, side by side in the groups of a label; yields each name's."""
+    groups = list(dict.fromkeys(row[group] for rows in named.values() for row in rows))
+    axes.set_xticks(range(len(groups)), [f"{one:,}" for one in groups])
+    for index, (name, rows) in enumerate(named.items()):
+        offset = 0.8 * (index + 0.5) / len(named) - 0.4
+        places = [groups.index(row[group]) + offset for row in rows]
+        heights, width = [height(row) for row in rows], 0.8 / len(named)
+        yield axes.bar(places, heights, width, label=name, color=COLOURS[index]), rows
+
+
+def _by(rows: Iterable[Row], label: str) -> dict[Any, list[Row]]:
     """Rows by a label, in the order of the first of each."""
-    found: dict[str, list[Row]] = {}
+    found: dict[Any, list[Row]] = {}
     for row in rows:
         found.setdefault(row[label], []).append(row)
     return found
-
-
-def _ms(row: Row, seconds: float) -> float:
-    return 1e3 * seconds
-
-
-def _one() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes: Axes = figure.subplots()
-    return figure, axes
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -224,11 +212,6 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
 def _look(index: int) -> Row:
     marker = MARKERS[index % len(MARKERS)]
     return {"color": COLOURS[index % len(COLOURS)], "marker": marker, "markersize": 4}
-
-
-def _places(groups: Sequence[int], index: int, kinds: int) -> list[float]:
-    """Of one kind's bars, side by side with the others'."""
-    return [group + 0.8 * (index + 0.5) / kinds - 0.4 for group in groups]
 
 
 def _ticks(axes: Axes, values: Iterable[int]) -> None:
@@ -259,19 +242,21 @@ def _save(figure: Figure, path: Path) -> str:
     return path.name
 
 
+# Beside the points: within them a legend's own marker reads as one more.
+_POINTS = _one(_peers, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
 _PICTURES: dict[str, dict[str, tuple[str, Callable[[Row], Figure]]]] = {
     "speed": {
         "decode_by_context": ("decode", decode_by_context),
         "prefill_by_context": ("prefill", prefill_by_context),
     },
     "load": {"load_by_clients": ("load", load_by_clients)},
-    "context": {"context": ("decode", _context)},
-    "equal_memory": {"equal_memory": ("decode", _equal_memory)},
-    "overhead": {"overhead": ("compress", _overhead)},
-    "naive": {"naive": ("decode", _naive)},
-    "peers": {"peers": ("decode", _peers)},
-    "peers1b": {"peers1b": ("decode", _peers)},
-    "scale1b": {"scale1b": ("decode", _context)},
-    "host": {"host": ("host", _host)},
+    "context": {"context": ("decode", _one(_context))},
+    "equal_memory": {"equal_memory": ("decode", _one(_equal_memory))},
+    "overhead": {"overhead": ("compress", _one(_overhead))},
+    "naive": {"naive": ("decode", _one(_naive))},
+    "peers": {"peers": ("decode", _POINTS)},
+    "peers1b": {"peers1b": ("decode", _POINTS)},
+    "scale1b": {"scale1b": ("decode", _one(_context))},
+    "host": {"host": ("host", _one(_host))},
 }
 """The pictures of each experiment: their names, the section that they need, and who draws them."""

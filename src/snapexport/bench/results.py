@@ -1,4 +1,4 @@
-"""What an experiment has found so far, in one format. A run that is cut keeps it.
+"""Keeps what an experiment has found so far, in one format. A run that is cut keeps it too.
 
     {"format": 1, "experiment", "command", "complete", "device", "machine", "threads", "settings",
      "notes": [...], "sections": {NAME: [row, ...]}, "summary": [row, ...]}
@@ -10,14 +10,13 @@ and "ratio". Section "rates" has what was probed. The summary follows from the s
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snapexport.bench import machine, turns
-from snapexport.bench.probes import Probe
-from snapexport.bench.turns import RATES, Case, Group, Row
+from snapexport.bench.turns import RATES, Case, Group, Row, alone
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
 
@@ -26,10 +25,6 @@ FORMAT = 1
 Tell = Callable[[str, int, int], None]
 """What is measured, how many measurements of it are done, and of how many."""
 Summary = Callable[[Row], list[Row]]
-
-
-def silent(section: str, done: int, total: int) -> None:
-    """Tell nobody."""
 
 
 @dataclass
@@ -44,7 +39,7 @@ class Results:
     settings: Any
     threads: int | None = None
     device: str = "cpu"
-    tell: Tell = silent
+    tell: Tell = lambda what, done, total: None
     summary: Summary | None = None
     path: Path | None = None
     about: Row = field(default_factory=dict)
@@ -58,38 +53,29 @@ class Results:
         if self.path is None or not self.path.is_file():
             return
         found, now = read(self.path), self.as_json()
-        for name, same in (
-            ("settings", found["settings"] == now["settings"]),
-            ("device", found["device"] == now["device"]),
-            ("GPU", found["machine"].get("gpu") == now["machine"].get("gpu")),
-        ):
-            if not same:
-                raise UserError(
-                    f"{self.path} has rows of other {name}", "choose another --out, or no --resume"
-                )
+        same = {name: found[name] == now[name] for name in ("settings", "device")}
+        same["GPU"] = found["machine"].get("gpu") == now["machine"].get("gpu")
+        for name in (name for name, is_same in same.items() if not is_same):
+            raise UserError(
+                f"{self.path} has rows of other {name}", "choose another --out, or no --resume"
+            )
         self.sections.update(found["sections"])
         self.notes = found["notes"]
 
     def has(self, section: str, labels: Row) -> bool:
-        """Whether there is a row of these labels."""
         wanted = json.loads(json.dumps(labels)).items()
-        return any(wanted <= row.items() for row in self._plain_rows(section))
+        return any(wanted <= row.items() for row in self.sections.get(section, []))
 
     def note(self, *texts: str) -> None:
-        """Add what is not noted yet."""
         self.notes += [text for text in texts if text not in self.notes]
 
-    def missing(self, cases: Iterable[Case]) -> list[Case]:
-        """The cases that have no row yet."""
-        return [case for case in cases if not self.has(case.section, dict(case.labels))]
-
     def measure(
-        self, what: str, groups: Sequence[Group], rounds: int, probes: Sequence[Probe] = ()
+        self, what: str, groups: Sequence[Group], rounds: int, probes: Sequence[Case] = ()
     ) -> None:
         """Time the groups in turn, probes among them; their rows join their sections."""
-        everything = [*turns.alone(turns.probe_cases(probes)), *groups]
+        everything = [*alone(probes), *groups]
         taken: dict[Case, list[float]] = defaultdict(list)
-        total = turns.count(everything, rounds)
+        total = rounds * sum(case.times for group in everything for case in group)
         self.tell(what, 0, total)
         try:
             for done, (case, seconds) in enumerate(turns.take_turns(everything, rounds), 1):
@@ -97,6 +83,15 @@ class Results:
                 self.tell(what, done, total)
         finally:
             self._add(what, taken)
+
+    def _add(self, what: str, taken: turns.Taken) -> None:
+        probed = turns.probed(taken)
+        # In the order of their groups' first turn, whatever the last round's was.
+        for section, row in turns.rows(taken, turns.rates(probed)):
+            self.sections[section].append(row)
+        if probed:
+            self.sections[RATES].append({"section": what, **probed})
+        self.write()
 
     def add(self, section: str, row: Row) -> None:
         """Keep one row, at once."""
@@ -127,18 +122,6 @@ class Results:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(self.as_json(), indent=1) + "\n")
-
-    def _add(self, what: str, taken: turns.Taken) -> None:
-        known = turns.rates(taken)
-        # In the order of their groups' first turn, whatever the last round's was.
-        for section, row in turns.rows(taken, known):
-            self.sections[section].append(row)
-        if probed := turns.rate_row(taken):
-            self.sections[RATES].append({"section": what, **probed})
-        self.write()
-
-    def _plain_rows(self, section: str) -> list[Row]:
-        return self.sections.get(section, [])
 
 
 def read(path: Path) -> Row:

@@ -33,18 +33,17 @@ class Bound:
     """A session tied to arrays: nothing is copied."""
 
     def __init__(self, session: Any, inputs: Arrays, outputs: Arrays) -> None:
-        import onnxruntime as ort
+        from onnxruntime import OrtValue
 
         self._session, self._binding = session, session.io_binding()
         self.inputs, self.outputs = inputs, outputs  # ONNX Runtime holds their addresses only
         for one in session.get_inputs():
-            value = ort.OrtValue.ortvalue_from_numpy(inputs[one.name])
+            value = OrtValue.ortvalue_from_numpy(inputs[one.name])
             self._binding.bind_ortvalue_input(one.name, value)
         for name, array in outputs.items():
-            self._binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+            self._binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
 
     def run(self) -> None:
-        """From the inputs to the outputs."""
         self._session.run_with_iobinding(self._binding)
 
 

@@ -1,14 +1,12 @@
 """The systems that a benchmark compares: a prompt in, then one token after another.
 
-A system keeps no time. `ExecutorSystem` is a build of ours; another one joins a run by a
-`SystemSpec` of its own.
+A system keeps no time. Other libraries are in `peers/`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -25,41 +23,48 @@ from snapexport.runtime.scheduler import Chunk, Scheduler
 _GREEDY = SamplingParams()
 
 
-class System(Protocol):
-    """One model, loaded, with batch slots for several requests."""
-
-    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
-        """From a prompt to its first token, from which the slot will go on."""
-        ...
-
-    def decode(self, active: int) -> None:
-        """One more token for each of the slots below `active`; the others may be lost."""
-        ...
-
-
 @dataclass(frozen=True)
 class SystemSpec:
     """A system that is not loaded yet.
 
     load: makes it; picklable, since memory is measured in a process of its own. batch, longest
-    prompt and positions are its limits. costs: for the roofline; None where they are not known.
-    cache_bytes: of all its caches, likewise.
+    prompt and positions are its limits. cache_bytes: of all its caches.
     """
 
     name: str
-    load: Callable[[], System]
+    load: Callable[[], "ExecutorSystem"]
     batch: int
     longest_prompt: int
     positions: int
-    costs: Costs | None = None
-    cache_bytes: int | None = None
+    costs: Costs
+    cache_bytes: int
+
+    @classmethod
+    def of(
+        cls, build: Build, *, baseline: bool, threads: int | None, prepack: bool
+    ) -> "SystemSpec":
+        """A build's own graphs, or its baseline. Raises UserError."""
+        manifest, compresses = build.manifest, build.manifest.geometry.compresses
+        if baseline and not compresses:
+            raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
+        full_cache = baseline or not compresses
+        limits, cache = Limits.of(manifest, full_cache=full_cache), cache_bytes(manifest)
+        return cls(
+            "full" if full_cache else manifest.geometry.policy,
+            partial(load, build.directory, baseline, threads, prepack),
+            limits.batch,
+            limits.longest_prompt,
+            limits.positions,
+            Costs.of(build, full_cache=full_cache),
+            cache.prefill + (cache.full if full_cache else cache.decode),
+        )
 
 
 class ExecutorSystem:
     """An executor driven without a scheduler's queue: prompts alone, then decode steps alone.
 
     Chunks and greedy sampling are the runtime's own. The cost of its queue, its text and its stop
-    strings is not in here: `load/` measures whole requests.
+    strings is not in here: `load.py` measures whole requests.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -68,14 +73,14 @@ class ExecutorSystem:
         self._rng = generator(_GREEDY)
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> None:
-        """All its chunks."""
+        """From a prompt to its first token, from which the slot will go on."""
         for chunk in chunks(len(prompt), self.executor.limits.prefill_chunk):
             tokens = prompt[chunk.start : chunk.end]
             prediction = self.executor.prefill(slot, tokens, chunk.start, len(prompt))
         self._inputs[:, slot] = sample(prediction, _GREEDY, self._rng), len(prompt), len(prompt)
 
     def decode(self, active: int) -> None:
-        """A step of the first slots."""
+        """One more token for each of the slots below `active`; the others may be lost."""
         predictions = self.executor.decode(*self._inputs[:, :active])
         for slot in range(active):
             self._inputs[0, slot] = sample(predictions[slot], _GREEDY, self._rng)
@@ -84,6 +89,20 @@ class ExecutorSystem:
     def compress(self, prompt_length: int) -> None:
         """The compress step of the prompt that was prefilled last, once more, into slot 0."""
         self.executor.compress(0, prompt_length)
+
+
+def load(
+    build: Path, baseline: bool = False, threads: int | None = None, prepack: bool = False
+) -> ExecutorSystem:
+    """On the CPU, as a user's own run would be. Raises UserError."""
+    executor = open_executor(
+        Build.open(build),
+        backend="onnxruntime",
+        baseline=baseline,
+        threads=threads,
+        prepack=prepack,
+    )
+    return ExecutorSystem(executor)
 
 
 def chunks(length: int, chunk: int) -> Iterator[Chunk]:
@@ -95,36 +114,3 @@ def chunks(length: int, chunk: int) -> Iterator[Chunk]:
             yield part
             if part.is_last:
                 return
-
-
-def spec_of(
-    build: Build, *, baseline: bool = False, threads: int | None = None, prepack: bool = False
-) -> SystemSpec:
-    """A build's own graphs, or its baseline. Raises UserError."""
-    manifest = build.manifest
-    if baseline and not manifest.geometry.compresses:
-        raise UserError(f"{build.directory} is a full cache already", "leave out --baseline")
-    full_cache = baseline or not manifest.geometry.compresses
-    limits, cache = Limits.of(manifest, full_cache=full_cache), cache_bytes(manifest)
-    return SystemSpec(
-        "full" if full_cache else manifest.geometry.policy,
-        partial(load, build.directory, baseline, threads, prepack),
-        limits.batch,
-        limits.longest_prompt,
-        limits.positions,
-        Costs.of(build, full_cache=full_cache),
-        cache.prefill + (cache.full if full_cache else cache.decode),
-    )
-
-
-def load(build: Path, baseline: bool, threads: int | None, prepack: bool) -> ExecutorSystem:
-    """On the CPU, as a user's own run would be. Raises UserError."""
-    return ExecutorSystem(
-        open_executor(
-            Build.open(build),
-            backend="onnxruntime",
-            baseline=baseline,
-            threads=threads,
-            prepack=prepack,
-        )
-    )

@@ -1,10 +1,7 @@
-"""Tables of results: one description, shown in a terminal or as Markdown.
+"""Tables of results: one description, shown in a terminal or as Markdown. Knows no experiment."""
 
-An experiment makes `Table`s of its report. Knows no experiment.
-"""
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from snapexport.bench.turns import Row
 from snapexport.contract.bytes import in_mib
@@ -15,7 +12,8 @@ _TEXT = {"", "system", "cache", "by", "target", "update", "sampling", "setting"}
 _WIDE = 0.2
 """Of the median."""
 
-TIMING = ("middle half", "roofline, ms", "x of roofline")
+Column = str | Callable[[Row], str]
+"""A format string of a row's values, or a function of the row."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +23,27 @@ class Table:
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: Iterable[Row],
+        columns: Mapping[str, Column],
+        notes: Sequence[str] = (),
+    ) -> "Table":
+        """A line for each row. columns: by their heads."""
+        cells = [[_cell(column, row) for column in columns.values()] for row in rows]
+        return cls(title, list(columns), cells, notes)
 
     def is_text(self, column: int) -> bool:
         """Whether a column stands to the left."""
         return self.heads[column] in _TEXT
 
 
-def markdown(table: Table) -> Iterator[str]:
-    """Lines of Markdown."""
-    if table.rows:
-        marks = ["---" if table.is_text(n) else "---:" for n in range(len(table.heads))]
-        yield f"| {' | '.join(table.heads)} |"
-        yield f"|{'|'.join(marks)}|"
-        for row in table.rows:
-            yield f"| {' | '.join(row)} |"
-    if table.notes:
-        yield ""
-        yield from table.notes
+def _cell(column: Column, row: Row) -> str:
+    return column.format(**row) if isinstance(column, str) else column(row)
 
 
 def spread_ms(row: Row | None) -> str:
@@ -59,14 +60,18 @@ def of_roofline(row: Row | None) -> str:
     return f"{row['ratio']:.2f}" if row and row["ratio"] else ""
 
 
-def timing(row: Row) -> list[str]:
-    """The median, and the columns of TIMING."""
-    seconds, least = row["seconds"], row["roofline"]
-    bounds = f"{ms(seconds['q1'])} - {ms(seconds['q3'])}"
-    if least is None:
-        return [ms(seconds["median"]), bounds, "-", "-"]
-    bound = f"{ms(least['seconds'])} {least['bound']}"
-    return [ms(seconds["median"]), bounds, bound, of_roofline(row)]
+def timing(head: str) -> dict[str, Column]:
+    """Columns of the median under `head`, its middle half and its roofline."""
+    return {
+        head: lambda row: ms(row["seconds"]["median"]),
+        "middle half": lambda row: f"{ms(row['seconds']['q1'])} - {ms(row['seconds']['q3'])}",
+        "roofline, ms": lambda row: (
+            f"{ms(row['roofline']['seconds'])} {row['roofline']['bound']}"
+            if row["roofline"]
+            else "-"
+        ),
+        "x of roofline": lambda row: of_roofline(row) if row["roofline"] else "-",
+    }
 
 
 def ms(seconds: float | None) -> str:
@@ -82,10 +87,3 @@ def number(value: float) -> str:
 def mib(nbytes: int) -> str:
     """Without a unit: the column's head has it."""
     return f"{in_mib(nbytes):,.0f}"
-
-
-def ratio(one: Row | None, other: Row | None) -> str:
-    """Of two rows' medians."""
-    if not one or not other:
-        return ""
-    return f"{one['seconds']['median'] / other['seconds']['median']:.2f}"

@@ -1,18 +1,17 @@
-"""Takes measurements in turn, so that a drift of the machine hits all alike.
+"""Takes measurements in turn, so that a drift of the machine hits all alike, and sums them up.
 
-Every second round goes backwards: nothing always comes first, or after the same case. Knows no
-system: a case brings its own clock.
+Every second round goes backwards: nothing always comes first, or after the same case. Sums are
+medians, never means. Knows no system: a case brings its own clock.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapexport.bench.probes import Probe
-from snapexport.bench.roofline import Rates, Roofline, Work
-from snapexport.bench.spread import Spread, rounded
+import numpy as np
 
 Row = dict[str, Any]
 Timed = Callable[[], float]
@@ -21,6 +20,30 @@ Timed = Callable[[], float]
 RATES = "rates"
 SHORT = 4
 """How often short work is timed in each round: it takes little, and scatters much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes that are read or written once, multiplications and additions: none can be avoided."""
+
+    nbytes: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes and operations a second, as probed in the same run. A rate not probed is infinite."""
+
+    nbytes: float
+    operations: float = math.inf
+
+    def roofline(self, work: Work) -> tuple[float, str]:
+        """The least seconds, and what bounds them: memory or compute.
+
+        At best both happen at the same time. What fits into the processor's cache may be faster.
+        """
+        memory, compute = work.nbytes / self.nbytes, work.operations / self.operations
+        return max((memory, "memory"), (compute, "compute"), key=lambda bound: bound[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +81,11 @@ def clocked(action: Callable[[], object]) -> Timed:
     return timed
 
 
+def probe(name: str, amount: int, action: Callable[[], object]) -> Case:
+    """A case of section RATES: `amount` bytes or operations / its seconds is the rate `name`."""
+    return Case(RATES, {"probe": name, "amount": amount}, clocked(action), SHORT)
+
+
 def alone(cases: Sequence[Case]) -> list[Group]:
     """Each case in a group of its own."""
     return [[case] for case in cases]
@@ -76,64 +104,55 @@ def take_turns(groups: Sequence[Group], rounds: int) -> Iterator[tuple[Case, flo
                     yield case, case.timed()
 
 
-def count(groups: Sequence[Group], rounds: int) -> int:
-    """How many measurements `take_turns` yields."""
-    return rounds * sum(case.times for group in groups for case in group)
-
-
-def probe_cases(probes: Sequence[Probe]) -> list[Case]:
-    """What the machine can do, timed among the others."""
-    return [
-        Case(RATES, {"probe": probe.name, "amount": probe.amount}, clocked(probe.run), SHORT)
-        for probe in probes
-    ]
-
-
 def rows(taken: Taken, rates: Rates | None) -> Iterator[tuple[str, Row]]:
     """Section and row of every case that was timed at least once, but the probes'."""
     for case, seconds in taken.items():
-        if case.section != RATES:
-            row = {**case.labels, **timing(seconds, case.work, rates)}
-            if case.tokens is not None:
-                row["tokens_per_second"] = rounded(case.tokens / statistics.median(seconds))
-            yield case.section, row
+        if case.section == RATES:
+            continue
+        row = {**case.labels, "seconds": spread(seconds), "roofline": None, "ratio": None}
+        median = statistics.median(seconds)
+        if case.work and rates:
+            least, bound = rates.roofline(case.work)
+            row["roofline"] = {"seconds": rounded(least), "bound": bound}
+            row["roofline"] |= {"bytes": case.work.nbytes, "operations": case.work.operations}
+            row["ratio"] = rounded(median / least)
+        if case.tokens is not None:
+            row["tokens_per_second"] = rounded(case.tokens / median)
+        yield case.section, row
 
 
-def timing(seconds: Sequence[float], work: Work | None, rates: Rates | None) -> Row:
-    """The spread, the roofline and how many times the roofline the median is."""
-    spread = Spread.of(seconds)
-    row: Row = {"seconds": spread.report(), "roofline": None, "ratio": None}
-    if work is None or rates is None:
-        return row
-    least = Roofline.of(work, rates)
-    return row | {
-        "roofline": {
-            "seconds": rounded(least.seconds),
-            "bound": least.bound,
-            "bytes": work.nbytes,
-            "operations": work.operations,
-        },
-        "ratio": rounded(spread.median / least.seconds),
-    }
-
-
-def rate_row(taken: Taken) -> Row:
-    """Bytes and operations a second, by the probe's name."""
+def probed(taken: Taken) -> Row:
+    """Spreads of bytes and operations a second, by the probe's name."""
     return {
-        case.labels["probe"]: Spread.of([case.labels["amount"] / s for s in seconds]).report()
+        case.labels["probe"]: spread([case.labels["amount"] / one for one in seconds])
         for case, seconds in taken.items()
         if case.section == RATES
     }
 
 
-def rates(taken: Taken) -> Rates | None:
-    """Their medians; None before the bandwidth was probed."""
-    medians = {
-        case.labels["probe"]: case.labels["amount"] / statistics.median(seconds)
-        for case, seconds in taken.items()
-        if case.section == RATES
-    }
+def rates(found: Row) -> Rates | None:
+    """The medians of what was probed; None before the bandwidth was."""
+    medians = {name: one["median"] for name, one in found.items()}
     if "bandwidth" not in medians:
         return None
-    operations = {"operations": medians["matmul"]} if "matmul" in medians else {}
-    return Rates(medians["bandwidth"], **operations)
+    return Rates(medians["bandwidth"], medians.get("matmul", math.inf))
+
+
+def spread(values: Sequence[float]) -> Row:
+    """Quartiles and extremes of at least one value."""
+    return _percentiles(values, min=0, q1=25, median=50, q3=75, max=100)
+
+
+def tail(values: Sequence[float]) -> Row:
+    """The median of at least one value, and what one in 10 and one in 100 exceeds."""
+    return _percentiles(values, median=50, p90=90, p99=99)
+
+
+def _percentiles(values: Sequence[float], **percents: int) -> Row:
+    found = np.percentile(values, list(percents.values())).tolist()
+    return {"samples": len(values)} | dict(zip(percents, map(rounded, found), strict=True))
+
+
+def rounded(value: float) -> float:
+    """Six digits: more is noise, and hard to read."""
+    return float(f"{value:.6g}")

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from snapexport.bench.load.options import LoadOptions
-from snapexport.bench.options import BenchOptions
+from snapexport.bench.options import BenchOptions, LoadOptions
 from snapexport.bench.results import Results
 from snapexport.cli import bench_view, flags
 from snapexport.cli.console import ERR
@@ -101,9 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _speed(arguments: argparse.Namespace) -> Job:
-    from snapexport.bench import machine
+    from snapexport.bench import machine, speed
     from snapexport.bench.devices import Device
-    from snapexport.bench.experiments import speed
 
     _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
     options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
@@ -115,7 +113,7 @@ def _speed(arguments: argparse.Namespace) -> Job:
 
 
 def _load(arguments: argparse.Namespace) -> Job:
-    from snapexport.bench.load import run as load
+    from snapexport.bench import load
 
     _require_untouched(arguments, BenchOptions, SPEED, "is not of a load test: leave out --server")
     options = LoadOptions(server=arguments.server, **flags.values(arguments, LOAD | SHARED))

@@ -27,8 +27,7 @@ class BenchProgress(_OneLine):
 
 def print_report(report: Row) -> None:
     """A table for each thing that was measured."""
-    from snapexport.bench.experiments import speed
-    from snapexport.bench.load import summary
+    from snapexport.bench import load, speed
 
     machine = report["machine"]
     OUT.print(
@@ -42,7 +41,7 @@ def print_report(report: Row) -> None:
         OUT.print("[yellow]interrupted: this is what was measured until then[/]")
     _print_rates(report["sections"].get("rates", []))
     report = report | {"sections": defaultdict(list, report["sections"])}
-    for table in (summary if report["experiment"] == "load" else speed).tables(report):
+    for table in (load if report["experiment"] == "load" else speed).tables(report):
         _print(table)
 
 

@@ -1,16 +1,7 @@
-"""Lists the experiments by name. Each module has:
+"""Lists the experiments by name: each is a record of its options and functions.
 
-    HELP                    a line
-    DEVICES                 devices that it runs on: cpu, cuda
-    DEFAULT, QUICK, CUDA    its options on the CPU, at tiny sizes, and on a GPU
-    run(setup, options, results)
-    summary(sections)       rows computed from the sections (optional)
-    tables(report)          tables for a page or a terminal
-
-`speed` and the load test are `snapexport bench BUILD`: they measure a build that is given.
+`snapexport bench BUILD` measures a given build instead: `speed.py`, and `load.py` with --server.
 """
-
-from types import ModuleType
 
 from snapexport.bench.experiments import (
     context,
@@ -20,26 +11,25 @@ from snapexport.bench.experiments import (
     naive,
     overhead,
     peers,
-    peers1b,
     plan,
     prepack,
-    scale1b,
     top_tokens,
 )
+from snapexport.bench.setup import Experiment
 
-EXPERIMENTS: dict[str, ModuleType] = {
-    "context": context,
-    "equal_memory": equal_memory,
-    "overhead": overhead,
-    "naive": naive,
-    "peers": peers,
-    "peers1b": peers1b,
-    "scale1b": scale1b,
-    "host": host,
-    "top_tokens": top_tokens,
-    "prepack": prepack,
-    "plan": plan,
-    "export": export,
+EXPERIMENTS: dict[str, Experiment] = {
+    "context": context.CONTEXT,
+    "equal_memory": equal_memory.EQUAL_MEMORY,
+    "overhead": overhead.OVERHEAD,
+    "naive": naive.NAIVE,
+    "peers": peers.PEERS,
+    "peers1b": peers.PEERS1B,
+    "scale1b": context.SCALE1B,
+    "host": host.HOST,
+    "top_tokens": top_tokens.TOP_TOKENS,
+    "prepack": prepack.PREPACK,
+    "plan": plan.PLAN,
+    "export": export.EXPORT,
 }
 
 PAGE = tuple(EXPERIMENTS)[:8]

@@ -2,19 +2,13 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from snapexport.bench.filled import open_filled
+from snapexport.bench.filled import Step, measure_steps
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.spread import Spread, rounded
-from snapexport.bench.tables import Table, of_roofline, ratio, spread_ms
-from snapexport.bench.turns import Case, Row, alone
-from snapexport.contract.build_directory import Build
-
-HELP = "ms per decoded token at contexts of 1K to 128K: full cache, SnapStream"
-DEVICES = ("cpu", "cuda")
+from snapexport.bench.setup import Experiment, Setup
+from snapexport.bench.tables import Table, of_roofline, spread_ms
+from snapexport.bench.turns import Case, Row, rounded, spread
 
 
 @dataclass(frozen=True)
@@ -29,44 +23,26 @@ class Options:
     flat_rounds: int = 300
 
 
-DEFAULT = Options()
-QUICK = Options(contexts=(512, 1024, 2048), kv_budgets=(128, 256), rounds=2, steps=2, flat_rounds=2)
-CUDA = Options(
-    "8b", (1024, 4096, 16384, 32768, 65536, 131072), (8192,), rounds=3, steps=16, flat_rounds=0
-)
-
-
-def builds(setup: Setup, options: Options) -> Iterator[tuple[int | None, Build]]:
-    """The full cache (None), then each budget of SnapStream."""
-    made = setup.builds(options.checkpoint)
+def builds(setup: Setup, options: Options) -> Iterator[list[Step]]:
+    """The steps of the full cache (None), then of each budget of SnapStream."""
+    made, longest = setup.builds(options.checkpoint), max(options.contexts)
     for budget in (None, *options.kv_budgets):
-        yield budget, made.get(max(options.contexts), budget, form=setup.form)
+        build = made.get(longest, budget, form=setup.form)
+        yield [Step(build, context, {"kv_budget": budget}) for context in options.contexts]
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
     """All caches at all contexts, in turn; on a GPU one cache after the other."""
-    found = list(builds(setup, options))
-    for together in [found] if setup.device.holds_all else [[one] for one in found]:
-        at = [(n, budget) for n in options.contexts for budget, _ in together]
-        todo = [
-            (n, budget)
-            for n, budget in at
-            if not results.has("decode", {"context": n, "kv_budget": budget})
-        ]
-        if not todo:
-            continue
-        with ExitStack() as stack:
-            systems = {
-                budget: stack.enter_context(
-                    open_filled(setup.device, build, max(options.contexts), results)
-                )
-                for budget, build in together
-            }
-            cases = [systems[b].case(n, options.steps, kv_budget=b) for n, b in todo]
-            results.measure("decode", alone(cases), options.rounds, setup.device.probes())
-            for budget in filter(None, systems):
-                compressed = [case for case in cases if case.labels["kv_budget"] == budget]
-                _flat(results, f"flat, {budget}", compressed, options.flat_rounds)
+    caches = list(builds(setup, options))
+    by_context = [step for steps in zip(*caches, strict=True) for step in steps]
+
+    def flat(cases: list[Case]) -> None:
+        for budget in options.kv_budgets:
+            compressed = [case for case in cases if case.labels["kv_budget"] == budget]
+            _flat(results, f"flat, {budget}", compressed, options.flat_rounds)
+
+    for steps in [by_context] if setup.device.holds_all else caches:
+        measure_steps(setup.device, results, steps, options.steps, options.rounds, flat)
 
 
 def _flat(results: Results, what: str, cases: Sequence[Case], rounds: int) -> None:
@@ -75,33 +51,30 @@ def _flat(results: Results, what: str, cases: Sequence[Case], rounds: int) -> No
     Each step's time is divided by the median of its round, since the machine drifts by more than
     the steps differ.
     """
-    ratios: list[list[float]] = [[] for _ in cases]
-    for done in range(rounds):
-        order = list(enumerate(cases))
-        taken = {n: case.timed() for n, case in (order if done % 2 == 0 else reversed(order))}
+    ratios: dict[Case, list[float]] = {case: [] for case in cases}
+    for done in range(rounds if cases else 0):
+        taken = {case: case.timed() for case in (cases if done % 2 == 0 else reversed(cases))}
         middle = statistics.median(taken.values())
-        for number, seconds in taken.items():
-            ratios[number].append(seconds / middle)
+        for case, seconds in taken.items():
+            ratios[case].append(seconds / middle)
         results.tell(what, done + 1, rounds)
-    for case, found in zip(cases, ratios, strict=True):
+    for case, found in ratios.items():
         if found:
-            results.add("flat", {**case.labels, "by_its_round": Spread.of(found).report()})
+            results.add("flat", {**case.labels, "by_its_round": spread(found)})
 
 
 def summary(sections: Row) -> list[Row]:
     """Largest difference between SnapStream's step times, over contexts that fill its cache."""
     found = []
-    for budget in dict.fromkeys(row["kv_budget"] for row in sections.get("flat", [])):
-        rows = [row for row in sections["flat"] if row["kv_budget"] == budget]
-        if used := [row for row in rows if row["context"] >= budget]:
-            found.append({"kv_budget": budget, **_flatness(used)})
+    flat = sections.get("flat", [])
+    for budget in dict.fromkeys(row["kv_budget"] for row in flat):
+        rows = [row for row in flat if row["kv_budget"] == budget <= row["context"]]
+        if rows:
+            medians = [row["by_its_round"]["median"] for row in rows]
+            ends = {"from": rows[0]["context"], "to": rows[-1]["context"]}
+            difference = rounded(max(medians) - min(medians))
+            found.append({"kv_budget": budget, **ends, "spread": difference})
     return found
-
-
-def _flatness(rows: list[Row]) -> Row:
-    medians = sorted(row["by_its_round"]["median"] for row in rows)
-    spread = medians[-1] - medians[0]
-    return {"from": rows[0]["context"], "to": rows[-1]["context"], "spread": rounded(spread)}
 
 
 def tables(report: Row) -> Iterator[Table]:
@@ -110,13 +83,13 @@ def tables(report: Row) -> Iterator[Table]:
     rows = {(row["context"], row["kv_budget"]): row for row in report["sections"]["decode"]}
     heads = ["context"]
     for budget in budgets:
-        heads += [f"{_cache(budget)}, ms", "x of roofline"]
+        heads += [f"{budget:,} slots, ms" if budget else "full, ms", "x of roofline"]
     heads += [f"full : {budget:,}" for budget in budgets[1:]]
     cells = []
-    for at in report["settings"]["contexts"]:
-        found = [rows.get((at, budget)) for budget in budgets]
+    for context in report["settings"]["contexts"]:
+        full, *others = found = [rows.get((context, budget)) for budget in budgets]
         timed = [cell for row in found for cell in (spread_ms(row), of_roofline(row))]
-        cells.append([f"{at:,}", *timed, *(ratio(found[0], row) for row in found[1:])])
+        cells.append([f"{context:,}", *timed, *(_ratio(full, row) for row in others)])
     notes = [
         f"- {row['kv_budget']:,} slots, {row['from']:,} to {row['to']:,}: "
         f"steps differ by {row['spread']:.1%} at most"
@@ -126,5 +99,41 @@ def tables(report: Row) -> Iterator[Table]:
     yield Table("decode by context", heads, cells, notes)
 
 
-def _cache(budget: int | None) -> str:
-    return f"{budget:,} slots" if budget else "full"
+def _ratio(one: Row | None, other: Row | None) -> str:
+    if not one or not other:
+        return ""
+    return f"{one['seconds']['median'] / other['seconds']['median']:.2f}"
+
+
+CONTEXT = Experiment(
+    help="ms per decoded token at contexts of 1K to 128K: full cache, SnapStream",
+    cpu=Options(),
+    quick=Options(
+        contexts=(512, 1024, 2048), kv_budgets=(128, 256), rounds=2, steps=2, flat_rounds=2
+    ),
+    cuda=Options(
+        "8b", (1024, 4096, 16384, 32768, 65536, 131072), (8192,), rounds=3, steps=16, flat_rounds=0
+    ),
+    run=run,
+    builds=builds,
+    summary=summary,
+    tables=tables,
+)
+
+
+def run_and_build(setup: Setup, options: Options, results: Results) -> None:
+    """Decode in turn, then build once more."""
+    run(setup, options, results)
+    results.add("build", {"seconds": setup.builds(options.checkpoint).seconds()})
+
+
+SCALE1B = replace(
+    CONTEXT,
+    help="decode at 1K and 32K with 1.2 G parameters, and what building takes",
+    cpu=Options("1b", contexts=(1024, 32768), rounds=5, steps=3, flat_rounds=0),
+    quick=Options("1b", (512, 1024), kv_budgets=(128,), rounds=2, steps=2, flat_rounds=0),
+    cuda=None,
+    run=run_and_build,
+    builds=None,
+    summary=None,
+)

@@ -3,24 +3,18 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 
-from snapexport.bench.filled import open_filled
+from snapexport.bench.filled import Step, measure_steps
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.spread import rounded
-from snapexport.bench.tables import Table, of_roofline, spread_ms
-from snapexport.bench.turns import Row, alone
-from snapexport.contract.build_directory import Build
+from snapexport.bench.setup import Experiment, Setup
+from snapexport.bench.tables import Column, Table, of_roofline, spread_ms
+from snapexport.bench.turns import Row, rounded
 from snapexport.contract.bytes import in_gib
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import CacheDType
 from snapexport.runtime.memory import cache_bytes
-
-HELP = "largest batch and tokens/s of caches of the same bytes, prompts of 16K to 128K"
-DEVICES = ("cpu", "cuda")
 
 PAPER = (
     # prompt, slots and tokens/s of the full cache, and of SnapStream at 4:1
@@ -69,58 +63,20 @@ class Options:
     steps: int = 2
 
 
-DEFAULT = Options()
-QUICK = Options(2 << 20, prompts=(1024, 2048), caches=(FULL, WHOLE, QUARTER), rounds=2)
-CUDA = Options(32 << 30, "8b", caches=(FULL, Cache("8,192", kv_budget=8192)), rounds=3, steps=16)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row to measure."""
-
-    prompt: int
-    cache: Cache
-    build: Build
-
-    @property
-    def labels(self) -> Row:
-        return {
-            "context": self.prompt,
-            "cache": self.cache.name,
-            "cache_bytes": cache_bytes(self.build.manifest).decode,
-        }
-
-
 def run(setup: Setup, options: Options, results: Results) -> None:
     """One length of prompts after the other: its caches are loaded together, and take turns.
 
     On a GPU, one build after the other.
     """
     results.note(*left_out(setup, options))
-    together: dict[object, list[Entry]] = defaultdict(list)
-    for entry in builds(setup, options):
-        if not results.has("decode", entry.labels):
-            key = entry.prompt if setup.device.holds_all else entry.build.directory
-            together[key].append(entry)
-    for entries in together.values():
-        with ExitStack() as stack:
-            found = {entry.build.directory: entry for entry in entries}
-            longest = max(entry.prompt for entry in entries)
-            systems = {
-                directory: stack.enter_context(
-                    open_filled(setup.device, entry.build, longest, results)
-                )
-                for directory, entry in found.items()
-            }
-            cases = [
-                systems[one.build.directory].case(one.prompt, options.steps, **_others(one.labels))
-                for one in entries
-            ]
-            results.measure("decode", alone(cases), options.rounds, setup.device.probes())
-            del systems, cases  # before the next ones are loaded: 4 GiB each
+    together: dict[object, list[Step]] = defaultdict(list)
+    for step in builds(setup, options):
+        together[step.context if setup.device.holds_all else step.build.directory].append(step)
+    for steps in together.values():
+        measure_steps(setup.device, results, steps, options.steps, options.rounds)
 
 
-def builds(setup: Setup, options: Options) -> Iterator[Entry]:
+def builds(setup: Setup, options: Options) -> Iterator[Step]:
     """The builds, each with the largest batch that fits the memory. Raises UserError.
 
     Leaves out a full cache that does not fit even once.
@@ -133,12 +89,10 @@ def builds(setup: Setup, options: Options) -> Iterator[Entry]:
             batch = positions * cache.smaller // (slots or prompt)
             if batch:
                 L_max = max(options.prompts) if cache.kv_budget else prompt
-                form = (
-                    GraphOptions(cache_dtype=cache.dtype, decode_attention="valid")
-                    if cache.dtype
-                    else setup.form
-                )
-                yield Entry(prompt, cache, made.get(L_max, slots, batch, form))
+                in_dtype = GraphOptions(cache_dtype=cache.dtype, decode_attention="valid")
+                build = made.get(L_max, slots, batch, in_dtype if cache.dtype else setup.form)
+                nbytes = cache_bytes(build.manifest).decode
+                yield Step(build, prompt, {"cache": cache.name, "cache_bytes": nbytes})
             elif slots is not None:
                 raise UserError(
                     f"--cache-budget {options.cache_bytes} does not hold one slot of SnapStream",
@@ -166,68 +120,56 @@ def _position_bytes(setup: Setup, checkpoint: str) -> int:
     return 2 * heads * int(config["head_dim"]) * (2 if on_gpu else 4)
 
 
-def _others(labels: Row) -> Row:
-    """All labels but the context, which each case adds."""
-    return {name: value for name, value in labels.items() if name != "context"}
-
-
 def summary(sections: Row) -> list[Row]:
     """Tokens a second of each cache, and their ratios to those of FULL and of WHOLE."""
     rates = {
         (row["context"], row["cache"]): row["batch"] / row["seconds"]["median"]
         for row in sections.get("decode", [])
     }
-    return [
-        {
-            "context": context,
-            "cache": cache,
-            "tokens_per_second": rounded(rate),
-            "times_full": _times(rate, rates.get((context, FULL.name))),
-            "times_whole": _times(rate, rates.get((context, WHOLE.name))),
-        }
-        for (context, cache), rate in rates.items()
-    ]
-
-
-def _times(rate: float, other: float | None) -> float | None:
-    return rounded(rate / other) if other else None
+    found = []
+    for (context, cache), rate in rates.items():
+        row = {"context": context, "cache": cache, "tokens_per_second": rounded(rate)}
+        for name, other in (("times_full", FULL), ("times_whole", WHOLE)):
+            base = rates.get((context, other.name))
+            row[name] = rounded(rate / base) if base else None
+        found.append(row)
+    return found
 
 
 def tables(report: Row) -> Iterator[Table]:
     """Ours, then the paper's."""
     rates = {(row["context"], row["cache"]): row for row in report["summary"]}
-    heads = ["prompt", "cache", "requests", "caches, GiB", "step, ms", "x of roofline"]
-    cells = []
-    rows = report["sections"]["decode"]
-    for row in sorted(rows, key=lambda row: int(row["context"])):
-        rate = rates[row["context"], row["cache"]]
-        cells.append(
-            [
-                f"{row['context']:,}",
-                row["cache"],
-                f"{row['batch']}",
-                f"{in_gib(row['cache_bytes']):.2f}",
-                spread_ms(row),
-                of_roofline(row),
-                f"{rate['tokens_per_second']:.1f}",
-                *(f"{rate[one]:.2f}" if rate[one] else "" for one in ("times_full", "times_whole")),
-            ]
-        )
-    left_out = [f"- {note}" for note in report["notes"] if "left out" in note]
-    others = "SnapStream's Table 5 (DeepSeek-R1 on 16 SN40L sockets, 1/4):"
-    yield Table(
-        "equal memory", [*heads, "tokens/s", "x full", "x 1/1"], cells, [*left_out, "", others]
-    )
-    heads = [
-        "prompt",
-        "requests, full",
-        "requests, 1/4",
-        "tokens/s, full",
-        "tokens/s, 1/4",
-        "x full",
-    ]
+    columns: dict[str, Column] = {
+        "prompt": "{context:,}",
+        "cache": "{cache}",
+        "requests": "{batch}",
+        "caches, GiB": lambda row: f"{in_gib(row['cache_bytes']):.2f}",
+        "step, ms": spread_ms,
+        "x of roofline": of_roofline,
+        "tokens/s": "{tokens_per_second:.1f}",
+        "x full": lambda row: f"{row['times_full']:.2f}" if row["times_full"] else "",
+        "x 1/1": lambda row: f"{row['times_whole']:.2f}" if row["times_whole"] else "",
+    }
+    decode = sorted(report["sections"]["decode"], key=lambda row: int(row["context"]))
+    rows = [row | rates[row["context"], row["cache"]] for row in decode]
+    notes = [f"- {note}" for note in report["notes"] if "left out" in note]
+    notes += ["", "SnapStream's Table 5 (DeepSeek-R1 on 16 SN40L sockets, 1/4):"]
+    yield Table.of("equal memory", rows, columns, notes)
     cells = [
         [f"{prompt:,}", f"{few}", f"{many}", f"{slow:,}", f"{fast:,}", f"{fast / slow:.2f}"]
         for prompt, few, slow, many, fast in PAPER
     ]
+    heads = "prompt|requests, full|requests, 1/4|tokens/s, full|tokens/s, 1/4|x full".split("|")
     yield Table("SnapStream's Table 5", heads, cells)
+
+
+EQUAL_MEMORY = Experiment(
+    help="largest batch and tokens/s of caches of the same bytes, prompts of 16K to 128K",
+    cpu=Options(),
+    quick=Options(2 << 20, prompts=(1024, 2048), caches=(FULL, WHOLE, QUARTER), rounds=2),
+    cuda=Options(32 << 30, "8b", caches=(FULL, Cache("8,192", kv_budget=8192)), rounds=3, steps=16),
+    run=run,
+    builds=builds,
+    summary=summary,
+    tables=tables,
+)

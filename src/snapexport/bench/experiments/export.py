@@ -1,4 +1,4 @@
-"""Time and peak memory of exporting checkpoints of Llama-3.1's shapes at 131,072 tokens.
+"""Measures time and peak memory of exporting checkpoints of Llama-3.1's shapes at 131,072 tokens.
 
 Runs the command that the README shows, on sparse checkpoints of 8 and 70 billion parameters.
 """
@@ -13,14 +13,12 @@ from pathlib import Path
 
 from snapexport.bench import checkpoints
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.tables import Table, mib
+from snapexport.bench.setup import Experiment, Setup
+from snapexport.bench.tables import Column, Table, mib
 from snapexport.bench.turns import Row
 from snapexport.builder.staging import scratch
 from snapexport.contract.bytes import in_mib
 
-HELP = "time and memory of exporting checkpoints of Llama-3.1's shapes"
-DEVICES = ("cpu",)
 FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
 
 
@@ -30,10 +28,6 @@ class Options:
 
     shapes: tuple[str, ...] = ("8b", "70b")
     rounds: int = 1
-
-
-DEFAULT = Options()
-QUICK = Options(shapes=("small",))
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
@@ -64,15 +58,20 @@ def measured(shape: str, directory: Path) -> Row:
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each shape."""
-    heads = ["setting", "weights, MiB", "seconds", "peak memory, MiB", "graphs, MiB"]
-    cells = [
-        [
-            row["shape"],
-            mib(row["weights_bytes"]),
-            f"{row['seconds']:.1f}",
-            mib(row["peak_bytes"]),
-            f"{in_mib(row['graphs_bytes']):.2f}",
-        ]
-        for row in report["sections"]["builds"]
-    ]
-    yield Table("exporting", heads, cells)
+    columns: dict[str, Column] = {
+        "setting": "{shape}",
+        "weights, MiB": lambda row: mib(row["weights_bytes"]),
+        "seconds": "{seconds:.1f}",
+        "peak memory, MiB": lambda row: mib(row["peak_bytes"]),
+        "graphs, MiB": lambda row: f"{in_mib(row['graphs_bytes']):.2f}",
+    }
+    yield Table.of("exporting", report["sections"]["builds"], columns)
+
+
+EXPORT = Experiment(
+    help="time and memory of exporting checkpoints of Llama-3.1's shapes",
+    cpu=Options(),
+    quick=Options(shapes=("small",)),
+    run=run,
+    tables=tables,
+)

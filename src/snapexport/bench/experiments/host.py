@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.tables import Table
+from snapexport.bench.setup import Experiment, Setup
+from snapexport.bench.tables import Column, Table
 from snapexport.bench.turns import Case, Row, alone, clocked
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 
-HELP = "the share of Python in a decode step of 16 requests, by the way they sample"
-DEVICES = ("cpu", "cuda")
 NOTE = (
     "weights are random, so that all tokens are nearly as likely: top-p has no harder case. "
     "Requests ask for no text"
@@ -43,11 +41,6 @@ class Options:
     steps: int = 4
 
 
-DEFAULT = Options()
-QUICK = Options(batch=4, L_max=512, kv_budget=128, rounds=2, steps=2)
-CUDA = Options("8b")
-
-
 def run(setup: Setup, options: Options, results: Results) -> None:
     """All samplings on one executor, in turn."""
     results.note(NOTE)
@@ -62,8 +55,9 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             cases = [
                 Case("host", labels | {"part": part}, timed, options.steps)
                 for part, timed in parts.items()
+                if not results.has("host", labels | {"part": part})
             ]
-            if cases := results.missing(cases):
+            if cases:
                 running.start(name)
                 results.measure(name, alone(cases), options.rounds, probes)
 
@@ -85,19 +79,17 @@ class TimedExecutor:
         return predictions
 
 
-@dataclass
 class Running:
     """As many requests as there are batch slots, that never end by themselves."""
 
-    executor: TimedExecutor
-    prompt: int
-    _llm: LLM | None = field(default=None, init=False)
+    def __init__(self, executor: Any, prompt: int) -> None:
+        self.executor, self.prompt = executor, prompt
+        self._llm: LLM | None = None
 
     def start(self, sampling: str) -> None:
         """Replace the requests by new ones, and prefill them."""
-        executor: Any = self.executor
-        limits = executor.limits
-        self._llm = LLM.from_executor(executor)
+        limits = self.executor.limits
+        self._llm = LLM.from_executor(self.executor)
         params = SamplingParams(max_tokens=1 << 20, ignore_eos=True, seed=0, **SAMPLINGS[sampling])
         shape = limits.batch, self.prompt
         for prompt in np.random.default_rng(0).integers(0, limits.vocab_size, shape).tolist():
@@ -113,35 +105,43 @@ class Running:
 
     def python(self) -> float:
         """Seconds of a step less the executor's."""
-        return clocked(self.step)() - self.executor.seconds
+        return clocked(self.step)() - float(self.executor.seconds)
 
 
 def summary(sections: Row) -> list[Row]:
     """Median of Python's seconds / median of the whole step."""
-    found = sections.get("host", [])
-    rows = {(row["sampling"], row["part"]): row["seconds"]["median"] for row in found}
+    medians: dict[str, Row] = {}
+    for row in sections.get("host", []):
+        medians.setdefault(row["sampling"], {})[row["part"]] = row["seconds"]["median"]
     return [
         {
             "sampling": name,
-            "step_seconds": rows[name, "step"],
-            "python_seconds": rows[name, "python"],
-            "share": rows[name, "python"] / rows[name, "step"],
+            "step_seconds": parts["step"],
+            "python_seconds": parts["python"],
+            "share": parts["python"] / parts["step"],
         }
-        for name in dict.fromkeys(row["sampling"] for row in found)
-        if (name, "step") in rows and (name, "python") in rows
+        for name, parts in medians.items()
+        if len(parts) == 2  # else the run was cut between them
     ]
 
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each way of sampling."""
-    heads = ["sampling", "step, ms", "of it Python, ms", "share"]
-    cells = [
-        [
-            row["sampling"],
-            f"{1e3 * row['step_seconds']:.1f}",
-            f"{1e3 * row['python_seconds']:.2f}",
-            f"{row['share']:.1%}",
-        ]
-        for row in report["summary"]
-    ]
-    yield Table("Python beside the executor", heads, cells)
+    columns: dict[str, Column] = {
+        "sampling": "{sampling}",
+        "step, ms": lambda row: f"{1e3 * row['step_seconds']:.1f}",
+        "of it Python, ms": lambda row: f"{1e3 * row['python_seconds']:.2f}",
+        "share": "{share:.1%}",
+    }
+    yield Table.of("Python beside the executor", report["summary"], columns)
+
+
+HOST = Experiment(
+    help="the share of Python in a decode step of 16 requests, by the way they sample",
+    cpu=Options(),
+    quick=Options(batch=4, L_max=512, kv_budget=128, rounds=2, steps=2),
+    cuda=Options("8b"),
+    run=run,
+    summary=summary,
+    tables=tables,
+)

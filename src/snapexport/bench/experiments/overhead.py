@@ -1,31 +1,25 @@
 """Measures the time that compression adds to prefill: the compress step as a share of TTFT.
 
 The executor runs the compress step, with its own session, options and buffers. On a CPU, the time
-of a long prompt is computed from chunks timed at some past lengths (`affine`). Short prompts are
-also run, which shows the error of this.
+of a long prompt is computed from chunks timed at some past lengths. Short prompts are also run,
+which shows the error of this.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from snapexport.bench.affine import Affine
 from snapexport.bench.costs import Costs
 from snapexport.bench.filled import fill_prompt
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.spread import rounded
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.systems import chunks
-from snapexport.bench.tables import Table
-from snapexport.bench.turns import Case, Row, alone, clocked
+from snapexport.bench.tables import Column, Table
+from snapexport.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.executor import Executor
-
-HELP = "the compress step's share of prefill, prompts of 1K to 128K"
-DEVICES = ("cpu", "cuda")
 
 PAPER_SHARE = 0.0252 + 0.0032
 """SnapStream's Table 4, 128K: shares of a layer's prefill of the SnapKV and ring buffer kernels."""
@@ -62,17 +56,6 @@ class Options:
     compress_rounds: int = 5
 
 
-DEFAULT = Options()
-QUICK = Options(
-    prompts=(256, 512, 1024, 2048),
-    prefilled=(256, 512, 1024),
-    pasts=(0, 512, 1024, 1984),
-    compress_rounds=2,
-)
-_LENGTHS = (1024, 4096, 16384, 32768, 65536, 131072)
-CUDA = Options(_LENGTHS, _LENGTHS, (), "8b", kv_budget=8192, own_lengths=False, rounds=1)
-
-
 def builds(setup: Setup, options: Options) -> Iterator[Build]:
     """The build for the longest prompts comes last."""
     made, longest = setup.builds(options.checkpoint), max(options.prompts)
@@ -92,16 +75,16 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         lengths = options.prompts if is_longest else (build.manifest.geometry.L_max,)
         # The executor is opened for what is missing alone.
         todo = [n for n in lengths if not results.has("compress", _labels(build, n))]
-        chunked = is_longest and not results.sections.get("prefill")
-        if not todo and not chunked:
+        prefills = is_longest and not results.sections.get("prefill")
+        if not todo and not prefills:
             continue
         with setup.device.opened(build) as executor:
             prefill = Prefill(build, executor)
-            if chunked:
-                cases = alone(list(_prefills(prefill, options)))
+            if prefills:
+                cases = alone(list(prefill.cases(options)))
                 results.measure("prefill", cases, options.rounds, probes)
             prefill.chunk(0)  # real queries, and a cache that any prompt's end can be told of
-            cases = alone([_compress(prefill, length) for length in todo])
+            cases = alone([prefill.compress_case(length) for length in todo])
             results.measure("compress", cases, options.compress_rounds, probes)
 
 
@@ -113,6 +96,21 @@ class Prefill:
         self.costs = Costs.of(build, full_cache=False)
         self._rng = np.random.default_rng(0)
         fill_prompt(executor)
+
+    def cases(self, options: Options) -> Iterator[Case]:
+        """Whole prompts, and single chunks at their past lengths. Only the first warms up."""
+        for length in options.prefilled:
+            run, work = partial(self.prompt, length), self.costs.prefill(length)
+            warm = length == options.prefilled[0]
+            yield Case("prefill", {"prompt": length}, clocked(run), warm=warm, work=work)
+        for past in options.pasts:
+            labels = {"past": past, "chunk": self.build.manifest.prefill_chunk}
+            yield Case("prefill", labels, clocked(partial(self.chunk, past)), warm=False)
+
+    def compress_case(self, length: int) -> Case:
+        step = clocked(partial(self.executor.compress, 0, length))
+        work = self.costs.compress(length)
+        return Case("compress", _labels(self.build, length), step, work=work)
 
     def prompt(self, length: int) -> None:
         """All chunks; the last one compresses."""
@@ -128,24 +126,6 @@ class Prefill:
     def _tokens(self, count: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()
         return drawn
-
-
-def _prefills(prefill: Prefill, options: Options) -> Iterator[Case]:
-    """Whole prompts, and single chunks at their past lengths. Only the first warms up."""
-    chunk = prefill.build.manifest.prefill_chunk
-    for length in options.prefilled:
-        run, work = partial(prefill.prompt, length), prefill.costs.prefill(length)
-        warm = length == options.prefilled[0]
-        yield Case("prefill", {"prompt": length}, clocked(run), warm=warm, work=work)
-    for past in options.pasts:
-        run = partial(prefill.chunk, past)
-        yield Case("prefill", {"past": past, "chunk": chunk}, clocked(run), warm=False)
-
-
-def _compress(prefill: Prefill, length: int) -> Case:
-    step = clocked(partial(prefill.executor.compress, 0, length))
-    work = prefill.costs.compress(length)
-    return Case("compress", _labels(prefill.build, length), step, work=work)
 
 
 def _labels(build: Build, length: int) -> Row:
@@ -167,7 +147,7 @@ def summary(sections: Row) -> list[Row]:
         for row in sections["prefill"]
         if row.get("prompt") in within
     }
-    integrate = _integral(sections["prefill"])
+    integrate = integral([row for row in sections["prefill"] if "past" in row])
     found = []
     for row in steps:
         prompt, seconds = row["prompt"], row["seconds"]["median"]
@@ -178,10 +158,8 @@ def summary(sections: Row) -> list[Row]:
         whole = prefill + seconds
         off_by = None if integrated is None else rounded((integrated + seconds) / whole - 1)
         found.append(
-            {
-                "prompt": prompt,
-                "L_max": row["L_max"],
-                "slots": row["slots"],
+            {name: row[name] for name in ("prompt", "L_max", "slots")}
+            | {
                 "compress_seconds": seconds,
                 "prefill_seconds": rounded(whole),
                 "prefilled": prompt in prefilled,
@@ -192,33 +170,38 @@ def summary(sections: Row) -> list[Row]:
     return found
 
 
-def _integral(prefill: list[Row]) -> Any:
-    """Function from a prompt's length to its seconds; None if no chunks were timed."""
-    timed = [row for row in prefill if "past" in row]
-    if len(timed) < 2:
+def integral(chunks: list[Row]) -> Callable[[int], float] | None:
+    """From a prompt's length to the seconds of its chunks; None if fewer than two were timed.
+
+    A chunk's tokens attend to all tokens before it, so it takes start + slope * past seconds: the
+    line with the least squared relative errors, so that all chunks count alike.
+    """
+    if len(chunks) < 2:
         return None
-    medians = [row["seconds"]["median"] for row in timed]
-    line = Affine.through([row["past"] for row in timed], medians)
-    return partial(line.prompt, chunk=timed[0]["chunk"])
+    pasts, seconds = zip(*((row["past"], row["seconds"]["median"]) for row in chunks), strict=True)
+    slope, start = np.polyfit(pasts, seconds, 1, w=1 / np.asarray(seconds)).tolist()
+    size = chunks[0]["chunk"]
+
+    def integrate(length: int) -> float:
+        assert length % size == 0, (length, size)
+        return sum(float(start + slope * past) for past in range(0, length, size))
+
+    return integrate
 
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each prompt and build."""
-    heads = ["prompt", "L_max", "slots", "prefill, s", "of it run", "compress, ms", "of prefill"]
     longest = max((row["L_max"] for row in report["summary"]), default=0)
     found = sorted(report["summary"], key=lambda row: (row["L_max"] == longest, row["prompt"]))
-    cells = [
-        [
-            f"{row['prompt']:,}",
-            f"{row['L_max']:,}",
-            f"{row['slots']:,}",
-            f"{row['prefill_seconds']:.2f}",
-            "yes" if row["prefilled"] else "no",
-            f"{1e3 * row['compress_seconds']:.1f}",
-            f"{row['share']:.2%}",
-        ]
-        for row in found
-    ]
+    columns: dict[str, Column] = {
+        "prompt": "{prompt:,}",
+        "L_max": "{L_max:,}",
+        "slots": "{slots:,}",
+        "prefill, s": "{prefill_seconds:.2f}",
+        "of it run": lambda row: "yes" if row["prefilled"] else "no",
+        "compress, ms": lambda row: f"{1e3 * row['compress_seconds']:.1f}",
+        "of prefill": "{share:.2%}",
+    }
     notes = [
         f"- {row['prompt']:,} tokens: integrated prefill is off by "
         f"{row['integrated_off_by']:+.1%} from the one that was run"
@@ -229,4 +212,22 @@ def tables(report: Row) -> Iterator[Table]:
         f"- others: SnapStream's Table 4 {PAPER_SHARE:.1%} (128K), "
         f"the SnapKV change to mlx-lm {MLX_SHARE:.1%} (95K)"
     )
-    yield Table("what compression adds to prefill", heads, cells, notes)
+    yield Table.of("what compression adds to prefill", found, columns, notes)
+
+
+_LENGTHS = Options().prompts
+OVERHEAD = Experiment(
+    help="the compress step's share of prefill, prompts of 1K to 128K",
+    cpu=Options(),
+    quick=Options(
+        prompts=(256, 512, 1024, 2048),
+        prefilled=(256, 512, 1024),
+        pasts=(0, 512, 1024, 1984),
+        compress_rounds=2,
+    ),
+    cuda=Options(_LENGTHS, _LENGTHS, (), "8b", kv_budget=8192, own_lengths=False, rounds=1),
+    run=run,
+    builds=builds,
+    summary=summary,
+    tables=tables,
+)

@@ -6,22 +6,18 @@ Each runs in a process of its own interpreter (`bench/peers/`), and sleeps while
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from snapexport.bench.peers import PEERS
+from snapexport.bench.peers import PLUGINS
 from snapexport.bench.peers.process import PeerError, Scene, Variant, Worker
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.spread import rounded
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table, spread_ms
-from snapexport.bench.turns import Case, Row, Timed, alone
-
-HELP = "decode and TTFT beside onnxruntime-genai, transformers, kvpress and llama.cpp"
-DEVICES = ("cpu",)
+from snapexport.bench.turns import Case, Row, Timed, alone, rounded
 
 NOTES = (
     "decoding behind long contexts: snapexport, transformers and kvpress stand behind caches of "
@@ -31,8 +27,6 @@ NOTES = (
     "kvpress decodes on as many entries as SnapKVPress keeps; its cache then grows",
     "llama.cpp has a cache of 16 bits, as it is by default; all others have 32",
 )
-
-SNAPSTREAM = "SnapStream"
 
 T = TypeVar("T")
 
@@ -51,28 +45,24 @@ class Options:
     prompt_rounds: int = 3
 
 
-DEFAULT = Options()
-QUICK = Options(contexts=(256, 1024), prompts=(128, 256), kv_budget=128, rounds=2, prompt_rounds=1)
-
-
 def run(setup: Setup, options: Options, results: Results) -> None:
     """First tokens, then one context after the other."""
     results.note(*NOTES)
     probes = setup.device.probes()
     with ExitStack() as stack:
         workers = list(_loaded(variants(setup, options), results, stack))
-        draw = _prompts(setup, options)
+        first_token = _first_token(setup, options)
         for prompt in options.prompts:
             cases = [
-                Case("ttft", _labels(one, prompt=prompt), timed, warm=False)
+                Case("ttft", one.labels | {"prompt": prompt}, timed, warm=False)
                 for one, worker in workers
                 if one.prompts
-                and (timed := _tried(results, one, partial(_first_token, worker, draw, prompt)))
+                and (timed := _tried(results, one, partial(first_token, worker, prompt)))
             ]
             results.measure("ttft", alone(cases), options.prompt_rounds, probes)
         for context in options.contexts:
             cases = [
-                Case("decode", _labels(one, context=context), step, options.steps)
+                Case("decode", one.labels | {"context": context}, step, options.steps)
                 for one, worker in workers
                 if context in one.contexts
                 and (step := _tried(results, one, partial(_step, worker, context)))
@@ -94,7 +84,7 @@ def variants(setup: Setup, options: Options) -> Iterator[Variant]:
         peers_python=setup.peers_python,
         kvpress_python=setup.kvpress_python,
     )
-    for plugin in PEERS:
+    for plugin in PLUGINS:
         for variant in plugin.variants(scene):
             if variant.bits in options.bits:
                 yield variant
@@ -112,10 +102,6 @@ def _loaded(
             yield variant, worker
 
 
-def _labels(variant: Variant, **at: int) -> Row:
-    return {"system": variant.name, "bits": variant.bits, **at}
-
-
 def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | None:
     """The action's result; None if the peer fails, which the results record."""
     try:
@@ -125,32 +111,25 @@ def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | N
         return None
 
 
-def _first_token(worker: Worker, draw: Callable[[int], list[int]], length: int) -> Timed:
-    """Time first tokens, after a warm-up. All prompts differ, since some systems cache prefixes."""
-
-    def timed() -> float:
-        return worker.ask("first_token", tokens=draw(length))
-
-    timed()
-    return timed
-
-
-def _step(worker: Worker, context: int) -> Timed:
-    """Time decode steps after `context` tokens."""
-    worker.ask("fill", context=context)
-    return partial(worker.ask, "step")
-
-
-def _prompts(setup: Setup, options: Options) -> Callable[[int], list[int]]:
-    """Random tokens by their number."""
+def _first_token(setup: Setup, options: Options) -> Callable[[Worker, int], Timed]:
+    """Times first tokens, after a warm-up. No prompt comes twice: some systems cache prefixes."""
     config = json.loads((setup.model(options.checkpoint) / "config.json").read_text())
     rng, vocab_size = np.random.default_rng(0), config["vocab_size"]
 
-    def draw(length: int) -> list[int]:
-        drawn: list[int] = rng.integers(3, vocab_size, length).tolist()
-        return drawn
+    def warmed(worker: Worker, length: int) -> Timed:
+        def timed() -> float:
+            return worker.ask("first_token", tokens=rng.integers(3, vocab_size, length).tolist())
 
-    return draw
+        timed()
+        return timed
+
+    return warmed
+
+
+def _step(worker: Worker, context: int) -> Timed:
+    """Times decode steps after `context` tokens."""
+    worker.ask("fill", context=context)
+    return partial(worker.ask, "step")
 
 
 def summary(sections: Row) -> list[Row]:
@@ -159,7 +138,7 @@ def summary(sections: Row) -> list[Row]:
     ours = {
         (row["bits"], row["context"]): row["seconds"]["median"]
         for row in decode
-        if row["system"].startswith("snapexport") and row["system"].endswith(SNAPSTREAM)
+        if row["system"].startswith("snapexport") and row["system"].endswith("SnapStream")
     }
     return [
         {
@@ -178,12 +157,15 @@ def tables(report: Row) -> Iterator[Table]:
     prompts, contexts = settings["prompts"], settings["contexts"]
     first = {(row["system"], row["prompt"]): row for row in sections["ttft"]}
     decode = {(row["system"], row["context"]): row for row in sections["decode"]}
-    times = {(r["system"], r["context"]): r["times_ours"] for r in report["summary"]}
+    times = {(row["system"], row["context"]): row["times_ours"] for row in report["summary"]}
     heads = ["", *(f"TTFT, {n:,}: s" for n in prompts)]
     heads += [head for n in contexts for head in (f"step, {n:,}: ms", "x SnapStream's")]
     cells = []
     for name in (row["system"] for row in sections["versions"]):
-        cells.append([name, *(_seconds(first.get((name, n))) for n in prompts)])
+        cells.append([name])
+        for n in prompts:
+            row = first.get((name, n))
+            cells[-1].append(f"{row['seconds']['median']:.2f}" if row else "")
         for n in contexts:
             ratio = times.get((name, n))
             cells[-1] += [spread_ms(decode.get((name, n))), f"{ratio:.2f}" if ratio else ""]
@@ -194,5 +176,20 @@ def tables(report: Row) -> Iterator[Table]:
     yield Table("peers", heads, cells, notes)
 
 
-def _seconds(row: Row | None) -> str:
-    return f"{row['seconds']['median']:.2f}" if row else ""
+PEERS = Experiment(
+    help="decode and TTFT beside onnxruntime-genai, transformers, kvpress and llama.cpp",
+    cpu=Options(),
+    quick=Options(
+        contexts=(256, 1024), prompts=(128, 256), kv_budget=128, rounds=2, prompt_rounds=1
+    ),
+    run=run,
+    summary=summary,
+    tables=tables,
+)
+# CPUs usually run 4-bit weights, and the fixed cost of a node is small at Llama-3.2-1B's size.
+PEERS1B = replace(
+    PEERS,
+    help="the same with 1.2 G parameters in 4 bits, at 1K",
+    cpu=Options("1b", bits=(4,), contexts=(1024,), prompts=(1024,), prompt_rounds=1),
+    quick=Options("1b", (4,), contexts=(256,), prompts=(128,), kv_budget=128, rounds=2),
+)

@@ -5,7 +5,6 @@ plus the largest mapped memory, since the kernel may drop mapped pages to reclai
 """
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +15,12 @@ import numpy as np
 
 from snapexport.bench.memory import apart, share
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
-from snapexport.bench.spread import rounded
-from snapexport.bench.tables import Table
-from snapexport.bench.turns import Row
+from snapexport.bench.setup import Experiment, Setup
+from snapexport.bench.tables import Column, Table
+from snapexport.bench.turns import Row, rounded
 from snapexport.builder.staging import scratch
 from snapexport.contract.errors import UserError
 
-HELP = "what `snapexport plan` predicts against what a running build takes"
-DEVICES = ("cpu",)
 TOKENS = 8
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -58,10 +54,6 @@ class Options:
                 raise UserError(f"no setting '{name}'", f"choose from {', '.join(SETTINGS)}")
 
 
-DEFAULT = Options()
-QUICK = Options(L_max=512, only=("default", "full cache"))
-
-
 def run(setup: Setup, options: Options, results: Results) -> None:
     """Build and measure each setting, the latter in a process of its own."""
     model = setup.model(options.checkpoint)
@@ -70,13 +62,11 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         results.tell(name, done, len(options.only))
         if not results.has("memory", {"setting": name}):
             with scratch(setup.work / "plan") as directory:
-                results.add(
-                    "memory", {"setting": name, **_compared(model, directory, name, options)}
-                )
+                found = _compared(model, directory, name, options)
+                results.add("memory", {"setting": name, **found})
 
 
 def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
-    """One setting, predicted and measured."""
     from snapexport.builder import BuildOptions
     from snapexport.builder import run as run_build
     from snapexport.builder.plan.footprint import footprint
@@ -89,59 +79,48 @@ def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
     asked = BuildOptions(model=str(model), out=directory / "build", **given)
     manifest = run_build(asked).manifest
     taken = footprint(read_model(str(model)), asked, manifest.geometry, manifest.prefill_chunk)
-    action = partial(peak, asked.out, options.L_max - TOKENS)
-    found = apart(f"measuring '{name}'", action)
-    return {
-        "predicted": taken.prefill_peak,
-        "measured": found,
-        "ratio": rounded(taken.prefill_peak / found),
-    }
+    predicted = taken.prefill_peak
+    measured = apart(f"measuring '{name}'", partial(peak, asked.out, options.L_max - TOKENS))
+    return {"predicted": predicted, "measured": measured, "ratio": rounded(predicted / measured)}
 
 
 def peak(build: Path, prompt: int) -> int:
-    """The most bytes that generating takes."""
+    """The most bytes that generating takes, by samples of every few milliseconds."""
     from snapexport.runtime.llm import LLM
     from snapexport.runtime.requests import SamplingParams
 
-    memory = Watched()
+    samples, ended = [share()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.01):
+            samples.append(share())
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     llm = LLM(build)
     limits = llm.executor.limits
     prompts = np.random.default_rng(0).integers(3, limits.vocab_size, (limits.batch, prompt))
     llm.generate(prompts.tolist(), SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    return memory.peak()
-
-
-class Watched:
-    """Samples this process' memory every few milliseconds, until `peak` is called."""
-
-    def __init__(self) -> None:
-        self._own, self._mapped = share()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def peak(self) -> int:
-        self._ended.set()
-        self._thread.join()
-        return self._own + self._mapped
-
-    def _watch(self) -> None:
-        while not self._ended.is_set():
-            own, mapped = share()
-            self._own, self._mapped = max(self._own, own), max(self._mapped, mapped)
-            time.sleep(0.01)
+    ended.set()
+    watching.join()
+    return sum(map(max, zip(*samples, strict=True)))
 
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each setting, in MB."""
-    cells = [
-        [
-            row["setting"],
-            f"{row['predicted'] / 1e6:.0f}",
-            f"{row['measured'] / 1e6:.0f}",
-            f"{row['ratio']:.3f}",
-        ]
-        for row in report["sections"]["memory"]
-    ]
-    heads = ["setting", "predicted, MB", "measured, MB", "ratio"]
-    yield Table("memory, predicted and measured", heads, cells)
+    columns: dict[str, Column] = {
+        "setting": "{setting}",
+        "predicted, MB": lambda row: f"{row['predicted'] / 1e6:.0f}",
+        "measured, MB": lambda row: f"{row['measured'] / 1e6:.0f}",
+        "ratio": "{ratio:.3f}",
+    }
+    yield Table.of("memory, predicted and measured", report["sections"]["memory"], columns)
+
+
+PLAN = Experiment(
+    help="what `snapexport plan` predicts against what a running build takes",
+    cpu=Options(),
+    quick=Options(L_max=512, only=("default", "full cache")),
+    run=run,
+    tables=tables,
+)

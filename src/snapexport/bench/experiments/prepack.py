@@ -3,7 +3,6 @@
 `prepack` gives decode a second copy of the weights, rearranged for several rows.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +13,11 @@ import numpy as np
 
 from snapexport.bench.memory import apart, share
 from snapexport.bench.results import Results
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.systems import load
-from snapexport.bench.tables import Table, mib
-from snapexport.bench.turns import Row
+from snapexport.bench.tables import Column, Table, mib
+from snapexport.bench.turns import Row, clocked
 from snapexport.contract.build_directory import Build
-
-HELP = "memory and decode time of a running build, with and without prepacking"
-DEVICES = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,6 @@ class Options:
     rounds: int = 30
 
 
-DEFAULT = Options()
-QUICK = Options(L_max=512, kv_budget=128, rounds=2)
-
-
 def run(setup: Setup, options: Options, results: Results) -> None:
     """Each setting in a process of its own."""
     build = setup.builds(options.checkpoint).get(options.L_max, options.kv_budget, options.batch)
@@ -50,21 +42,20 @@ def run(setup: Setup, options: Options, results: Results) -> None:
 
 def measured(directory: Path, threads: int, prepack: bool, rounds: int) -> Row:
     """Memory after loading and after a prefill and some steps, and the median step."""
-    build = Build.open(directory)
-    executor = load(directory, baseline=False, threads=threads, prepack=prepack).executor
+    executor = load(directory, threads=threads, prepack=prepack).executor
     loaded, limits = share(), executor.limits
     prompt = list(range(2, 2 + limits.prefill_chunk))
     for slot in range(limits.batch):
         executor.prefill(slot, prompt, 0, len(prompt))
-    seconds, lengths = [], np.full(limits.batch, len(prompt))
-    for step in range(rounds):
-        started = time.perf_counter()
-        executor.decode(np.ones_like(lengths), lengths + step, lengths)
-        seconds.append(time.perf_counter() - started)
+    lengths = np.full(limits.batch, len(prompt))
+    seconds = [
+        clocked(partial(executor.decode, np.ones_like(lengths), lengths + step, lengths))()
+        for step in range(rounds)
+    ]
     return {
         "prepack": prepack,
         "batch": limits.batch,
-        "weights_bytes": sum(weights.size for weights in build.manifest.weights),
+        "weights_bytes": sum(weights.size for weights in Build.open(directory).manifest.weights),
         "loaded": _named(loaded),
         "after_decode": _named(share()),
         "decode_seconds": median(seconds),
@@ -77,15 +68,21 @@ def _named(taken: tuple[int, int]) -> Row:
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each setting."""
-    heads = ["setting", "weights, MiB", "own, MiB", "mapped, MiB", "step, ms"]
-    cells = [
-        [
-            "prepacked" if row["prepack"] else "as it is",
-            mib(row["weights_bytes"]),
-            mib(row["after_decode"]["anonymous"]),
-            mib(row["after_decode"]["mapped_files"]),
-            f"{1e3 * row['decode_seconds']:.1f}",
-        ]
-        for row in report["sections"]["memory"]
-    ]
-    yield Table("memory, with and without prepacking", heads, cells)
+    columns: dict[str, Column] = {
+        "setting": lambda row: "prepacked" if row["prepack"] else "as it is",
+        "weights, MiB": lambda row: mib(row["weights_bytes"]),
+        "own, MiB": lambda row: mib(row["after_decode"]["anonymous"]),
+        "mapped, MiB": lambda row: mib(row["after_decode"]["mapped_files"]),
+        "step, ms": lambda row: f"{1e3 * row['decode_seconds']:.1f}",
+    }
+    rows = report["sections"]["memory"]
+    yield Table.of("memory, with and without prepacking", rows, columns)
+
+
+PREPACK = Experiment(
+    help="memory and decode time of a running build, with and without prepacking",
+    cpu=Options(),
+    quick=Options(L_max=512, kv_budget=128, rounds=2),
+    run=run,
+    tables=tables,
+)

@@ -4,24 +4,21 @@ Two builds that differ only in that option take turns, a step each, with all bat
 option's cost is below the noise of a step, so its operators are also timed alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from snapexport.bench.experiments.host import SAMPLINGS, Running, TimedExecutor
 from snapexport.bench.results import Results
 from snapexport.bench.sessions import open_session
-from snapexport.bench.setup import Setup
+from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table
-from snapexport.bench.turns import Case, Row, clocked
+from snapexport.bench.turns import Case, Row, Timed, alone, clocked
 from snapexport.contract import names
 
-HELP = "a decode step with --top-tokens and without, by the way requests sample"
-DEVICES = ("cpu",)
 WARM_UP = 3
 
 
@@ -39,29 +36,23 @@ class Options:
     rounds: int = 1
 
 
-DEFAULT = Options()
-QUICK = Options(top_tokens=8, batch=2, L_max=512, kv_budget=128, steps=2)
-
-
 def run(setup: Setup, options: Options, results: Results) -> None:
     """The operators alone, then both builds for each kind of sampling."""
-    added = _operators(setup, options)
-    results.measure("operators", [[Case("operators", {}, added, options.steps)]], 1)
-    builds = [
-        setup.builds(options.checkpoint, top_tokens=count).get(
-            options.L_max, options.kv_budget, options.batch
-        )
-        for count in (0, options.top_tokens)
-    ]
+    added = Case("operators", {}, _operators(setup, options), options.steps)
+    results.measure("operators", alone([added]), 1)
     with ExitStack() as stack:
-        executors = [stack.enter_context(setup.device.opened(build)) for build in builds]
+        both = []
+        for count in (0, options.top_tokens):
+            made = setup.builds(options.checkpoint, top_tokens=count)
+            build = made.get(options.L_max, options.kv_budget, options.batch)
+            executor = TimedExecutor(stack.enter_context(setup.device.opened(build)))
+            both.append(Running(executor, options.prompt))
         for done, name in enumerate(SAMPLINGS):
             results.tell(name, done, len(SAMPLINGS))
-            steppers = [_stepper(executor, name, options.prompt) for executor in executors]
-            results.add("steps", {"sampling": name, **_compared(steppers, options.steps)})
+            results.add("steps", {"sampling": name, **_compared(both, name, options.steps)})
 
 
-def _operators(setup: Setup, options: Options) -> Callable[[], float]:
+def _operators(setup: Setup, options: Options) -> Timed:
     """Seconds of the top tokens' own operators, over random logits."""
     import onnx_graphsurgeon as gs
 
@@ -85,29 +76,18 @@ def _operators(setup: Setup, options: Options) -> Callable[[], float]:
     return clocked(lambda: session.run(None, feed))
 
 
-def _stepper(executor: Any, sampling: str, prompt: int) -> Callable[[], tuple[float, float]]:
-    """A decode step of all its slots: seconds of the graph, and of the whole step."""
-    timed = TimedExecutor(executor)
-    running = Running(timed, prompt)
-    running.start(sampling)
-    whole = clocked(running.step)
-
-    def step() -> tuple[float, float]:
-        seconds = whole()
-        return timed.seconds, seconds
-
-    return step
-
-
-def _compared(steppers: Sequence[Callable[[], tuple[float, float]]], steps: int) -> Row:
+def _compared(both: Sequence[Running], sampling: str, steps: int) -> Row:
     """Median seconds of the graph and of the step, without and with top tokens.
 
     A ratio is the median of the ratios within a turn, so that a drift of the machine cancels.
     """
+    for running in both:
+        running.start(sampling)
     taken: list[list[tuple[float, float]]] = [[], []]
     for turn in range(WARM_UP + steps):
         for which in (0, 1) if turn % 2 else (1, 0):
-            taken[which].append(steppers[which]())
+            whole = clocked(both[which].step)()
+            taken[which].append((both[which].executor.seconds, whole))
     without, with_them = (np.array(rows[WARM_UP:]).T for rows in taken)
     row: Row = {}
     for name, before, after in zip(("graph", "step"), without, with_them, strict=True):
@@ -118,17 +98,25 @@ def _compared(steppers: Sequence[Callable[[], tuple[float, float]]], steps: int)
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each kind of sampling."""
-    heads = ["sampling"]
+    heads, cells = ["sampling"], []
     for part in ("graph", "step"):
         heads += [f"{part} without, ms", "with, ms", "ratio"]
-    cells = []
     for row in report["sections"]["steps"]:
         cells.append([row["sampling"]])
         for part in ("graph", "step"):
             both = [f"{1e3 * seconds:.1f}" for seconds in row[f"{part}_seconds"]]
             cells[-1] += [*both, f"{row[f'{part}_ratio']:.2f}"]
-    alone = [
+    operators = [
         f"- the operators by themselves: {1e3 * row['seconds']['median']:.2f} ms"
         for row in report["sections"]["operators"]
     ]
-    yield Table("top tokens", heads, cells, alone)
+    yield Table("top tokens", heads, cells, operators)
+
+
+TOP_TOKENS = Experiment(
+    help="a decode step with --top-tokens and without, by the way requests sample",
+    cpu=Options(),
+    quick=Options(top_tokens=8, batch=2, L_max=512, kv_budget=128, steps=2),
+    run=run,
+    tables=tables,
+)

@@ -11,11 +11,11 @@ A plug-in is one file of this folder. It loads without snapexport, which its int
         def fill(context)         stand behind context - 1 tokens, so that a step attends to context
         def step()                one more token
 
-To add one: write the file, add it to PEERS, add its packages to peers.txt.
+To add one: write the file, add it to PLUGINS, add its packages to peers.txt.
 """
 
 from types import ModuleType
 
 from snapexport.bench.peers import genai, hugging_face, llama_cpp_peer, snapexport_build
 
-PEERS: tuple[ModuleType, ...] = (snapexport_build, genai, hugging_face, llama_cpp_peer)
+PLUGINS: tuple[ModuleType, ...] = (snapexport_build, genai, hugging_face, llama_cpp_peer)

@@ -1,13 +1,14 @@
-"""onnxruntime-genai, on a model that its own builder has made.
+"""onnxruntime-genai, on a model that its own builder makes.
 
-`graph` runs the same decode graph without genai's loop, its caches filled with random numbers:
-genai itself can only prefill, which takes minutes for long contexts.
+`Graph` runs the same decode graph without genai's loop, over caches of random numbers: genai
+itself can only prefill, which takes minutes for long contexts.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,15 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
     """The generator behind prompts and the shortest context, its graph behind all contexts."""
     from snapexport.bench.peers.process import Variant
 
-    python = scene.peers_python
     for precision, bits in {"fp32": 32, "int4": 4}.items():
         common = {"model": scene.model, "directory": scene.files, "threads": scene.threads}
         common |= {"precision": precision}
-        name, given = f"onnxruntime-genai {precision}", {"longest": scene.longest_prompt}
-        options = common | given | {"graph": False}
-        yield Variant(name, bits, python, __file__, options, scene.contexts[:1])
+        system = partial(Variant, bits=bits, python=scene.peers_python, plugin=__file__)
+        name = f"onnxruntime-genai {precision}"
+        options = common | {"longest": scene.longest_prompt, "graph": False}
+        yield system(name, options=options, contexts=scene.contexts[:1])
         options = common | {"longest": max(scene.contexts), "graph": True}
-        name += ", its graph"
-        yield Variant(name, bits, python, __file__, options, scene.contexts, prompts=False)
+        yield system(f"{name}, its graph", options=options, contexts=scene.contexts, prompts=False)
 
 
 def make(
@@ -47,7 +47,7 @@ def make(
 
 
 def built(model: Path, directory: Path, precision: str, threads: int) -> Path:
-    """The builder's output; made where it is missing."""
+    """The builder's output, with so many threads; made where it is missing."""
     out = directory / f"genai.{model.name}.{precision}"
     if not (out / "genai_config.json").is_file():
         options = ["-i", str(model), "-o", str(out), "-p", precision, "-e", "cpu"]
@@ -55,17 +55,12 @@ def built(model: Path, directory: Path, precision: str, threads: int) -> Path:
         done = subprocess.run([*command, "-c", str(directory / "cache")], capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode().strip().splitlines()[-1])
-    _set_threads(out / "genai_config.json", threads)
+    config = json.loads((out / "genai_config.json").read_text())
+    session = config["model"]["decoder"]["session_options"]
+    session.pop("session.intra_op.allow_spinning", None)
+    session["intra_op_num_threads"] = threads
+    (out / "genai_config.json").write_text(json.dumps(config, indent=1))
     return out
-
-
-def _set_threads(path: Path, threads: int) -> None:
-    """As many as the others have."""
-    config = json.loads(path.read_text())
-    options = config["model"]["decoder"]["session_options"]
-    options.pop("session.intra_op.allow_spinning", None)
-    options["intra_op_num_threads"] = threads
-    path.write_text(json.dumps(config, indent=1))
 
 
 class Genai:
@@ -79,20 +74,17 @@ class Genai:
         self._generator: Any = None
 
     def first_token(self, tokens: Sequence[int]) -> None:
-        self._begin(tokens)
-
-    def fill(self, context: int) -> None:
-        self._begin([1] * (context - 1))
-
-    def step(self) -> None:
-        self._generator.generate_next_token()
-
-    def _begin(self, tokens: Sequence[int]) -> None:
         self._generator = None  # one cache at a time
         params = self._og.GeneratorParams(self._model)
         params.set_search_options(max_length=self._longest, min_length=self._longest)
         self._generator = self._og.Generator(self._model, params)
         self._generator.append_tokens(np.array(tokens, np.int32))
+        self.step()
+
+    def fill(self, context: int) -> None:
+        self.first_token([1] * (context - 1))
+
+    def step(self) -> None:
         self._generator.generate_next_token()
 
 

@@ -26,15 +26,10 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
     yield Variant(name, 32, python, __file__, options, scene.contexts)
 
 
-def make(model: str, cache: str, threads: int, kept: int | None = None) -> "Transformers":
-    """A checkpoint with one kind of cache."""
-    return Transformers(model, cache, threads, kept)
-
-
 class Transformers:
     """cache: dynamic, static, or compiled (static, torch.compile). kept: entries after SnapKV."""
 
-    def __init__(self, model: str, cache: str, threads: int, kept: int | None) -> None:
+    def __init__(self, model: str, cache: str, threads: int, kept: int | None = None) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -50,7 +45,7 @@ class Transformers:
 
     def first_token(self, tokens: Sequence[int]) -> None:
         self._cache = self._empty(len(tokens))
-        press = self._press(len(tokens)) if self._kept else nullcontext()
+        press = self._press(self._kept / len(tokens)) if self._kept else nullcontext()
         with self._torch.inference_mode(), press:
             ids = self._torch.tensor([list(tokens)])
             self._model(input_ids=ids, past_key_values=self._cache, logits_to_keep=1)
@@ -67,7 +62,7 @@ class Transformers:
             for layer in range(config.num_hidden_layers):
                 self._cache.update(self._torch.randn(shape), self._torch.randn(shape), layer)
         if self._compiles:
-            # For this length alone: what had to serve another one too would be slower.
+            # For this length alone: a graph that serves others too would be slower.
             self._torch._dynamo.reset()
             self._forward = self._torch.compile(self._model.forward, dynamic=False)
             self.step()
@@ -88,8 +83,11 @@ class Transformers:
             return StaticCache(config=self._model.config, max_cache_len=length + ROOM)
         return DynamicCache(config=self._model.config)
 
-    def _press(self, length: int) -> Any:
+    def _press(self, kept: float) -> Any:
+        """kvpress' context that keeps a share of the entries."""
         from kvpress import SnapKVPress
 
-        ratio = max(0.0, 1 - (self._kept or length) / length)
-        return SnapKVPress(compression_ratio=ratio)(self._model)
+        return SnapKVPress(compression_ratio=max(0.0, 1 - kept))(self._model)
+
+
+make = Transformers

@@ -1,9 +1,9 @@
 """llama.cpp through llama-cpp-python, flash attention on, its own F16 cache.
 
 Long contexts are not prefilled: the cache of a short prompt is loaded again and again, and moved to
-the positions behind. The checkpoint is written as GGUF, without a vocabulary: F32, or quantized by
-llama.cpp itself. Names and metadata are those of the `gguf` package; llama.cpp turns neighbouring
-pairs of a head's elements where transformers turns halves, so that rows of Q and K change places.
+the positions behind. The checkpoint is written as GGUF without a vocabulary: F32, or quantized by
+llama.cpp itself. llama.cpp rotates neighbouring pairs of a head's elements where transformers
+rotates halves, so rows of Q and K change places.
 """
 
 import ctypes
@@ -26,8 +26,22 @@ ROOM = 256
 _BLOCK = 1024
 """Tokens that are prefilled for a context."""
 
+_METADATA = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "head_count": "num_attention_heads",
+    "head_count_kv": "num_key_value_heads",
+    "key_length": "head_dim",
+    "value_length": "head_dim",
+    "rope_dimension_count": "head_dim",
+    "layer_norm_rms_eps": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+}
+"""GGUF's names of what config.json says."""
 
-_TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+_ROTATED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
@@ -80,7 +94,7 @@ class LlamaCpp:
         for start in range(_BLOCK, length, _BLOCK):
             self._append(state, size, start)
         self._api.llama_memory_seq_rm(self._memory, 0, length, -1)
-        self.step()  # turns the keys that were moved
+        self.step()  # rotates the keys that were moved
 
     def _append(self, state: Any, size: int, start: int) -> None:
         """The same tokens' cache once more, from position `start` on."""
@@ -134,10 +148,13 @@ def _write_f32(model: Path, out: Path) -> None:
 
     config = json.loads((model / "config.json").read_text())
     writer = gguf.GGUFWriter(out, "llama")
-    _write_metadata(writer, config)
+    for add, name in _METADATA.items():
+        getattr(writer, f"add_{add}")(config[name])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(model / "model.safetensors").items():
-        for projection, heads in _TURNED.items():
+        for projection, heads in _ROTATED.items():
             if projection in name:
                 tensor = _interleaved(tensor, config[heads])
         writer.add_tensor(names.get_name(name, (".weight",)), tensor)
@@ -145,22 +162,6 @@ def _write_f32(model: Path, out: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _write_metadata(writer: Any, config: dict[str, Any]) -> None:
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
 
 
 def _interleaved(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

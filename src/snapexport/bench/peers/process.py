@@ -28,7 +28,9 @@ class PeerError(UserError):
 
 @dataclass(frozen=True)
 class Scene:
-    """Input of plug-ins. files: directory for the checkpoint in a peer's own format.
+    """What a plug-in chooses its variants by.
+
+    files: the directory for the checkpoint in a peer's own format.
 
     bits: of the wanted weights. builds: quantization of the weights -> build. peers_python,
     kvpress_python: interpreters, or None.
@@ -48,10 +50,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class Variant:
-    """One system of a plug-in. python: the interpreter that has the library, or None.
+    """One system of a plug-in. bits: of its weights.
 
-    plugin: its file. bits: of its weights. contexts: contexts to decode at. prompts: whether to
-    time its prefill.
+    python: the interpreter that has the library, or None. plugin: its file. contexts: those to
+    decode at. prompts: whether its prefill is timed.
     """
 
     name: str
@@ -61,6 +63,10 @@ class Variant:
     options: dict[str, Any]
     contexts: tuple[int, ...]
     prompts: bool = True
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        return {"system": self.name, "bits": self.bits}
 
 
 class Worker:
@@ -72,9 +78,20 @@ class Worker:
         if variant.python is None:
             raise PeerError("no interpreter was given for it")
         # -P: a plug-in's name must not hide a library's.
-        program = [str(variant.python), "-P", str(_WORKER)]
+        program = [str(variant.python), "-P", str(_WORKER), variant.plugin]
+        # Without our setting of how threads wait, so that libraries use their own.
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        environment.pop("OMP_WAIT_POLICY", None)
         try:
-            self._process = _started([*program, variant.plugin, json.dumps(variant.options)])
+            self._process = subprocess.Popen(
+                [*program, json.dumps(variant.options)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for us, and we end it
+            )
         except OSError as error:
             raise PeerError(f"its interpreter does not start: {error.strerror}") from None
         self.versions: dict[str, str] = {}
@@ -105,21 +122,3 @@ class Worker:
             raise PeerError(answer["failed"])
         self.versions |= answer.get("versions", {})
         return float(answer["seconds"])
-
-
-def _started(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env=_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for us, and we end it
-    )
-
-
-def _environment() -> dict[str, str]:
-    """The environment without settings of how threads wait, so that libraries use their own."""
-    ours = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    return ours | {"HF_HUB_OFFLINE": "1"}

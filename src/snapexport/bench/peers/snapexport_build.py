@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from snapexport.bench.filled import FilledSystem
     from snapexport.bench.peers.process import Scene, Variant
     from snapexport.contract.manifest import Quantization
 
@@ -14,8 +13,11 @@ PACKAGES = ("snapexport", "onnxruntime")
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """Caches by weights. prepack: a second copy of the weights, as the libraries have that lay them
-    out anew. Those of 4 bits always are."""
+    """Each cache with each kind of weights.
+
+    Prepacked: with a second copy of the weights, as the libraries have that rearrange theirs.
+    Weights of 4 bits always are.
+    """
     from snapexport.bench.builds import IN_INT8, PLAIN
     from snapexport.bench.peers.process import Variant
     from snapexport.contract.graph_options import GraphOptions
@@ -27,36 +29,33 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         "SnapStream in int8": (scene.kv_budget, IN_INT8, False),
         "full": (None, PLAIN, False),
     }
-    weights: dict[Quantization | None, int] = {None: 32, "int4": 4}
-    for quantization, bits in weights.items():
+    weights: dict[int, Quantization | None] = {32: None, 4: "int4"}
+    for bits in scene.bits:
         for cache, (budget, form, prepack) in caches.items():
-            if (prepack and quantization) or bits not in scene.bits:
+            if prepack and weights[bits]:
                 continue
-            build = scene.builds(quantization).get(max(scene.contexts), budget, form=form)
+            build = scene.builds(weights[bits]).get(max(scene.contexts), budget, form=form)
             directory = str(build.directory.absolute())
             options = {"build": directory, "threads": scene.threads, "prepack": prepack}
-            name, python = f"snapexport {quantization or 'fp32'}, {cache}", Path(sys.executable)
+            name, python = f"snapexport {weights[bits] or 'fp32'}, {cache}", Path(sys.executable)
             yield Variant(name, bits, python, __file__, options, scene.contexts)
 
 
 def make(build: str, threads: int, prepack: bool = False) -> "Snapexport":
     """A build with caches of random numbers."""
-    from snapexport.bench.filled import FilledSystem
-    from snapexport.bench.systems import load
-    from snapexport.contract.build_directory import Build
-
-    system = load(Path(build), baseline=False, threads=threads, prepack=prepack)
-    return Snapexport(FilledSystem(Build.open(Path(build)), system.executor))
+    return Snapexport(Path(build), threads, prepack)
 
 
 class Snapexport:
     """Its executor, without a scheduler."""
 
-    def __init__(self, filled: "FilledSystem") -> None:
-        from snapexport.bench.systems import ExecutorSystem
+    def __init__(self, build: Path, threads: int, prepack: bool) -> None:
+        from snapexport.bench.filled import FilledSystem
+        from snapexport.bench.systems import load
+        from snapexport.contract.build_directory import Build
 
-        self._filled = filled
-        self._system = ExecutorSystem(filled.executor)
+        self._system = load(build, threads=threads, prepack=prepack)
+        self._filled = FilledSystem(Build.open(build), self._system.executor)
         self._context = 1
 
     def first_token(self, tokens: Sequence[int]) -> None:

@@ -11,8 +11,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TextIO
 
@@ -21,36 +22,32 @@ def main() -> None:
     """Load, then answer commands until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    path, options = sys.argv[1], json.loads(sys.argv[2])
-    made: list[Any] = []
+    peer: Any = None
 
     def load() -> dict[str, Any]:
-        plugin = _loaded(path)
-        made.append(plugin.make(**options))
-        return {"versions": dict(_versions(plugin.PACKAGES))}
+        nonlocal peer
+        plugin = _plugin(sys.argv[1])
+        peer = plugin.make(**json.loads(sys.argv[2]))
+        found = {}
+        for package in plugin.PACKAGES:
+            with suppress(PackageNotFoundError):
+                found[package] = version(package)
+        return {"versions": found}
+
+    def obey(do: str, **given: Any) -> None:
+        getattr(peer, do)(**given)
 
     _answer(answers, load)
     for line in sys.stdin:
-        _answer(answers, _action(made[0], json.loads(line)))
+        _answer(answers, partial(obey, **json.loads(line)))
 
 
-def _loaded(path: str) -> Any:
+def _plugin(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("plugin", path)
     assert spec and spec.loader, path
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _versions(packages: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Of those that are installed."""
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            yield package, version(package)
-
-
-def _action(peer: Any, request: dict[str, Any]) -> Callable[[], None]:
-    return lambda: getattr(peer, request.pop("do"))(**request)
 
 
 def _answer(answers: TextIO, action: Callable[[], dict[str, Any] | None]) -> None:

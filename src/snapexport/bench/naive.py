@@ -1,23 +1,20 @@
-"""Runs a decode graph whose output caches have other buffers than its input caches."""
+"""Decode steps for a process of its own: of a build, and of its naive graph. Loads no onnx."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.bench.filled import fill
+from snapexport.bench.filled import FilledSystem, fill
 from snapexport.bench.sessions import Arrays, Bound, open_session, zeros
+from snapexport.bench.systems import load
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 
 Integers = NDArray[np.int64]
-
-
-def load(build: Path, graph: Path, threads: int) -> "NaiveDecode":
-    """For a process of its own."""
-    return NaiveDecode(Build.open(build), graph, threads)
 
 
 class NaiveDecode:
@@ -37,16 +34,7 @@ class NaiveDecode:
             Bound(session, self.inputs | read, self._outputs | _named(self._outputs, written)),
             Bound(session, self.inputs | written, self._outputs | _named(self._outputs, read)),
         ]
-        self._context = 1
         fill(self.inputs)
-
-    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
-        """Take a prompt for prefilled; all slots' are as long as the last one's."""
-        self._context = len(prompt)
-
-    def decode(self, active: int) -> None:
-        """A step of all slots."""
-        self.step(self._context)
 
     def step(self, context: int) -> None:
         """The token at position context - 1, behind a prompt of all before it."""
@@ -69,3 +57,22 @@ def _named(outputs: Arrays, caches: Arrays) -> Arrays:
     """{output name: cache}; a cache may be several outputs."""
     pasts = {name: names.past_of(name) for name in outputs}
     return {name: caches[past] for name, past in pasts.items() if past in caches}
+
+
+def ring_step(directory: Path, threads: int) -> Callable[[], None]:
+    """A decode step of the build at its longest context."""
+    build = Build.open(directory)
+    filled = FilledSystem(build, load(directory, threads=threads).executor)
+    return partial(filled.step, build.manifest.geometry.L_max, build.manifest.batch)
+
+
+def naive_step(directory: Path, graph: Path, threads: int) -> Callable[[], None]:
+    """The same of its naive graph."""
+    build = Build.open(directory)
+    return partial(NaiveDecode(build, graph, threads).step, build.manifest.geometry.L_max)
+
+
+def repeat(times: int, step: Callable[[], None]) -> None:
+    """So many steps."""
+    for _ in range(times):
+        step()
