@@ -189,7 +189,7 @@ def test_engines_of_another_tensorrt_are_replaced_only_with_overwrite(
         Build.open(own_build.directory), EngineOptions(graphs=("decode",), overwrite=True)
     )
     entry = entry_of(own_build)
-    assert (entry.tensorrt, set(entry.graphs)) == ("11.5.0.1", {"decode"})
+    assert (entry.version, set(entry.graphs)) == ("11.5.0.1", {"decode"})
     assert {file for file in files(own_build) if file.endswith(".engine")} == {
         f"{NAME}/decode.engine"
     }

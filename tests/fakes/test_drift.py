@@ -106,7 +106,7 @@ def test_the_fake_tensorrts_enums_have_the_bindings_values(tmp_path: Path) -> No
         text=True,
     )
     assert json.loads(done.stdout or "{}") == ENUMS, done.stderr
-    assert len(ENUMS) == 9
+    assert len(ENUMS) == 10
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,15 @@ The timing cache holds the times of kernels that earlier builds have measured.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
 from snapexport.contract.tensorrt_bindings import trt
 from snapexport.engines.options import EngineOptions
+
+if TYPE_CHECKING:
+    import tensorrt_rtx as rtx
 
 _HARDWARE = {
     "none": trt.HardwareCompatibilityLevel.NONE,
@@ -41,11 +45,16 @@ def set_hardware(config: trt.IBuilderConfig, options: EngineOptions) -> None:
     config.hardware_compatibility_level = _HARDWARE[options.hardware]
 
 
-def set_compute_capabilities(config: trt.IBuilderConfig, wanted: Sequence[str]) -> None:
-    """Name the GPUs that can run the engine, by compute capabilities such as "8.9"."""
+def set_compute_capabilities(config: "rtx.IBuilderConfig", wanted: Sequence[str]) -> None:
+    """Name the GPUs that can run the engine, by compute capabilities such as "8.9".
+
+    TensorRT has no such choice.
+    """
+    import tensorrt_rtx as rtx
+
     config.num_compute_capabilities = len(wanted)
     for index, capability in enumerate(wanted):
-        sm = getattr(trt.ComputeCapability, "SM" + capability.replace(".", ""))
+        sm = getattr(rtx.ComputeCapability, "SM" + capability.replace(".", ""))
         config.set_compute_capability(sm, index)
 
 
