@@ -47,7 +47,7 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 	$(BIN)/snapexport demo
 
 test: $(STAMP)           ## all tests, 12 minutes on 2 cores
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive

@@ -1,17 +1,24 @@
-"""A tiny checkpoint and a build of it, shared by the tests that only read them; traces on disk."""
+"""A tiny checkpoint and a build of it, shared by the tests that only read them; traces on disk.
 
+Fixtures import what they need: the process that only hands out tests to others loads this file too.
+"""
+
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from snapexport.builder import build
-from snapexport.contract.build_directory import Build
-from snapexport.exporter import trace
-from tests import trace_cache
-from tests.fakes.bindings import make_stubs
-from tests.oracle import checkpoints
+if TYPE_CHECKING:
+    from snapexport.contract.build_directory import Build
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no collection of garbage needs to look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,8 +27,14 @@ def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
     if os.environ.get("SNAPEXPORT_TRACE_CACHE") == "off" or not hasattr(pytestconfig, "cache"):
         yield
         return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    from snapexport.exporter import trace
+    from tests import trace_cache
+
     folder = pytestconfig.cache.mkdir("snapexport-traces")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", trace_cache.once(ONNXRegistry.from_torchlib))
         for name in ("trace_prefill", "trace_decode"):
             patch.setattr(trace, name, trace_cache.caching(getattr(trace, name), folder))
         yield
@@ -29,11 +42,15 @@ def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.oracle import checkpoints
+
     return checkpoints.make("llama", tmp_path_factory.mktemp("checkpoints") / "llama")
 
 
 @pytest.fixture(scope="session")
-def tiny_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+def tiny_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> "Build":
+    from snapexport.builder import build
+
     out = tmp_path_factory.mktemp("builds") / "llama.build"
     return build(
         checkpoint, out, L_max=64, L_recent=12, K=8, L_obs=4, prefill_chunk=24, baseline=True
@@ -43,4 +60,6 @@ def tiny_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bu
 @pytest.fixture(scope="session")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Type stubs of TensorRT's real bindings, as the folder of a module `tensorrt`."""
+    from tests.fakes.bindings import make_stubs
+
     return make_stubs(tmp_path_factory.mktemp("stubs"))

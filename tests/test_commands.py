@@ -154,7 +154,8 @@ def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
     damage, message = BAD_CHECKPOINTS[name]
     damage(model)
     out = tmp_path / "out"
-    assert message in refused(capsys, "build", "--model", model, "--L-max", 64, "--out", out)
+    flags = ["--L-max", 64, "--batch", 1]
+    assert message in refused(capsys, "build", "--model", model, *flags, "--out", out)
     assert not list(tmp_path.glob("*out*"))
 
 

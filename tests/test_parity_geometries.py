@@ -34,6 +34,8 @@ SINGLE_SHOT = (
     Case("mistral", prefill_chunk=96, budget="pyramid", softmax="causal", pool="max"),
 )
 """Each also takes a checkpoint of another kind: of RoPE, of its files, of its KV heads."""
+TWO_TURNS = 36
+"""Decode steps in which the longest of these rings, 16, is written twice."""
 
 
 def edges(case: Case) -> list[int]:
@@ -47,12 +49,12 @@ def edges(case: Case) -> list[int]:
 
 @pytest.mark.parametrize("case", GEOMETRIES, ids=str)
 def test_chunked_build_agrees_with_the_oracle(case: Case) -> None:
-    assert_agrees(case, edges(case))
+    assert_agrees(case, edges(case), TWO_TURNS)
 
 
 @pytest.mark.parametrize("case", SINGLE_SHOT, ids=str)
 def test_single_shot_build_agrees_with_the_oracle(case: Case) -> None:
-    assert_agrees(case, edges(case))
+    assert_agrees(case, edges(case), TWO_TURNS)
 
 
 def test_vote_ties_keep_the_lowest_positions() -> None:

@@ -1,18 +1,22 @@
 """A build directory appears whole or not at all."""
 
-import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from snapexport.builder.staging import staged
+from snapexport.cli.app import main
+from snapexport.cli.console import BuildProgress
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import MANIFEST
+from tests.refused import refused
 
 
 def test_staged_directory_appears_at_its_target_when_complete(tmp_path: Path) -> None:
@@ -57,10 +61,13 @@ def test_staging_never_overwrites_a_path_that_is_no_build(
     assert target.exists()
 
 
+def build_flags(checkpoint: Path, out: Path) -> list[str]:
+    return ["build", "--model", str(checkpoint), "--L-max", "64", "--out", str(out)]
+
+
 def start_build(checkpoint: Path, out: Path) -> tuple["subprocess.Popen[str]", Path]:
     """A build that is under way, and its unfinished directory."""
-    command = [sys.executable, "-m", "snapexport", "build", "--model", str(checkpoint)]
-    command += ["--L-max", "64", "--out", str(out)]
+    command = [sys.executable, "-m", "snapexport", *build_flags(checkpoint, out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
@@ -70,15 +77,30 @@ def start_build(checkpoint: Path, out: Path) -> tuple["subprocess.Popen[str]", P
     raise AssertionError("the build never began to write")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupted_build_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     process, _ = start_build(checkpoint, tmp_path / "b")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_interrupted_while_it_writes_weights_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, in this process: a new one would first load PyTorch."""
+    unfinished = []
+
+    def interrupt(_: BuildProgress, nbytes: int) -> None:
+        unfinished.extend(path.name for path in tmp_path.iterdir())
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BuildProgress, "written", interrupt)
+    with pytest.raises(SystemExit) as left:
+        main(build_flags(checkpoint, tmp_path / "b"))
+    assert left.value.code == 128 + signal.SIGINT
+    assert [name.startswith(".b.partial-") for name in unfinished] == [True]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,22 +132,23 @@ def test_staging_keeps_the_unfinished_directory_of_a_running_build(tmp_path: Pat
         assert first.is_dir()
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A limit on the size of files stands for it: writing fails half-way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_build_on_a_full_disk_is_an_error_and_leaves_nothing(
-    checkpoint: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> None:
-    """A limit on the size of files stands for the full disk: writing fails half-way."""
-    code = (
-        "import resource, sys\n"
-        "from snapexport.cli.app import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    flags = ["build", "--model", str(checkpoint), "--L-max", "64", "--out", str(tmp_path / "b")]
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *flags], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: File too large")
-    assert "\n\nhint: " in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert main(build_flags(checkpoint, tmp_path / "before")) == 0  # its traces are cached now
+    capsys.readouterr()
+    with full_disk():
+        error = refused(capsys, *build_flags(checkpoint, tmp_path / "b"))
+    assert error.startswith("error: File too large")
+    assert [path.name for path in tmp_path.iterdir()] == ["before"]

@@ -22,13 +22,24 @@ def linked(model: ir.Model, checkpoint: Checkpoint, config: Any) -> bytes:
     return ir.to_proto(model).SerializeToString(deterministic=True)
 
 
+def elsewhere(config: Any) -> Any:
+    """The same config, of a checkpoint in another directory."""
+    moved = copy.deepcopy(config)
+    moved._name_or_path = "/another/checkpoint"
+    return moved
+
+
 def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path) -> None:
+    """Also as the trace of the same config in another directory."""
     found = Checkpoint.open(checkpoint)
     config = load_config(found)
-    cached = trace_cache.caching(inspect.unwrap(trace.trace_decode), tmp_path)
-    traced, loaded = (cached(config, torch.float32, 2) for _ in range(2))
+    make = inspect.unwrap(trace.trace_decode)
+    cached = trace_cache.caching(make, tmp_path)
+    traced, loaded = cached(config, torch.float32, 2), cached(elsewhere(config), torch.float32, 2)
     assert len(list(tmp_path.iterdir())) == 1
-    assert linked(traced, found, config) == linked(loaded, found, config)
+    anew = make(elsewhere(config), torch.float32, 2)
+    graphs = {linked(model, found, config) for model in (traced, loaded, anew)}
+    assert len(graphs) == 1
 
 
 def test_trace_cache_key_changes_with_every_input_of_the_trace(

@@ -13,7 +13,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.vault.prompts import VaultPrompt, make_prompt
 
 CHECKPOINT = Path(str(files("snapexport.vault"))) / "checkpoint"
-PROMPTS = 40
+PROMPTS = 20
 
 
 @pytest.fixture(scope="module")

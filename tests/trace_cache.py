@@ -4,6 +4,9 @@ A trace takes seconds and depends on a config, a dtype, a number of tokens or sl
 sources and four libraries: these are the key. The folder is shared by the workers of a run, and by
 runs. Processes that tests start trace for themselves. SNAPEXPORT_TRACE_CACHE=off traces everything
 anew; `pytest --cache-clear` empties the folder.
+
+The table of PyTorch's operators in ONNX is kept too: torch.onnx.export makes it anew each time,
+which is a third of a trace.
 """
 
 import hashlib
@@ -45,8 +48,14 @@ def caching(trace: Trace, folder: Path) -> Trace:
     return cached
 
 
+def once(make: Callable[..., Any]) -> Any:
+    """A class method as one that makes its result once for all callers, who only read it."""
+    return staticmethod(cache(make))
+
+
 def key(name: str, config: Any, dtype: torch.dtype, count: int) -> str:
-    described = type(config).__name__, config.to_dict()
+    """Two checkpoints of one config have one key, wherever they lie."""
+    described = type(config).__name__, config.to_dict() | {"_name_or_path": ""}
     made_by = [name, described, str(dtype), count, sources(), [version(one) for one in LIBRARIES]]
     return hashlib.sha256(json.dumps(made_by, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class Case:
     top_tokens: int = 0
     target: str = "onnxruntime"
 
-    @property
+    @cached_property
     def geometry(self) -> CacheGeometry:
         """The case's geometry, computed here independently of the builder."""
         config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
@@ -132,10 +132,17 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(generator.integers(3, checkpoints.VOCABULARY, length).tolist())
 
 
-@cache
 def oracle(case: Case, length: int, steps: int = STEPS) -> OracleRun:
-    """The expected run of a build of `case` on a clear prompt of that length."""
-    model_dir, geometry = checkpoint(case.checkpoint), case.geometry
+    """The expected run of a build of `case` on a clear prompt of that length.
+
+    Builds that differ in chunks, batch or target alone share it.
+    """
+    return _oracle(case.checkpoint, case.geometry, length, steps)
+
+
+@cache
+def _oracle(name: str, geometry: CacheGeometry, length: int, steps: int) -> OracleRun:
+    model_dir = checkpoint(name)
     return _first_clear(lambda ids: masked.run(model_dir, ids, geometry, steps), length)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.plugins import compiling
+from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import Emulated
 from tests.plugins.loud import skip_loudly
 
@@ -19,10 +20,16 @@ def compiler() -> str:
 
 
 @pytest.fixture(scope="session")
-def emulated_library(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = Path(tmp_path_factory.mktemp("kernels")) / "emulated.so"
-    compiling.build(compiling.emulator_command(library, compiler))
-    return library
+def libraries(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    """In .pytest_cache, where other workers and runs find them too."""
+    if hasattr(pytestconfig, "cache"):
+        return Libraries(pytestconfig.cache.mkdir("snapexport-libraries"))
+    return Libraries(tmp_path_factory.mktemp("libraries"))
+
+
+@pytest.fixture(scope="session")
+def emulated_library(compiler: str, libraries: Libraries) -> Path:
+    return libraries.make("emulated", lambda out: compiling.emulator_command(out, compiler))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 
 from snapexport.plugins import compiling
 from snapexport.plugins.binding import Launchers, SelectProblem
+from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import Emulated
 from tests.plugins.loud import skip_loudly
 
@@ -22,13 +23,11 @@ EXPORTS = {
 
 
 @pytest.fixture(scope="module")
-def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gpu_library(libraries: Libraries) -> Path:
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
         skip_loudly("no nvcc: NO KERNEL WAS COMPILED FOR A GPU")
-    library = tmp_path_factory.mktemp("gpu") / "launchers.so"
-    compiling.build(compiling.gpu_command(library, "90", nvcc))
-    return library
+    return libraries.make("launchers", lambda out: compiling.gpu_command(out, "90", nvcc))
 
 
 def test_gpu_library_exports_the_c_interface(gpu_library: Path) -> None:

@@ -8,15 +8,15 @@ import pytest
 
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.plugins import compiling
+from tests.plugins.compiled import Libraries
 
 
 @pytest.fixture(scope="module")
-def native(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("geometry") / "geometry.so"
+def native(compiler: str, libraries: Libraries) -> ctypes.CDLL:
     source = Path(__file__).with_name("geometry_api.cpp")
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    include = f"-I{compiling.HOME}"
-    compiling.build([compiler, *flags, include, str(source), "-o", str(library)])
+    command = [compiler, *flags, f"-I{compiling.HOME}", str(source), "-o"]
+    library = libraries.make("geometry", lambda out: [*command, str(out)])
     return ctypes.CDLL(str(library))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from snapexport.graphs.functions import function
 from snapexport.plugins import compiling
 from tests.plugins.body import call_body
+from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import random
 from tests.plugins.loud import skip_loudly
 from tests.plugins.stub import CUDA, HERE, Plugin, Registry, described, tensorrt_headers
@@ -51,22 +52,23 @@ def built(
     request: pytest.FixtureRequest,
     compiler: str,
     emulated_library: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    libraries: Libraries,
 ) -> Built:
-    out = tmp_path_factory.mktemp("plugins")
     flags = "-std=c++17 -Wall -Wextra -Werror -shared -fPIC".split()
     command = [compiler, *flags, *includes(request.param), f"-I{compiling.HOME}"]
     layer = compiling.HOME / "tensorrt"
     exports = set(layer.glob("exports_*.cpp"))
     sources = [str(path) for path in sorted(set(layer.glob("*.cpp")) - exports)]
-    made = Built(*(out / f"{name}.so" for name in ("stub", "loadable", "registering")))
-    compiling.build([*command, str(HERE / "registry.cpp"), "-ldl", "-o", str(made.stub)])
     kernels = [str(emulated_library), f"-Wl,-rpath,{emulated_library.parent}"]
-    for library in (made.loadable, made.registering):
-        export = str(layer / f"exports_{library.stem}.cpp")
-        hidden = ["-fvisibility=hidden", *sources, export, *kernels]
-        compiling.build([*command, *hidden, "-o", str(library)])
-    return made
+    hidden = ["-fvisibility=hidden", *sources]
+
+    def made(name: str, *words: str) -> Path:
+        return libraries.make(name, lambda out: [*command, *words, "-o", str(out)])
+
+    stub = made("stub", str(HERE / "registry.cpp"), "-ldl")
+    kinds = ("loadable", "registering")
+    exporting = {kind: str(layer / f"exports_{kind}.cpp") for kind in kinds}
+    return Built(stub, *(made(kind, *hidden, exporting[kind], *kernels) for kind in kinds))
 
 
 @pytest.fixture(scope="module")

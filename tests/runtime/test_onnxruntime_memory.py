@@ -11,6 +11,7 @@ import pytest
 from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import GraphEntry
 from snapexport.runtime.backend import Buffers
 from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.executor import GraphSet
@@ -61,18 +62,24 @@ def measure(directory: Path, script: str) -> Any:
     return json.loads(result.stdout)
 
 
-BUILD = Build.open(cases.built(ROOMY).directory)
-DECODE = BUILD.manifest.graphs["decode"]
+@pytest.fixture
+def built() -> Build:
+    return Build.open(cases.built(ROOMY).directory)
 
 
 @pytest.fixture
-def backend() -> OnnxRuntimeBackend:
-    return OnnxRuntimeBackend(BUILD, GraphSet.of(BUILD, baseline=False), threads=1)
+def decode(built: Build) -> GraphEntry:
+    return built.manifest.graphs["decode"]
 
 
 @pytest.fixture
-def buffers(backend: OnnxRuntimeBackend) -> Buffers:
-    return allocate(backend.memory, DECODE, {})
+def backend(built: Build) -> OnnxRuntimeBackend:
+    return OnnxRuntimeBackend(built, GraphSet.of(built, baseline=False), threads=1)
+
+
+@pytest.fixture
+def buffers(backend: OnnxRuntimeBackend, decode: GraphEntry) -> Buffers:
+    return allocate(backend.memory, decode, {})
 
 
 def test_past_and_present_cache_are_one_buffer(buffers: Buffers) -> None:
@@ -92,9 +99,9 @@ def test_attended_caches_share_the_buffer_of_past_and_present() -> None:
 
 
 def test_decode_step_writes_one_position_of_each_row_in_place(
-    backend: OnnxRuntimeBackend, buffers: Buffers
+    backend: OnnxRuntimeBackend, decode: GraphEntry, buffers: Buffers
 ) -> None:
-    bound = BoundGraph(backend, "decode", DECODE, buffers)
+    bound = BoundGraph(backend, "decode", decode, buffers)
     caches = {n: a for n, a in bound.arrays.items() if names.is_past(n)}
     rng = np.random.default_rng(0)
     for array in caches.values():
@@ -109,12 +116,12 @@ def test_decode_step_writes_one_position_of_each_row_in_place(
 
 
 def test_onnxruntime_warns_if_it_has_to_copy_a_cache(
-    backend: OnnxRuntimeBackend, buffers: Buffers, capfd: Any
+    backend: OnnxRuntimeBackend, decode: GraphEntry, buffers: Buffers, capfd: Any
 ) -> None:
     """The other tests rely on it: no word on stderr means that nothing was copied."""
     backend.bind("decode", buffers)()
     assert "onnxruntime" not in capfd.readouterr().err
-    specs = (*DECODE.inputs, *DECODE.outputs)
+    specs = (*decode.inputs, *decode.outputs)
     apart = {spec.name: backend.memory.allocate(spec) for spec in specs}
     backend.bind("decode", apart)()
     assert "in-place" in capfd.readouterr().err.lower()
@@ -148,8 +155,8 @@ def heavy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = transformers.LlamaConfig(
         vocab_size=512,
         hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=4,
+        intermediate_size=4608,
+        num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=2,
         max_position_embeddings=1024,
@@ -164,6 +171,7 @@ def test_prefill_and_decode_share_the_mapped_weights(
     heavy_model: Path, tmp_path: Path, target: str
 ) -> None:
     sizes: dict[str, Any] = {"L_max": 64, "L_recent": 16, "K": 12, "prefill_chunk": 32}
+    sizes["decode_batches"] = ()
     built = build(heavy_model, tmp_path / "build", target=target, **sizes)
     grown = measure(
         built.directory,
