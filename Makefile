@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,serve,dev]'
+	$(BIN)/pip install --quiet --editable '.[cpu,build,eval,serve,rtx,dev]'
 	touch $@
 
 $(TRITON_STAMP): pyproject.toml
@@ -47,7 +47,10 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 	$(BIN)/snapexport demo
 
 test: $(STAMP)           ## all tests, 12 minutes on 2 cores
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/rtx
+
+test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every graph, on a CPU
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/rtx
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive

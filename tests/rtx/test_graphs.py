@@ -1,0 +1,116 @@
+"""The real parser and builder accept every graph, as it lies on the disk."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import inliner
+
+from snapexport.builder import build
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.tensors import OF_TENSORRT
+from tests.oracle import checkpoints
+from tests.rtx.library import ask
+
+SMALL: dict[str, Any] = {
+    "L_max": 64,
+    "L_recent": 12,
+    "K": 8,
+    "L_obs": 4,
+    "prefill_chunk": 24,
+    "dtype": "bf16",
+    "pool_kernel": 5,
+}
+FULL = {"policy": "full", "L_max": 64, "prefill_chunk": 24, "dtype": "bf16"}
+STREAMING = {"policy": "streaming", "L_max": 64, "L_recent": 12, "prefill_chunk": 24}
+LARGE = {"max_position_embeddings": 131072, "head_dim": 128}
+
+BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # name: checkpoint, changes of its configuration, changes of SMALL
+    "llama": ("llama", {}, {"baseline": True, "batch": 4, "decode_batches": (1, 2)}),
+    "llama, fp16": ("llama", {}, {"dtype": "fp16"}),
+    "llama, fp32": ("llama", {}, {"dtype": "fp32", "baseline": True}),
+    "llama, yarn, single shot": ("llama-yarn", {}, {"prefill_chunk": 64}),
+    "llama, tied, top tokens": ("llama-tied", {}, {"top_tokens": 16}),
+    "llama, one KV head, max pool": ("llama-mqa", {}, {"pool": "max", "group": "max"}),
+    "llama, full": ("llama", {}, FULL),
+    "llama, streaming": ("llama", {}, STREAMING | {"dtype": "fp16"}),
+    "llama, heads of 64": ("llama", {"head_dim": 64}, {}),
+    "llama, heads of 256": ("llama", {"head_dim": 256}, {}),
+    "llama, heads of 20": ("llama", {"head_dim": 20}, {"baseline": True}),
+    "mistral, snapkv": ("mistral", {}, {"policy": "snapkv", "pool_kernel": 7}),
+    "qwen2, sage": ("qwen2", {}, {"policy": "sage"}),
+    "qwen3, causal votes": ("qwen3", {}, {"softmax": "causal", "vote": "sum-squares"}),
+    "qwen3, pyramid": ("qwen3", {}, {"budget": "pyramid"}),
+    "gemma2, soft caps": ("gemma2", {}, {"baseline": True}),
+    "gemma3, sliding layers": ("gemma3", {}, {"baseline": True}),
+    "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
+    "llama, K of 30,000": ("llama", LARGE, {"L_max": 32768, "K": 30000, "prefill_chunk": 64}),
+    "llama, 131,072 tokens": (
+        "llama",
+        LARGE,
+        {"L_max": 131072, "K": 4000, "baseline": True, "prefill_chunk": 128},
+    ),
+}
+
+
+def accepted_graphs(made: Build) -> None:
+    """Assert that the library takes each graph, with the manifest's tensors and as many layers."""
+    for name, entry in made.manifest.graphs.items():
+        answer = ask(made.graph(name))
+        assert answer.accepted, f"{name}: {answer.errors}"
+        for tensors, specs in ((answer.inputs, entry.inputs), (answer.outputs, entry.outputs)):
+            found = [(key, OF_TENSORRT.get(kind, kind), shape) for key, kind, shape in tensors]
+            assert sorted(found) == sorted((s.name, s.dtype, list(s.shape)) for s in specs), name
+        operators = Counter(node.op_type for node in load(made, name).graph.node)
+        assert answer.layers.get("ATTENTION_INPUT", 0) == operators["Attention"], name
+        caches = sum(names.is_past(spec.name) for spec in entry.inputs)
+        written = 0 if name == "compress" else caches
+        assert answer.layers.get("KV_CACHE_UPDATE", 0) == written, name
+
+
+def load(made: Build, name: str) -> onnx.ModelProto:
+    return onnx.load(made.graph(name), load_external_data=False)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_the_real_builder_accepts_every_graph(name: str, tmp_path: Path) -> None:
+    architecture, changes, options = BUILDS[name]
+    model = checkpoints.make(architecture, tmp_path / "model", **changes)
+    chosen = options if options.get("policy") in ("full", "streaming") else SMALL | options
+    accepted_graphs(build(model, tmp_path / "b", target="tensorrt-rtx", **chosen))
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])
+def test_a_graph_gives_the_layers_of_its_inlined_form(
+    target: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    made = build(checkpoint, tmp_path / "b", target=target, **SMALL)
+    for name in ("compress", "decode", "prefill"):
+        path = made.directory / "inlined.onnx"
+        onnx.save(inliner.inline_local_functions(load(made, name)), path)
+        as_it_lies, inlined = (ask(graph, ()) for graph in (made.graph(name), path))
+        assert as_it_lies.layers and as_it_lies.layers == inlined.layers
+
+
+GEOMETRY = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+SCRATCH = {"prefill": 0.7e9, "compress": 1.3e9, "decode": 0.02e9, "baseline-decode": 0.6e9}
+"""Bounds in bytes, at 131,072 positions, 32/8 heads of 128, chunks of 512, one batch slot."""
+
+
+def test_scratch_memory_of_llama_8b_heads_at_131072_positions_is_below_its_bounds(
+    tmp_path: Path,
+) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 131072}
+    model = checkpoints.make("llama", tmp_path / "model", **GEOMETRY | small)
+    options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "prefill_chunk": 512}
+    made = build(
+        model, tmp_path / "b", target="tensorrt-rtx", dtype="bf16", baseline=True, batch=1, **options
+    )
+    scratch = {name: ask(made.graph(name), ("8.9",)).scratch or 0 for name in SCRATCH}
+    assert {name: used <= SCRATCH[name] for name, used in scratch.items()} == dict.fromkeys(
+        SCRATCH, True
+    ), scratch
