@@ -8,6 +8,7 @@ from tritonclient.grpc import model_config_pb2 as schema
 
 from snapexport.serving.triton.interface import INPUTS, OUTPUTS, Device, Tensor
 
+CONFIG = "config.pbtxt"
 WARMUP = "warmup"
 """The folder of a warm-up's values."""
 WARMUP_FILES = {

@@ -4,6 +4,7 @@ Triton's decoupled (streaming) models refuse such clients. This model holds no w
 requests to the streaming model through the server.
 """
 
+import json
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,11 @@ from typing import Any
 
 import triton_python_backend_utils as triton
 
-from snapexport.serving.triton.backend.settings import parameters, whole
+from snapexport.contract.errors import UserError
+from snapexport.serving.triton.backend.settings import UnaryParameters, read_parameters
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
 from snapexport.serving.triton.interface import (
     CODE_IN_MESSAGE,
-    TRITONS_PARAMETERS,
-    UNARY_PARAMETERS,
     Code,
     code_and_message,
 )
@@ -30,11 +30,11 @@ class UnaryModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the streaming model's name. It may not be loaded yet."""
-        given = parameters(args)
-        if set(given) - TRITONS_PARAMETERS != UNARY_PARAMETERS:
-            raise triton.TritonModelException("config.pbtxt: model and max_requests are needed")
-        self._model = given["model"]
-        self._room = whole(given, "max_requests") or 1
+        try:
+            given = read_parameters(UnaryParameters, json.loads(args["model_config"]))
+        except UserError as error:
+            raise triton.TritonModelException(str(error)) from None
+        self._model, self._room = given.model, given.max_requests
         self._threads = ThreadPoolExecutor(self._room)
         self._running = 0
         self._lock = threading.Lock()
