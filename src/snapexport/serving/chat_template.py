@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -114,20 +114,18 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text of `bos_token` and the like, each a text or an object with `content`."""
-    named = {key: value for key, value in config.items() if key.endswith("_token")}
-    texts = {key: _content(value) for key, value in named.items()}
+    texts = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key.endswith("_token")
+    }
     return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _content(value: Any) -> Any:
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def _default(value: Any) -> str | None:
     """A config's template; from a list of named ones, the one named default."""
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        return named.get("default")
+        value = {entry["name"]: entry["template"] for entry in value}.get("default")
     return value if isinstance(value, str) else None
 
 
@@ -146,19 +144,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    # jinja2's own filter escapes HTML.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

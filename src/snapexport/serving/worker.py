@@ -91,12 +91,10 @@ class Worker(Generic[Active]):
         self._thread = threading.Thread(target=self._run, name="snapexport-worker", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def accept(self, active: Active) -> Failure | None:
@@ -104,7 +102,8 @@ class Worker(Generic[Active]):
         with self._changed:
             if self._stopping or self._accepted >= self._room:
                 self.counters.requests_refused_total += 1
-                return STOPPING if self._stopping else _full(self._room)
+                full = f"{self._room} requests run and wait already: try again later"
+                return STOPPING if self._stopping else Failure(full, "full")
             self._accepted += 1
             self._arrived.append(active)
             self._changed.notify()
@@ -165,7 +164,8 @@ class Worker(Generic[Active]):
         now = time.monotonic()
         for active in self._live.values():
             if now > active.deadline:
-                self._cancel(active, _deadline(active.timeout))
+                late = f"deadline exceeded: the answer took longer than {active.timeout:g} s"
+                self._cancel(active, Failure(late, "deadline"))
         deltas = self._llm.step()
         now = time.monotonic()
         self._note_started(now)
@@ -246,20 +246,8 @@ class Worker(Generic[Active]):
             self._deliver(events)
 
 
-def _deadline(seconds: float) -> Failure:
-    return Failure(f"deadline exceeded: the answer took longer than {seconds:g} s", "deadline")
-
-
 def _internal(error: Exception) -> Failure:
     return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")
-
-
-def _full(room: int) -> Failure:
-    return Failure(f"{room} requests run and wait already: try again later", "full")
-
-
-def _too_slow() -> Failure:
-    return Failure(f"the client left {MOST_UNREAD_TOKENS} tokens unread", "cancelled")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -338,7 +326,6 @@ class InProcessGenerator:
                 self.worker.cancel(stream, CANCELLED)
 
     async def metrics(self) -> bytes:
-        """All metrics of the worker."""
         self._text_form.take(self.worker.counters.observations)
         return self._text_form.render(self._gauges | self.worker.values())
 
@@ -348,7 +335,6 @@ class InProcessGenerator:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests can still be served."""
         return self.worker.is_running
 
     @property
@@ -369,5 +355,6 @@ class InProcessGenerator:
             elif event.code == "internal":
                 self.last_failure = now
             if stream.unread_tokens > MOST_UNREAD_TOKENS:
-                self.worker.cancel(stream, _too_slow())
+                unread = f"the client left {MOST_UNREAD_TOKENS} tokens unread"
+                self.worker.cancel(stream, Failure(unread, "cancelled"))
         self._text_form.take(self.worker.counters.observations)

@@ -116,8 +116,8 @@ class Model:
 def _inputs_of(request: Any) -> Inputs:
     """Copy the request's values, since Triton owns their memory."""
     values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    inputs = inputs_module.read(values, parameters_of(request), request.timeout())
-    return inputs_module.with_outputs(inputs, frozenset(request.requested_output_names()))
+    outputs = frozenset(request.requested_output_names())
+    return inputs_module.read(values, parameters_of(request), request.timeout(), outputs)
 
 
 @contextmanager

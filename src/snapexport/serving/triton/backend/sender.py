@@ -48,15 +48,12 @@ class Port(Protocol):
 
     def send(self, tensors: Mapping[str, NDArray[Any]], is_last: bool) -> None:
         """Send one response."""
-        ...
 
     def fail(self, message: str, code: Code) -> None:
         """Send the last response: an error."""
-        ...
 
     def is_cancelled(self) -> bool:
         """Whether the client has left, or cancelled its request."""
-        ...
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -107,7 +104,6 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="snapexport-sender", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def watch(self, request: TritonRequest) -> None:
