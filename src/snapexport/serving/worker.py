@@ -1,8 +1,8 @@
 """Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
 
-`Worker` delivers by a callback; `InProcessGenerator` connects a worker to an event loop. Only the
-worker's thread uses the LLM, except for `LLM.read`. Other threads leave requests and cancellations
-under a lock, and the worker takes them between two steps. Knows neither HTTP nor Triton.
+`Worker` delivers by a callback; `Streams` connects a worker to an event loop. Only the worker's
+thread uses the LLM, except for `LLM.read`. Other threads leave requests and cancellations under a
+lock, and the worker takes them between two steps. Knows neither HTTP nor Triton.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PAUSE_SECONDS = 0.1
 """Seconds to pause after an unexpected error, so that a lasting one does not fill the log."""
 
 STOP_SECONDS = 5.0
-"""Seconds that `InProcessGenerator.close` waits for the running step."""
+"""Seconds that `Streams.close` waits for the running step."""
 
 MOST_UNREAD_TOKENS = 1 << 14
 """Most unread tokens of a client; beyond it the request is cancelled. Waiting outputs are joined
@@ -251,7 +251,7 @@ def _internal(error: Exception) -> Failure:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Stream(ActiveRequest):
+class Stream(ActiveRequest):
     """A request whose outputs wait for a coroutine. Only the event loop uses the fields below."""
 
     unread: list[OutputDelta] = field(default_factory=list)
@@ -282,37 +282,23 @@ class _Stream(ActiveRequest):
         raise GenerationError(self.failure)
 
 
-class InProcessGenerator:
-    """A worker behind an event loop: a `Generator`. The loop never waits for the LLM.
+class Streams:
+    """A worker behind an event loop, which never waits for the LLM.
 
     A step's events reach the loop by one `call_soon_threadsafe`.
     """
 
-    def __init__(
-        self,
-        llm: LLM,
-        *,
-        max_pending: int,
-        request_seconds: float,
-        labels: dict[str, str],
-        gauges: dict[str, float],
-        log: Callable[[str], None],
-    ) -> None:
-        """labels: of all metrics. gauges: constant metrics. request_seconds: a timeout."""
+    def __init__(self, llm: LLM, max_pending: int, log: Callable[[str], None]) -> None:
         self.last_output = self.last_failure = float("-inf")
-        self.worker: Worker[_Stream] = Worker(llm, self._deliver, max_pending, log)
-        self.request_seconds = request_seconds
-        self._gauges = gauges
-        self._text_form = TextForm(labels)
+        self.worker: Worker[Stream] = Worker(llm, self._deliver, max_pending, log)
 
     def start(self) -> None:
         """Start the worker, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.worker.start()
 
-    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+    async def outputs(self, stream: Stream) -> AsyncGenerator[OutputDelta]:
         """Yield the outputs of one request; outputs between two reads are joined."""
-        stream = _Stream(request=request, timeout=self.request_seconds)
         if refusal := self.worker.accept(stream):
             raise GenerationError(refusal)
         is_last = False
@@ -325,28 +311,15 @@ class InProcessGenerator:
             if not is_last:
                 self.worker.cancel(stream, CANCELLED)
 
-    async def metrics(self) -> bytes:
-        self._text_form.take(self.worker.counters.observations)
-        return self._text_form.render(self._gauges | self.worker.values())
-
     async def close(self) -> None:
         """Stop the worker; running requests end with an error."""
         await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
 
-    @property
-    def is_running(self) -> bool:
-        return self.worker.is_running
-
-    @property
-    def needs_probe(self) -> bool:
-        """Whether the LLM's last event was an internal failure."""
-        return self.last_failure > self.last_output
-
-    def _deliver(self, events: list[tuple[_Stream, Event]]) -> None:
+    def _deliver(self, events: list[tuple[Stream, Event]]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and with it every stream
             self._loop.call_soon_threadsafe(self._hand_out, events)
 
-    def _hand_out(self, events: list[tuple[_Stream, Event]]) -> None:
+    def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
         now = time.monotonic()
         for stream, event in events:
             stream.put(event)
@@ -357,4 +330,44 @@ class InProcessGenerator:
             if stream.unread_tokens > MOST_UNREAD_TOKENS:
                 unread = f"the client left {MOST_UNREAD_TOKENS} tokens unread"
                 self.worker.cancel(stream, Failure(unread, "cancelled"))
+
+
+class InProcessGenerator(Streams):
+    """A `Generator`: streams with a common timeout, and metrics in Prometheus' text form."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        max_pending: int,
+        request_seconds: float,
+        labels: dict[str, str],
+        gauges: dict[str, float],
+        log: Callable[[str], None],
+    ) -> None:
+        """labels: of all metrics. gauges: constant metrics. request_seconds: a timeout."""
+        super().__init__(llm, max_pending, log)
+        self.request_seconds = request_seconds
+        self._gauges = gauges
+        self._text_form = TextForm(labels)
+
+    def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        """The outputs of one request."""
+        return self.outputs(Stream(request=request, timeout=self.request_seconds))
+
+    async def metrics(self) -> bytes:
         self._text_form.take(self.worker.counters.observations)
+        return self._text_form.render(self._gauges | self.worker.values())
+
+    @property
+    def is_running(self) -> bool:
+        return self.worker.is_running
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the LLM's last event was an internal failure."""
+        return self.last_failure > self.last_output
+
+    def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
+        super()._hand_out(events)
+        self._text_form.take(self.worker.counters.observations)  # they would only grow
