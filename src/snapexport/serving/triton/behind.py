@@ -4,12 +4,13 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
 from snapexport.serving.backing import Backing
 from snapexport.serving.openai.http_server import bound
-from snapexport.serving.options import ServeOptions
+from snapexport.serving.options import ModelOptions, ServeOptions
 from snapexport.serving.triton.client import TritonGenerator
 from snapexport.serving.triton.installation import find
 from snapexport.serving.triton.options import RepositoryOptions
@@ -65,5 +66,5 @@ def _repository(options: ServeOptions) -> Iterator[Path]:
 
 
 def _for_repository(options: ServeOptions, out: Path) -> RepositoryOptions:
-    names = ("build", "name", "device", "max_pending", "threads", "token_budget")
-    return RepositoryOptions(out=out, **{name: getattr(options, name) for name in names})
+    model = {one.name: getattr(options, one.name) for one in fields(ModelOptions)}
+    return RepositoryOptions(out=out, device=options.device, **model)
