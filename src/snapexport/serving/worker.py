@@ -213,7 +213,7 @@ class Worker(Generic[Active]):
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
         """The event of a delta: an output, or a failure."""
         active = self._live[delta.request_id]
-        self.counters.count(active, delta, now)
+        self._count(active, delta, now)
         if delta.finish_reason:
             self._forget(delta.request_id)
         if delta.finish_reason == "cancelled":
@@ -221,6 +221,23 @@ class Worker(Generic[Active]):
         if delta.finish_reason == "error":
             return active, _internal(delta.exception) if delta.exception else NOT_FINITE
         return active, delta
+
+    def _count(self, active: Active, delta: OutputDelta, now: float) -> None:
+        new, counters = len(delta.token_ids), self.counters
+        active.tokens += new
+        counters.generated_tokens_total += new
+        if new and active.first_token is None:
+            active.first_token = now
+            counters.observe("time_to_first_token_seconds", now - active.arrived)
+        if delta.finish_reason == "cancelled":
+            counters.requests_cancelled_total += 1
+        elif delta.finish_reason == "error":
+            counters.requests_failed_total += 1
+        elif delta.finish_reason:
+            counters.requests_finished_total += 1
+            if active.first_token is not None and active.tokens > 1:
+                mean = (now - active.first_token) / (active.tokens - 1)
+                counters.observe("time_per_output_token_seconds", mean)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]

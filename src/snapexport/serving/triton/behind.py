@@ -56,15 +56,9 @@ async def _connected(server: Server, options: ServeOptions) -> AsyncIterator[Bac
 @contextmanager
 def _repository(options: ServeOptions) -> Iterator[Path]:
     """Write the model repository, a temporary one unless --repository is given."""
-    if options.repository is not None:
-        if os.path.lexists(options.repository):
-            raise UserError(f"{options.repository} exists already", "choose another --repository")
-        yield write_repository(_for_repository(options, options.repository))
-        return
-    with tempfile.TemporaryDirectory(prefix="snapexport-serve-") as scratch:
-        yield write_repository(_for_repository(options, Path(scratch) / "repository"))
-
-
-def _for_repository(options: ServeOptions, out: Path) -> RepositoryOptions:
+    if options.repository is not None and os.path.lexists(options.repository):
+        raise UserError(f"{options.repository} exists already", "choose another --repository")
     model = {one.name: getattr(options, one.name) for one in fields(ModelOptions)}
-    return RepositoryOptions(out=out, device=options.device, **model)
+    with tempfile.TemporaryDirectory(prefix="snapexport-serve-") as scratch:
+        out = options.repository or Path(scratch) / "repository"
+        yield write_repository(RepositoryOptions(out=out, device=options.device, **model))

@@ -43,7 +43,7 @@ class Ports:
     metrics: int = 0
 
     def chosen(self) -> "Ports":
-        """A copy with free ports in place of zeros."""
+        """Free ports in place of zeros."""
         return Ports(*(port or _free_port() for port in (self.http, self.grpc, self.metrics)))
 
 
