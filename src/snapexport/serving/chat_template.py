@@ -5,8 +5,7 @@ Knows no model, no server and no tokenizer.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
@@ -49,8 +48,14 @@ class ChatTemplate:
         """
         known = {"messages": messages, "tools": None, "documents": None, **self.special}
         given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
-        with _as_user_errors():
+        try:
             text = self._template.render(given)
+        except Exception as error:  # what a template does with a value of the wrong type, too
+            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            raise UserError(
+                f"the chat template cannot be applied: {kind}{error}",
+                "give the roles, and their order, that the checkpoint's template takes",
+            ) from None
         return text if add_generation_prompt else _open(text, messages[-1]["content"])
 
     def require_sound(self) -> None:
@@ -72,18 +77,6 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> jinja2.Template:
         return _environment().from_string(self.source)
-
-
-@contextmanager
-def _as_user_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # what a template does with a value of the wrong type, too
-        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-        raise UserError(
-            f"the chat template cannot be applied: {kind}{error}",
-            "give the roles, and their order, that the checkpoint's template takes",
-        ) from None
 
 
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:

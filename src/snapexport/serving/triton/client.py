@@ -72,7 +72,8 @@ class TritonGenerator:
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from None
         except asyncio.CancelledError:
-            if _is_cancelled():
+            task = asyncio.current_task()
+            if task and task.cancelling():
                 raise
             raise GenerationError(STOPPING) from None  # `close` has cancelled the call
         finally:
@@ -108,11 +109,6 @@ def _fetch(url: str) -> bytes:
 
 def _internal(message: str) -> GenerationError:
     return GenerationError(Failure(message, "internal"))
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
