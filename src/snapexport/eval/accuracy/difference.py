@@ -1,4 +1,4 @@
-"""Runs sequences through all systems, and measures how far each is from each other one."""
+"""Measures how far the logits of each system are from those of each other one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,11 +87,6 @@ class Difference:
     def broken(self) -> bool:
         """Whether outputs differ that must be equal."""
         return self.lossless and not self.passed
-
-
-def run_all(runners: Sequence[SequenceRunner], feeds: Sequence[Feed]) -> RunResults:
-    """Run Polygraphy's own loop: one runner after the other, each over all sequences."""
-    return Comparator.run(list(runners), data_loader=list(feeds), streaming=False)
 
 
 def differences(
