@@ -108,7 +108,13 @@ def test_scratch_memory_of_llama_8b_heads_at_131072_positions_is_below_its_bound
     model = checkpoints.make("llama", tmp_path / "model", **GEOMETRY | small)
     options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "prefill_chunk": 512}
     made = build(
-        model, tmp_path / "b", target="tensorrt-rtx", dtype="bf16", baseline=True, batch=1, **options
+        model,
+        tmp_path / "b",
+        target="tensorrt-rtx",
+        dtype="bf16",
+        baseline=True,
+        batch=1,
+        **options,
     )
     scratch = {name: ask(made.graph(name), ("8.9",)).scratch or 0 for name in SCRATCH}
     assert {name: used <= SCRATCH[name] for name, used in scratch.items()} == dict.fromkeys(

@@ -16,7 +16,7 @@ from snapexport.cli import app, triton
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.serving.triton import checks
+from snapexport.serving.triton import checks, repository
 from snapexport.serving.triton.options import RepositoryOptions
 from snapexport.serving.triton.repository import write_repository
 from snapexport.serving.triton.server import Server
@@ -77,9 +77,12 @@ def without_parameter(name: str) -> Plant:
 
 CONFIG, UNARY = "vault/config.pbtxt", "vault_unary/config.pbtxt"
 FAULTS: dict[str, tuple[Plant, str]] = {
-    "another name": (edit(CONFIG, 'name: "vault"', 'name: "volt"'), "names it 'volt'"),
+    "another name": (edit(CONFIG, 'name: "vault"', 'name: "volt"'), "name is volt, not vault"),
     "a word that Triton does not know": (edit(CONFIG, "backend:", "bakkend:"), "cannot be read"),
-    "another backend": (edit(CONFIG, '"python"', '"onnxruntime"'), "backend is 'onnxruntime'"),
+    "another backend": (
+        edit(CONFIG, '"python"', '"onnxruntime"'),
+        "backend is onnxruntime, not python",
+    ),
     "no config": (remove(CONFIG), "config.pbtxt is missing"),
     "no model.py": (remove("vault/1/model.py"), "1/model.py is missing"),
     "model.py that is no Python": (edit("vault/1/model.py", "import", "imp ort"), "is no Python"),
@@ -89,28 +92,34 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     ),
     "no batch dimension": (
         edit(CONFIG, "max_batch_size: 1", "max_batch_size: 0"),
-        "max_batch_size is 0",
+        "max_batch_size is missing",
     ),
     "a misspelt input": (edit(CONFIG, '"max_tokens"', '"max_token"'), "input 'max_tokens' is miss"),
     "an unknown input": (
         edit(CONFIG, '"max_tokens"', '"best_of"'),
-        "input 'best_of' is none that the model knows",
+        "input 'best_of' is none that the model is served with",
     ),
-    "an input twice": (edit(CONFIG, '"top_p"', '"top_k"'), "input 'top_k' stands there twice"),
+    "an input twice": (edit(CONFIG, '"top_p"', '"top_k"'), "a second input 'top_k' is none"),
     "another type": (
         edit(CONFIG, "TYPE_UINT64", "TYPE_INT64"),
-        "input 'seed' must be TYPE_UINT64 with dims [1]",
+        "input 'seed' is {'name': 'seed', 'data_type': 'TYPE_INT64', 'dims': ['1'],",
     ),
-    "another shape": (edit(CONFIG, "dims: -1", "dims: 4"), "with dims [-1]"),
-    "an input that is required": (edit(CONFIG, "optional: true", ""), "must be optional"),
+    "another shape": (edit(CONFIG, "dims: -1", "dims: 4"), "'dims': ['-1']"),
+    "an input that is required": (
+        edit(CONFIG, "optional: true", ""),
+        "not {'name': 'text_input', 'data_type': 'TYPE_STRING', 'dims': ['1'], 'optional': True}",
+    ),
     "an output that is missing": (
         edit(CONFIG, '"finish_reason"', '"reason"'),
         "output 'finish_reason' is missing",
     ),
-    "not decoupled": (edit(CONFIG, "decoupled: true", ""), "it is not decoupled"),
+    "not decoupled": (
+        edit(CONFIG, "decoupled: true", ""),
+        "a model that streams has to be decoupled",
+    ),
     "an unknown parameter": (
         edit(CONFIG, '"max_pending"', '"max_queue"'),
-        "parameter 'max_queue' is unknown",
+        "parameter max_queue '64': Extra inputs are not permitted",
     ),
     "a warm-up without its file": (remove("vault/warmup/max_tokens"), "warmup/max_tokens is miss"),
     "a warm-up of an unknown input": (
@@ -119,36 +128,45 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     ),
     "a field that changes what Triton does": (
         edit(CONFIG, "max_batch_size: 1", "max_batch_size: 1\ndynamic_batching { }"),
-        "field 'dynamic_batching' is none",
+        "dynamic_batching is none",
     ),
     "another name of model.py": (
         edit(CONFIG, "max_batch_size: 1", 'max_batch_size: 1\ndefault_model_filename: "m.py"'),
-        "field 'default_model_filename' is none",
+        "default_model_filename is none",
     ),
     "another version": (
         lambda repository: (repository / "vault/2").mkdir(),
         "2 is another version",
     ),
-    "no bound of the queue": (without_parameter("max_pending"), "'max_pending' is missing"),
+    "no bound of the queue": (
+        without_parameter("max_pending"),
+        "parameter max_pending '': Field required",
+    ),
     "a bound that is no number": (
         edit(CONFIG, 'string_value: "64"', 'string_value: "some"'),
-        "parameter 'max_pending' is 'some', no whole number from 0 on",
+        "parameter max_pending 'some': Input should be a valid integer",
     ),
-    "no threads": (edit(CONFIG, 'string_value: "1"', 'string_value: "0"'), "'threads' is '0'"),
-    "two instances": (edit(CONFIG, "count: 1", "count: 2"), "count is 2, not 1"),
+    "no threads": (
+        edit(CONFIG, 'string_value: "1"', 'string_value: "0"'),
+        "parameter threads '0': Input should be greater",
+    ),
+    "two instances": (edit(CONFIG, "count: 1", "count: 2"), "instance_group is {'count': 2"),
     "two groups": (
         edit(
             CONFIG,
             "instance_group {",
             "instance_group { count: 1 kind: KIND_CPU }\ninstance_group {",
         ),
-        "instance_group stands there 2 times",
+        "a second instance_group is none",
     ),
     "an instance without an engine": (
         edit(CONFIG, "kind: KIND_CPU", "kind: KIND_GPU gpus: 0"),
         "KIND_GPU needs TensorRT engines",
     ),
-    "an instance of another kind": (edit(CONFIG, "KIND_CPU", "KIND_MODEL"), "KIND_MODEL is none"),
+    "an instance of another kind": (
+        edit(CONFIG, "KIND_CPU", "KIND_MODEL"),
+        "instance_group is {'count': 1, 'kind': 'KIND_MODEL'}",
+    ),
     "a unary model on a GPU": (edit(UNARY, "KIND_CPU", "KIND_GPU"), "vault_unary: instance_group"),
     "a unary model that calls itself": (
         edit(UNARY, 'string_value: "vault"', 'string_value: "vault_unary"'),
@@ -203,13 +221,8 @@ def test_repository_inside_its_build_is_refused(build: Path, tmp_path: Path) -> 
 def test_repository_that_fails_its_check_is_not_written(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapexport.serving.triton import model_config
-
-    files = {"max_tokens": model_config.WARMUP_FILES["max_tokens"]}
-    monkeypatch.setattr(model_config, "WARMUP_FILES", files)
-    whole = model_config.INPUTS
-    monkeypatch.setattr(model_config, "INPUTS", whole[:-1])
-    with pytest.raises(UserError, match="'presence_penalty' is missing"):
+    monkeypatch.setattr(repository, "_write_warmup", lambda directory, files: None)
+    with pytest.raises(UserError, match="warmup/max_tokens is missing"):
         write_repository(RepositoryOptions(build, tmp_path / "repository"))
     assert not list(tmp_path.iterdir())
 

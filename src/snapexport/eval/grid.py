@@ -5,7 +5,6 @@ A cell of the grid is one sample. Knows neither how it is run nor what comes of 
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
@@ -48,23 +47,22 @@ class Request:
 class Requests:
     """All the samples of an evaluation, made when they are needed.
 
+    lengths: the options', or chosen from the build.
     aging: tokens of other text between a question and its repetition.
     answer_tokens: the least length of the long answers.
     """
 
     tokenizer: Tokenizer
-    tasks: tuple[str, ...]
+    options: EvalOptions
     lengths: tuple[int, ...]
-    depths: tuple[float, ...]
-    samples: int
-    seed: int
     aging: int
     answer_tokens: int
 
     def cells(self) -> list[Cell]:
         """Every cell with a seed of its own."""
-        cells = product(self.tasks, self.lengths, self.depths, range(self.samples))
-        return [Cell(*cell[:3], self.seed + index) for index, cell in enumerate(cells)]
+        options = self.options
+        cells = product(options.tasks, self.lengths, options.depths, range(options.samples))
+        return [Cell(*cell[:3], options.seed + index) for index, cell in enumerate(cells)]
 
     def sample(self, cell: Cell) -> Sample:
         """The cell's sample. Raises UserError where the tokenizer or the length forbid it."""
@@ -93,11 +91,11 @@ class Requests:
         noise = filler(self.tokenizer, cell.task, cell.seed, self.aging)
         return sample.reference_ids + newline + noise + sample.question_ids
 
-    def positions(self, modes: Sequence[str]) -> int:
+    def positions(self) -> int:
         """Positions that the longest request and its answer take."""
-        length, depth = max(self.lengths), self.depths[0]
-        cells = [Cell(task, length, depth, self.seed) for task in self.tasks]
-        return max(self._positions(cell, mode) for cell in cells for mode in modes)
+        length, options = max(self.lengths), self.options
+        cells = [Cell(task, length, options.depths[0], options.seed) for task in options.tasks]
+        return max(self._positions(cell, mode) for cell in cells for mode in options.modes)
 
     def _positions(self, cell: Cell, mode: str) -> int:
         sample = self.sample(cell)
@@ -125,13 +123,13 @@ class Grid:
 
     def fingerprint(self) -> str:
         """Equal for equal requests to equal caches of the same build."""
-        requests, manifest = self.requests, self.build.manifest
+        requests, options, manifest = self.requests, self.options, self.build.manifest
         facts = [
             snapexport.__version__,
             [file.model_dump() for file in manifest.weights],
             [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
-            [requests.tasks, requests.lengths, requests.depths, requests.samples],
-            [requests.seed, requests.aging, requests.answer_tokens, self.options.modes],
+            [options.tasks, requests.lengths, options.depths, options.samples],
+            [options.seed, requests.aging, requests.answer_tokens, options.modes],
             [asdict(system) for system in self.systems],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -146,18 +144,9 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     draft = SystemMaker(model, own.L_max, own).systems(options.policies, budgets)
     _require_fitting(build, lengths, draft)
     ring = max(system.ring for system in draft)
-    requests = Requests(
-        _tokenizer(build),
-        options.tasks,
-        lengths,
-        options.depths,
-        options.samples,
-        options.seed,
-        aging=ring + 1,
-        answer_tokens=ring + 1,
-    )
+    requests = Requests(_tokenizer(build), options, lengths, aging=ring + 1, answer_tokens=ring + 1)
     requests.require_fit()
-    L_max = _positions(build, requests, options)
+    L_max = _positions(build, requests)
     systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
     hit_samples = 0 if is_soft_capped(build) else options.hit_samples
     return Grid(build, options, requests, tuple(systems), hit_samples)
@@ -196,23 +185,20 @@ def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[Syste
             f"use --lengths up to {L_max}, or build again with a larger --L-max",
         )
     for system in systems:
-        if system.geometry.compresses:
-            _require_compressing(system, longest)
-            require_chunk(build.manifest.prefill_chunk, system.geometry)
+        if not system.geometry.compresses:
+            continue
+        if system.slots >= longest:
+            raise UserError(
+                f"a budget of {system.slots} slots holds whole prompts of {longest} tokens",
+                "use smaller --budgets, or longer --lengths",
+            )
+        require_chunk(build.manifest.prefill_chunk, system.geometry)
 
 
-def _require_compressing(system: System, longest: int) -> None:
-    if system.slots >= longest:
-        raise UserError(
-            f"a budget of {system.slots} slots holds whole prompts of {longest} tokens",
-            "use smaller --budgets, or longer --lengths",
-        )
-
-
-def _positions(build: Build, requests: Requests, options: EvalOptions) -> int:
+def _positions(build: Build, requests: Requests) -> int:
     """L_max of the caches: room for the longest request in the full one. Raises UserError."""
     manifest = build.manifest
-    needed = requests.positions(options.modes)
+    needed = requests.positions()
     limit = manifest.model.max_position_embeddings
     if manifest.single_shot:  # its prefill takes just this many
         limit = manifest.geometry.L_max

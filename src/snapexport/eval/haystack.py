@@ -12,13 +12,8 @@ from random import Random
 from string import ascii_uppercase
 from uuid import UUID
 
-from tokenizers import Tokenizer
-
-from snapexport.eval.sample import Sample, Text, most, require_depth, require_spells, too_short
+from snapexport.eval.sample import Task, Text
 from snapexport.vault.words import ADJECTIVES, KEYS, VALUES
-
-FIRST_GUESS = 64
-"""Lines of noise: enough to tell what one costs, and quick to encode."""
 
 VARIABLE_LETTERS = 5
 
@@ -40,6 +35,12 @@ def prose(rng: Random) -> Iterator[str]:
     """The same few sentences over and over, as in RULER's noise; the seed says which is first."""
     first = rng.randrange(len(_PROSE))
     return (f"{_PROSE[i % len(_PROSE)]}\n" for i in count(first))
+
+
+def endless(line: Callable[[], str]) -> Iterator[str]:
+    """The lines of a function that draws one."""
+    while True:
+        yield line()
 
 
 def listed(words: Sequence[str]) -> str:
@@ -94,7 +95,8 @@ class Haystack:
     """The lines of a task's prompt. Each ends with its newline.
 
     needles: lines in the order of the text; a depth is the first one's place.
-    noise: endless lines around them. closing: the end of the context.
+    noise: endless lines around them. closing: the end of the context. opening: what the reference
+    has before the answers.
     """
 
     intro: str
@@ -102,30 +104,32 @@ class Haystack:
     noise: Iterator[str]
     question: str
     answers: tuple[str, ...]
-    reference: str
     closing: str = ""
+    opening: str = " "
+
+    @property
+    def reference(self) -> str:
+        """The text of a perfect model."""
+        return self.opening + listed(self.answers)
 
 
 class Layout:
-    """The contexts of a haystack, by their number of noise lines."""
+    """The texts of a haystack, by their number of noise lines."""
 
     def __init__(self, haystack: Haystack, seed: str, depth: float | None) -> None:
         self._haystack, self._seed, self._depth = haystack, seed, depth
         self._noise: list[str] = []
         self._starts = [0]
 
-    def context(self, lines: int) -> str:
+    def text(self, lines: int) -> Text:
         """Noise with the needles between its lines."""
         self._draw(lines)
         hay, parts, done = self._haystack, [self._haystack.intro], 0
         for cut, needle in zip(self._cuts(lines), hay.needles, strict=True):
             parts += [*self._noise[done:cut], needle]
             done = cut
-        return "".join((*parts, *self._noise[done:lines], hay.closing))
-
-    def text(self, lines: int) -> Text:
-        hay = self._haystack
-        return Text(self.context(lines), hay.question, hay.answers, hay.reference)
+        context = "".join((*parts, *self._noise[done:lines], hay.closing))
+        return Text(context, hay.needles[0], hay.question, hay.answers, hay.reference)
 
     def _draw(self, lines: int) -> None:
         for line in islice(self._haystack.noise, max(0, lines - len(self._noise))):
@@ -151,33 +155,15 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class HaystackTask:
+class HaystackTask(Task):
     """A task that a function describes: it draws the needles first and the noise after them."""
 
     name: str
     haystack: Callable[[Draws], Haystack]
 
-    def sample(
-        self,
-        tokenizer: Tokenizer,
-        seed: int,
-        tokens: int,
-        depth: float | None = None,
-        answer_tokens: int = 0,
-    ) -> Sample:
-        require_depth(depth)
-        require_spells(tokenizer, self)
-        haystack = self._drawn(seed)
-        layout = Layout(haystack, f"{self.name} {seed} places", depth)
-        least = layout.text(0).prompt_tokens(tokenizer)
-        if least > tokens:
-            raise too_short(self.name, tokens, least)
-        lines = most(
-            lambda lines: layout.text(lines).prompt_tokens(tokenizer),
-            limit=tokens,
-            guess=FIRST_GUESS,
-        )
-        return layout.text(lines).sample(tokenizer, self.name, haystack.needles[0])
+    def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:
+        """By the lines of noise."""
+        return Layout(self._drawn(seed), f"{self.name} {seed} places", depth).text
 
     def noise(self, seed: int) -> Iterator[str]:
         return self._drawn(seed).noise

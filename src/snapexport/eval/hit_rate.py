@@ -109,7 +109,6 @@ def _spread(cells: list[Cell], count: int) -> list[Cell]:
 
 
 def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
-    """The positions that the vote keeps of a prompt, by layer [Hkv, K]."""
     llm.generate([prompt], SamplingParams(max_tokens=1))
     kept = llm.executor.topk_positions()
     assert kept is not None
@@ -117,20 +116,15 @@ def _kept(llm: LLM, prompt: Sequence[int]) -> list[Counts]:
 
 
 def _watch(
-    sample: Sample,
-    prompt: Sequence[int],
-    watcher: tuple[LLM, Executor],
-    votes: Sequence[Vote],
-    steps: int,
+    sample: Sample, prompt: Sequence[int], watcher: LLM, votes: Sequence[Vote], steps: int
 ) -> None:
     """Count each decode step of the full cache's answer."""
-    llm, executor = watcher
     params = SamplingParams(max_tokens=min(sample.max_tokens, steps), stop=sample.stop)
     # The first token comes from prefill: there is no decode step to watch.
-    for step, _ in enumerate(llm.stream(prompt, params), start=-1):
+    for step, _ in enumerate(watcher.stream(prompt, params), start=-1):
         if step >= 0:
             for vote in votes:
-                _count(vote, executor, len(prompt), step)
+                _count(vote, watcher.executor, len(prompt), step)
     for vote in votes:
         vote.rate.prompts += 1
 

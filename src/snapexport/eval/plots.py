@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from snapexport.plots import COLOURS, MARKERS, STYLE
 
@@ -42,7 +42,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
     yield "accuracy_by_budget", accuracy_by_budget(report)
     for mode in report["options"]["modes"]:
         yield f"depth_by_length_{mode}", depths(report, mode)
-    if has_rates(report):
+    if any(map(_was_seen, report["hit_rate"])):
         yield "hit_rate", hit_rate(report)
 
 
@@ -57,14 +57,9 @@ def names_in(report: Report) -> list[str]:
     return list(dict.fromkeys(one["system"] for one in report["systems"]))
 
 
-def full_in(report: Report) -> set[str]:
-    """The systems that keep everything."""
-    return {one["system"] for one in report["systems"] if one["policy"] == "full"}
-
-
 def compressing_in(report: Report) -> list[str]:
-    """The other systems; their order gives them the same colours in all pictures."""
-    return [name for name in names_in(report) if name not in full_in(report)]
+    """Those that keep less than all; their order gives them the same colours in all pictures."""
+    return list(dict.fromkeys(o["system"] for o in report["systems"] if o["policy"] != "full"))
 
 
 def budgets_in(report: Report) -> list[int]:
@@ -98,22 +93,20 @@ def accuracy_by_budget(report: Report) -> Figure:
 
 
 def _draw_budgets(axes: Axes, rows: list[Report], report: Report) -> None:
-    budgets = budgets_in(report)
+    budgets, compressing = budgets_in(report), compressing_in(report)
     for name in names_in(report):
         label = broken(name)
-        if name in full_in(report):
+        if name not in compressing:
             axes.axhline(_mean(rows, name), color="0.4", linestyle="--", linewidth=1, label=label)
             continue
-        index = compressing_in(report).index(name)
+        index = compressing.index(name)
         scores = [_mean(rows, name, slots) for slots in budgets]
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         axes.plot(budgets, scores, color=colour, marker=marker, markersize=4, label=label)
     if budgets:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(budgets)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(budgets, [str(budget) for budget in budgets])
+        axes.minorticks_off()
 
 
 def _mean(rows: list[Report], name: str, slots: int | None = None) -> float:
@@ -157,9 +150,9 @@ def _places(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
     names, budgets = names_in(report), budgets_in(report)
     if len(budgets) < 2:
         return {cache: divmod(index, COLUMNS) for index, cache in enumerate(caches)}
-    full = full_in(report)
+    compressing = compressing_in(report)
     return {
-        (name, slots): (names.index(name), 0 if name in full else budgets.index(slots))
+        (name, slots): (names.index(name), budgets.index(slots) if name in compressing else 0)
         for name, slots in caches
     }
 
@@ -245,12 +238,8 @@ def _name(rate: Report) -> str:
     return f"{broken(rate['system'])}, {rate['slots']} slots"
 
 
-def has_rates(report: Report) -> bool:
-    """Whether anything was looked at at all."""
-    return any(_was_seen(rate) for rate in report["hit_rate"])
-
-
 def _was_seen(rate: Report) -> bool:
+    """Whether anything was looked at at all."""
     return any(value is not None for value in rate["by_layer"])
 
 

@@ -4,9 +4,10 @@ A context, a question and a reference are encoded separately, so that the same i
 together or one after the other. Knows no task's wording, no cache and no model.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 from tokenizers import Tokenizer
 
@@ -14,27 +15,62 @@ from snapexport.contract.errors import UserError
 
 Ids = tuple[int, ...]
 
+FIRST_GUESS = 64
+"""Lines of noise: enough to tell what one costs, and quick to encode."""
+
 
 @dataclass(frozen=True)
-class Sample:
-    """A prompt (context, then question), and the answer of a perfect model.
+class Text:
+    """A sample before it is encoded: a prompt of two parts, and the answer of a perfect model.
 
+    needle: the first one, a part of the context.
     answers: strings that must occur in the output, in any order and any case.
     reference: the whole text that a perfect model writes right after the question.
+    """
+
+    context: str
+    needle: str
+    question: str
+    answers: tuple[str, ...]
+    reference: str
+
+    def prompt_tokens(self, tokenizer: Tokenizer) -> int:
+        """Tokens of context and question together."""
+        question = continuing_ids(tokenizer, self.context, self.question)
+        return len(opening_ids(tokenizer, self.context)) + len(question)
+
+
+@dataclass(frozen=True)
+class Sample(Text):
+    """An encoded text.
+
     depth: where the first needle begins, as a share of the context's characters.
     context_ids: begin with the tokenizer's special tokens (BOS); the other ids have none.
     """
 
     task: str
-    context: str
-    question: str
-    answers: tuple[str, ...]
-    reference: str
     depth: float
     context_ids: Ids
     question_ids: Ids
     reference_ids: Ids
     stop: tuple[str, ...] = ("\n",)
+
+    @classmethod
+    def of(cls, text: Text, task: str, tokenizer: Tokenizer) -> Self:
+        """Encode a text. Raises UserError."""
+        sample = cls(
+            **vars(text),
+            task=task,
+            depth=text.context.index(text.needle) / len(text.context),
+            context_ids=opening_ids(tokenizer, text.context),
+            question_ids=continuing_ids(tokenizer, text.context, text.question),
+            reference_ids=continuing_ids(tokenizer, text.question, text.reference),
+        )
+        for part in ("context", "question", "reference"):
+            ids, text_of_part = getattr(sample, f"{part}_ids"), getattr(sample, part)
+            if not _reads_back(tokenizer, ids, text_of_part):
+                raise _misspelled(tokenizer, task)
+        return sample
 
     @property
     def max_tokens(self) -> int:
@@ -58,11 +94,10 @@ class Sample:
         return tuple(token_ids[1 : len(self.reference_ids)]) == self.reference_ids[1:]
 
 
-class Task(Protocol):
+class Task(ABC):
     """Makes samples from a seed alone."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def sample(
         self,
@@ -74,80 +109,51 @@ class Task(Protocol):
     ) -> Sample:
         """The sample of a seed: equal arguments give equal samples. Raises UserError.
 
-        tokens: the most that context and question have together; noise fills it line by line.
+        tokens: the most that context and question have together; noise fills it.
         depth: the first needle's place as a share of the context; by default the seed decides.
         answer_tokens: least length of the reference, for `long_answer`; other tasks ignore it.
         """
-        ...
+        if depth is not None and not 0 <= depth <= 1:
+            raise UserError(f"a depth of {depth} is not a share of the context", "use 0 to 1")
+        text = self.texts(seed, depth)
+        require_spells(tokenizer, self)
 
+        def prompt_tokens(noise: int) -> int:
+            return text(noise).prompt_tokens(tokenizer)
+
+        if (least := prompt_tokens(0)) > tokens:
+            raise UserError(
+                f"a sample of the task '{self.name}' does not fit into {tokens} tokens",
+                f"use {least} tokens or more",
+            )
+        noise = most(prompt_tokens, limit=tokens, guess=self.guess(tokens))
+        return Sample.of(text(noise), self.name, tokenizer)
+
+    @abstractmethod
+    def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:
+        """The text of a seed by its amount of noise, which 0 makes as short as it can be."""
+
+    def guess(self, tokens: int) -> int:
+        """A guess of the amount of noise that fits: the search begins with it."""
+        return FIRST_GUESS
+
+    @abstractmethod
     def noise(self, seed: int) -> Iterator[str]:
         """Endless lines, each with its newline, that stand between the needles."""
-        ...
 
+    @abstractmethod
     def excerpt(self) -> str:
         """A few lines of the task with everything in them that a tokenizer must spell."""
-        ...
 
 
 TASKS: dict[str, Task] = {}
 """Every task by name. tasks.py fills it; import it from there."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """A sample before it is encoded."""
-
-    context: str
-    question: str
-    answers: tuple[str, ...]
-    reference: str
-
-    def prompt_tokens(self, tokenizer: Tokenizer) -> int:
-        """Tokens of context and question together."""
-        question = continuing_ids(tokenizer, self.context, self.question)
-        return len(opening_ids(tokenizer, self.context)) + len(question)
-
-    def sample(self, tokenizer: Tokenizer, task: str, needle: str) -> Sample:
-        """The sample of this text, whose first needle is `needle`. Raises UserError."""
-        sample = Sample(
-            task=task,
-            context=self.context,
-            question=self.question,
-            answers=self.answers,
-            reference=self.reference,
-            depth=self.context.index(needle) / len(self.context),
-            context_ids=opening_ids(tokenizer, self.context),
-            question_ids=continuing_ids(tokenizer, self.context, self.question),
-            reference_ids=continuing_ids(tokenizer, self.question, self.reference),
-        )
-        parts = (
-            (sample.context_ids, self.context),
-            (sample.question_ids, self.question),
-            (sample.reference_ids, self.reference),
-        )
-        if not all(_reads_back(tokenizer, ids, text) for ids, text in parts):
-            raise _misspelled(tokenizer, task)
-        return sample
-
-
-def require_depth(depth: float | None) -> None:
-    """Raise a UserError for a depth that is no share."""
-    if depth is not None and not 0 <= depth <= 1:
-        raise UserError(f"a depth of {depth} is not a share of the context", "use 0 to 1")
-
-
 def require_spells(tokenizer: Tokenizer, task: Task) -> None:
     """Raise a UserError for a tokenizer that can't spell a task: its counts would mean nothing."""
     if not _spells(tokenizer, task.excerpt()):
         raise _misspelled(tokenizer, task.name)
-
-
-def too_short(task: str, tokens: int, least: int) -> UserError:
-    """The error of a sample that does not fit even without noise."""
-    return UserError(
-        f"a sample of the task '{task}' does not fit into {tokens} tokens",
-        f"use {least} tokens or more",
-    )
 
 
 def opening_ids(tokenizer: Tokenizer, text: str) -> Ids:

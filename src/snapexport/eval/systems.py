@@ -19,7 +19,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
 from snapexport.contract.manifest import ModelFacts
-from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.prompt_cache import PromptCache
@@ -186,23 +185,21 @@ class LoadedSystems:
 
     def load(self, systems: Sequence[System]) -> list[LLM]:
         """One LLM for each system, in order."""
-        return [self._load(self._executor(system.geometry)) for system in systems]
+        return [self._load(system.geometry) for system in systems]
 
-    def watch(self, geometry: CacheGeometry) -> tuple[LLM, Executor]:
+    def watch(self, geometry: CacheGeometry) -> LLM:
         """An LLM whose executor shows the queries of each decoded token."""
-        executor = self._executor(geometry, with_queries=True)
-        return self._load(executor), executor
+        return self._load(geometry, with_queries=True)
 
-    def _executor(self, geometry: CacheGeometry, with_queries: bool = False) -> Executor:
-        build = self._build_of(geometry, with_queries)
+    def _load(self, geometry: CacheGeometry, with_queries: bool = False) -> LLM:
         executor = open_executor(
-            build,
+            self._build_of(geometry, with_queries),
             backend="onnxruntime",
             threads=self._threads,
             prompt_cache=self._prompt_cache,
         )
         self._prompt_cache = executor.prompt_cache
-        return executor
+        return LLM.from_executor(executor, self._tokenizer)
 
     def _build_of(self, geometry: CacheGeometry, with_queries: bool) -> Build:
         """The build of a cache. Each is made once: the hit rates use the same ones again."""
@@ -214,9 +211,6 @@ class LoadedSystems:
             )
         return self._derived[key]
 
-    def _load(self, executor: Executor) -> LLM:
-        return LLM.from_executor(executor, self._tokenizer)
-
 
 @contextmanager
 def loading(build: Build, threads: int | None) -> Iterator[LoadedSystems]:
@@ -225,18 +219,15 @@ def loading(build: Build, threads: int | None) -> Iterator[LoadedSystems]:
     Raises UserError where they can't: a copy for each system would take gigabytes.
     """
     beside = build.directory.resolve()
-    _require_writable(beside.parent)
+    folder = beside.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{folder} cannot be written, and the graphs of other caches go beside the build",
+            "make it writable, or move the build to where you can write",
+        )
     with scratch(beside) as directory:
         _require_links(build, directory)
         yield LoadedSystems(build, directory, threads)
-
-
-def _require_writable(directory: Path) -> None:
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise UserError(
-            f"{directory} cannot be written, and the graphs of other caches go beside the build",
-            "make it writable, or move the build to where you can write",
-        )
 
 
 def _require_links(build: Build, directory: Path) -> None:

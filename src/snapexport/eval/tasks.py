@@ -14,22 +14,21 @@ from random import Random
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.eval.haystack import FIRST_GUESS, Draws, Haystack, HaystackTask, listed, prose
+from snapexport.eval.haystack import Draws, Haystack, HaystackTask, endless, listed, prose
 from snapexport.eval.sample import (
+    FIRST_GUESS,
     TASKS,
     Ids,
     Sample,
+    Task,
     Text,
     continuing_ids,
     most,
-    require_depth,
     require_spells,
-    too_short,
 )
 from snapexport.vault.prompts import (
     FIRST_TRAINING_SEED,
     HEADER,
-    VaultPrompt,
     make_prompt,
     make_register,
     question,
@@ -51,7 +50,8 @@ def niah_single(draws: Draws) -> Haystack:
 
 def niah_multikey(draws: Draws) -> Haystack:
     """One key among others that have numbers too (RULER's niah_multikey_2)."""
-    return _one_magic_number(draws, lambda: _other_magic_numbers(draws))
+    others = endless(lambda: _magic_number(draws.key(), draws.number(_MAGIC_DIGITS)))
+    return _one_magic_number(draws, lambda: others)
 
 
 def niah_multivalue(draws: Draws) -> Haystack:
@@ -64,7 +64,6 @@ def niah_multivalue(draws: Draws) -> Haystack:
         noise=prose(draws.rng),
         question=_ask_many([key]),
         answers=numbers,
-        reference=f" {listed(numbers)}",
     )
 
 
@@ -79,7 +78,6 @@ def niah_multiquery(draws: Draws, queries: int = NEEDLES) -> Haystack:
         noise=prose(draws.rng),
         question=_ask_many([key for key, _ in wanted]),
         answers=numbers,
-        reference=f" {listed(numbers)}",
     )
 
 
@@ -98,7 +96,6 @@ def variable_tracking(draws: Draws) -> Haystack:
         question=f"Which variables have the value {value}, directly or through other variables?\n"
         f"The {len(names)} variables with the value {value} are",
         answers=names,
-        reference=f" {listed(names)}",
     )
 
 
@@ -108,12 +105,12 @@ def key_value(draws: Draws) -> Haystack:
     return Haystack(
         intro="This JSON object holds keys and their values.\n{\n",
         needles=(_pair(key, value),),
-        noise=_other_pairs(draws),
+        noise=endless(lambda: _pair(draws.uuid(), draws.uuid())),
         # The last pair of an object has no comma: a pair that nobody asks for closes it.
         closing=_pair(draws.uuid(), draws.uuid()).replace(",\n", "\n}\n"),
         question=f'What is the value of the key "{key}"?\n"{key}":',
         answers=(value,),
-        reference=f' "{value}',
+        opening=' "',
     )
 
 
@@ -126,7 +123,6 @@ def passkey(draws: Draws) -> Haystack:
         noise=prose(draws.rng),
         question="What is the pass key?\nThe pass key is",
         answers=(number,),
-        reference=f" {number}",
     )
 
 
@@ -139,10 +135,10 @@ def lines(draws: Draws) -> Haystack:
     return Haystack(
         intro="Every line of this register has a content. Keep all of them in mind.\n",
         needles=(_line(key, number),),
-        noise=_other_lines(draws),
+        noise=endless(lambda: _line(draws.key(), draws.number(6))),
         question=f"What is the content of line {key}?\nline {key}: content is",
         answers=(number,),
-        reference=f" <{number}",
+        opening=" <",
     )
 
 
@@ -176,7 +172,7 @@ class LongAnswer(HaystackTask):
         return task(more).sample(tokenizer, seed, tokens, depth)
 
 
-class Vault:
+class Vault(Task):
     """The four words of one entry of a register: the bundled checkpoint's task.
 
     docs/reference/bundled-checkpoint.md describes it.
@@ -189,32 +185,24 @@ class Vault:
     SHORTEST = 38
     """Tokens from which on prose of any length can be made around the entries of a prompt."""
 
-    def sample(
-        self,
-        tokenizer: Tokenizer,
-        seed: int,
-        tokens: int,
-        depth: float | None = None,
-        answer_tokens: int = 0,
-    ) -> Sample:
-        require_depth(depth)
+    def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:
+        """By the tokens above SHORTEST."""
         if seed >= FIRST_TRAINING_SEED:
             raise UserError(
                 f"the bundled checkpoint was trained on prompts of seeds such as {seed}",
                 f"use a seed below {FIRST_TRAINING_SEED}",
             )
-        require_spells(tokenizer, self)
 
-        def prompt(more: int) -> VaultPrompt:
-            return make_prompt(seed, self.SHORTEST + more, depth=depth)
+        def text(more: int) -> Text:
+            prompt = make_prompt(seed, self.SHORTEST + more, depth=depth)
+            ending, needle = question(prompt.key), f"{prompt.key}:{prompt.answer}\n"
+            context = prompt.text.removesuffix(ending)
+            return Text(context, needle, ending, (prompt.answer.strip(),), prompt.answer)
 
-        def prompt_tokens(more: int) -> int:
-            return _vault_text(prompt(more)).prompt_tokens(tokenizer)
+        return text
 
-        if (least := prompt_tokens(0)) > tokens:
-            raise too_short(self.name, tokens, least)
-        found = prompt(most(prompt_tokens, limit=tokens, guess=tokens - self.SHORTEST))
-        return _vault_text(found).sample(tokenizer, self.name, f"{found.key}:{found.answer}\n")
+    def guess(self, tokens: int) -> int:
+        return tokens - self.SHORTEST
 
     def noise(self, seed: int) -> Iterator[str]:
         rng = Random(f"{self.name} {seed}")
@@ -255,17 +243,11 @@ def _one_magic_number(draws: Draws, noise: Callable[[], Iterator[str]]) -> Hayst
         question=f"What is the special magic number for {key} in the text?\n"
         f"The special magic number for {key} is",
         answers=(number,),
-        reference=f" {number}",
     )
 
 
 def _magic_number(key: str, number: str) -> str:
     return f"The special magic number for {key} is {number}.\n"
-
-
-def _other_magic_numbers(draws: Draws) -> Iterator[str]:
-    while True:
-        yield _magic_number(draws.key(), draws.number(_MAGIC_DIGITS))
 
 
 def _ask_many(keys: Sequence[str]) -> str:
@@ -279,24 +261,8 @@ def _pair(key: str, value: str) -> str:
     return f'"{key}": "{value}",\n'
 
 
-def _other_pairs(draws: Draws) -> Iterator[str]:
-    while True:
-        yield _pair(draws.uuid(), draws.uuid())
-
-
 def _line(key: str, number: str) -> str:
     return f"line {key}: content is <{number}>\n"
-
-
-def _other_lines(draws: Draws) -> Iterator[str]:
-    while True:
-        yield _line(draws.key(), draws.number(6))
-
-
-def _vault_text(prompt: VaultPrompt) -> Text:
-    ending = question(prompt.key)
-    context = prompt.text.removesuffix(ending)
-    return Text(context, ending, (prompt.answer.strip(),), prompt.answer)
 
 
 for _task in (

@@ -14,12 +14,10 @@ class Supervised(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether the process or thread is alive."""
-        ...
 
     @property
     def needs_probe(self) -> bool:
         """Whether to check the model with a probe, since it may hang in a live process."""
-        ...
 
 
 @dataclass(frozen=True)

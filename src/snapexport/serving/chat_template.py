@@ -5,8 +5,7 @@ Knows no model, no server and no tokenizer.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -49,8 +48,14 @@ class ChatTemplate:
         """
         known = {"messages": messages, "tools": None, "documents": None, **self.special}
         given = {**(options or {}), **known, "add_generation_prompt": add_generation_prompt}
-        with _as_user_errors():
+        try:
             text = self._template.render(given)
+        except Exception as error:  # what a template does with a value of the wrong type, too
+            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            raise UserError(
+                f"the chat template cannot be applied: {kind}{error}",
+                "give the roles, and their order, that the checkpoint's template takes",
+            ) from None
         return text if add_generation_prompt else _open(text, messages[-1]["content"])
 
     def require_sound(self) -> None:
@@ -72,18 +77,6 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> jinja2.Template:
         return _environment().from_string(self.source)
-
-
-@contextmanager
-def _as_user_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # what a template does with a value of the wrong type, too
-        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-        raise UserError(
-            f"the chat template cannot be applied: {kind}{error}",
-            "give the roles, and their order, that the checkpoint's template takes",
-        ) from None
 
 
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
@@ -114,20 +107,18 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text of `bos_token` and the like, each a text or an object with `content`."""
-    named = {key: value for key, value in config.items() if key.endswith("_token")}
-    texts = {key: _content(value) for key, value in named.items()}
+    texts = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key.endswith("_token")
+    }
     return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _content(value: Any) -> Any:
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def _default(value: Any) -> str | None:
     """A config's template; from a list of named ones, the one named default."""
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value}
-        return named.get("default")
+        value = {entry["name"]: entry["template"] for entry in value}.get("default")
     return value if isinstance(value, str) else None
 
 
@@ -147,7 +138,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
 
 
@@ -158,7 +150,3 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

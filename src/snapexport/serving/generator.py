@@ -43,15 +43,12 @@ class Generator(Protocol):
 
         Closing the stream early, by `aclose`, cancels the request. Raises GenerationError.
         """
-        ...
 
     async def metrics(self) -> bytes:
         """Metrics in Prometheus' text form. Raises GenerationError."""
-        ...
 
     async def close(self) -> None:
         """End all running requests; their streams raise GenerationError."""
-        ...
 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:

@@ -8,11 +8,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.requests import OutputDelta
 
 PREFIX = "snapexport_"
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -49,14 +48,6 @@ METRICS = (
 )
 
 
-class Progress(Protocol):
-    """A request's progress; times are of time.monotonic()."""
-
-    arrived: float
-    first_token: float | None
-    tokens: int
-
-
 @dataclass(slots=True)
 class Counters:
     """Counts since the build was loaded. Any thread may read them."""
@@ -79,24 +70,6 @@ class Counters:
     def observe(self, name: str, seconds: float) -> None:
         """Add an observation (seconds) for a histogram."""
         self.observations.append((name, seconds))
-
-    def count(self, progress: Progress, delta: OutputDelta, now: float) -> None:
-        """Count a delta, and note it in its request's progress."""
-        new = len(delta.token_ids)
-        progress.tokens += new
-        self.generated_tokens_total += new
-        if new and progress.first_token is None:
-            progress.first_token = now
-            self.observe("time_to_first_token_seconds", now - progress.arrived)
-        if delta.finish_reason == "cancelled":
-            self.requests_cancelled_total += 1
-        elif delta.finish_reason == "error":
-            self.requests_failed_total += 1
-        elif delta.finish_reason:
-            self.requests_finished_total += 1
-            if progress.first_token is not None and progress.tokens > 1:
-                mean = (now - progress.first_token) / (progress.tokens - 1)
-                self.observe("time_per_output_token_seconds", mean)
 
 
 def constant_gauges(manifest: Manifest) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Options of `snapexport serve`, validated once."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
@@ -17,21 +17,47 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class ServeOptions:
-    """A build, the server's addresses, and its limits.
+class ModelOptions:
+    """A build, and how a server runs it.
 
-    triton: put a Triton server behind the API. Port 0: any free port. None: name: the build
-    directory's; repository: a temporary one; other fields: the runtime's default.
+    None: name: the build directory's, without ".build"; other fields: the runtime's default.
     """
 
     build: Path
-    host: str = "127.0.0.1"
-    port: int = 8000
+    _: KW_ONLY
     name: str | None = None
-    backend: BackendName | None = None
     max_pending: int = 64
     threads: int | None = None
     token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_pending", 0), ("threads", 1), ("token_budget", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{_flag(name)} {value} is too small", f"use {least} or more")
+        if not _NAME.fullmatch(self.model_name):
+            raise UserError(
+                f"'{self.model_name}' cannot be a model's name",
+                "give --name with letters, digits, dots, dashes and underscores",
+            )
+
+    @property
+    def model_name(self) -> str:
+        """The value of `model` in clients' requests."""
+        return self.build.absolute().name.removesuffix(".build") if self.name is None else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ModelOptions):
+    """A build, the server's addresses, and its limits.
+
+    triton: put a Triton server behind the API. Port 0: any free port. None: repository: a temporary
+    one; other fields: the runtime's default.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    backend: BackendName | None = None
     request_seconds: float = 600
     drain_seconds: float = 30
     triton: bool = False
@@ -50,15 +76,7 @@ class ServeOptions:
             raise _wrong(self, "request_seconds", "a number above 0")
         if not self.drain_seconds >= 0:
             raise _wrong(self, "drain_seconds", "0 or more")
-        require_at_least("--max-pending", self.max_pending, 0)
-        require_at_least("--threads", self.threads, 1)
-        require_at_least("--token-budget", self.token_budget, 1)
-        require_name(self.model_name)
-
-    @property
-    def model_name(self) -> str:
-        """The value of `model` in clients' requests."""
-        return model_name(self.build, self.name)
+        super().__post_init__()
 
     def _require_own_way(self) -> None:
         if self.triton:
@@ -72,26 +90,6 @@ class ServeOptions:
             if getattr(self, name) is not None:
                 hint = "use --backend, or add --triton" if name == "device" else "add --triton"
                 raise UserError(f"{_flag(name)} needs --triton", f"{hint}, or leave it out")
-
-
-def model_name(build: Path, name: str | None) -> str:
-    """`name`, or else the build directory's without ".build"."""
-    return build.absolute().name.removesuffix(".build") if name is None else name
-
-
-def require_at_least(flag: str, value: int | None, least: int) -> None:
-    """Raise UserError for a value below `least`."""
-    if value is not None and value < least:
-        raise UserError(f"{flag} {value} is too small", f"use {least} or more")
-
-
-def require_name(name: str) -> None:
-    """Raise UserError for an invalid name of a model."""
-    if not _NAME.fullmatch(name):
-        raise UserError(
-            f"'{name}' cannot be a model's name",
-            "give --name with letters, digits, dots, dashes and underscores",
-        )
 
 
 def _flag(name: str) -> str:

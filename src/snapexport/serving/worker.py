@@ -1,8 +1,8 @@
 """Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
 
-`Worker` delivers by a callback; `InProcessGenerator` connects a worker to an event loop. Only the
-worker's thread uses the LLM, except for `LLM.read`. Other threads leave requests and cancellations
-under a lock, and the worker takes them between two steps. Knows neither HTTP nor Triton.
+`Worker` delivers by a callback; `Streams` connects a worker to an event loop. Only the worker's
+thread uses the LLM, except for `LLM.read`. Other threads leave requests and cancellations under a
+lock, and the worker takes them between two steps. Knows neither HTTP nor Triton.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PAUSE_SECONDS = 0.1
 """Seconds to pause after an unexpected error, so that a lasting one does not fill the log."""
 
 STOP_SECONDS = 5.0
-"""Seconds that `InProcessGenerator.close` waits for the running step."""
+"""Seconds that `Streams.close` waits for the running step."""
 
 MOST_UNREAD_TOKENS = 1 << 14
 """Most unread tokens of a client; beyond it the request is cancelled. Waiting outputs are joined
@@ -91,12 +91,10 @@ class Worker(Generic[Active]):
         self._thread = threading.Thread(target=self._run, name="snapexport-worker", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def accept(self, active: Active) -> Failure | None:
@@ -104,7 +102,8 @@ class Worker(Generic[Active]):
         with self._changed:
             if self._stopping or self._accepted >= self._room:
                 self.counters.requests_refused_total += 1
-                return STOPPING if self._stopping else _full(self._room)
+                full = f"{self._room} requests run and wait already: try again later"
+                return STOPPING if self._stopping else Failure(full, "full")
             self._accepted += 1
             self._arrived.append(active)
             self._changed.notify()
@@ -165,7 +164,8 @@ class Worker(Generic[Active]):
         now = time.monotonic()
         for active in self._live.values():
             if now > active.deadline:
-                self._cancel(active, _deadline(active.timeout))
+                late = f"deadline exceeded: the answer took longer than {active.timeout:g} s"
+                self._cancel(active, Failure(late, "deadline"))
         deltas = self._llm.step()
         now = time.monotonic()
         self._note_started(now)
@@ -213,7 +213,7 @@ class Worker(Generic[Active]):
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
         """The event of a delta: an output, or a failure."""
         active = self._live[delta.request_id]
-        self.counters.count(active, delta, now)
+        self._count(active, delta, now)
         if delta.finish_reason:
             self._forget(delta.request_id)
         if delta.finish_reason == "cancelled":
@@ -221,6 +221,23 @@ class Worker(Generic[Active]):
         if delta.finish_reason == "error":
             return active, _internal(delta.exception) if delta.exception else NOT_FINITE
         return active, delta
+
+    def _count(self, active: Active, delta: OutputDelta, now: float) -> None:
+        new, counters = len(delta.token_ids), self.counters
+        active.tokens += new
+        counters.generated_tokens_total += new
+        if new and active.first_token is None:
+            active.first_token = now
+            counters.observe("time_to_first_token_seconds", now - active.arrived)
+        if delta.finish_reason == "cancelled":
+            counters.requests_cancelled_total += 1
+        elif delta.finish_reason == "error":
+            counters.requests_failed_total += 1
+        elif delta.finish_reason:
+            counters.requests_finished_total += 1
+            if active.first_token is not None and active.tokens > 1:
+                mean = (now - active.first_token) / (active.tokens - 1)
+                counters.observe("time_per_output_token_seconds", mean)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
@@ -246,24 +263,12 @@ class Worker(Generic[Active]):
             self._deliver(events)
 
 
-def _deadline(seconds: float) -> Failure:
-    return Failure(f"deadline exceeded: the answer took longer than {seconds:g} s", "deadline")
-
-
 def _internal(error: Exception) -> Failure:
     return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")
 
 
-def _full(room: int) -> Failure:
-    return Failure(f"{room} requests run and wait already: try again later", "full")
-
-
-def _too_slow() -> Failure:
-    return Failure(f"the client left {MOST_UNREAD_TOKENS} tokens unread", "cancelled")
-
-
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Stream(ActiveRequest):
+class Stream(ActiveRequest):
     """A request whose outputs wait for a coroutine. Only the event loop uses the fields below."""
 
     unread: list[OutputDelta] = field(default_factory=list)
@@ -294,37 +299,23 @@ class _Stream(ActiveRequest):
         raise GenerationError(self.failure)
 
 
-class InProcessGenerator:
-    """A worker behind an event loop: a `Generator`. The loop never waits for the LLM.
+class Streams:
+    """A worker behind an event loop, which never waits for the LLM.
 
     A step's events reach the loop by one `call_soon_threadsafe`.
     """
 
-    def __init__(
-        self,
-        llm: LLM,
-        *,
-        max_pending: int,
-        request_seconds: float,
-        labels: dict[str, str],
-        gauges: dict[str, float],
-        log: Callable[[str], None],
-    ) -> None:
-        """labels: of all metrics. gauges: constant metrics. request_seconds: a timeout."""
+    def __init__(self, llm: LLM, max_pending: int, log: Callable[[str], None]) -> None:
         self.last_output = self.last_failure = float("-inf")
-        self.worker: Worker[_Stream] = Worker(llm, self._deliver, max_pending, log)
-        self.request_seconds = request_seconds
-        self._gauges = gauges
-        self._text_form = TextForm(labels)
+        self.worker: Worker[Stream] = Worker(llm, self._deliver, max_pending, log)
 
     def start(self) -> None:
         """Start the worker, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.worker.start()
 
-    async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+    async def outputs(self, stream: Stream) -> AsyncGenerator[OutputDelta]:
         """Yield the outputs of one request; outputs between two reads are joined."""
-        stream = _Stream(request=request, timeout=self.request_seconds)
         if refusal := self.worker.accept(stream):
             raise GenerationError(refusal)
         is_last = False
@@ -337,30 +328,15 @@ class InProcessGenerator:
             if not is_last:
                 self.worker.cancel(stream, CANCELLED)
 
-    async def metrics(self) -> bytes:
-        """All metrics of the worker."""
-        self._text_form.take(self.worker.counters.observations)
-        return self._text_form.render(self._gauges | self.worker.values())
-
     async def close(self) -> None:
         """Stop the worker; running requests end with an error."""
         await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether requests can still be served."""
-        return self.worker.is_running
-
-    @property
-    def needs_probe(self) -> bool:
-        """Whether the LLM's last event was an internal failure."""
-        return self.last_failure > self.last_output
-
-    def _deliver(self, events: list[tuple[_Stream, Event]]) -> None:
+    def _deliver(self, events: list[tuple[Stream, Event]]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and with it every stream
             self._loop.call_soon_threadsafe(self._hand_out, events)
 
-    def _hand_out(self, events: list[tuple[_Stream, Event]]) -> None:
+    def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
         now = time.monotonic()
         for stream, event in events:
             stream.put(event)
@@ -369,5 +345,46 @@ class InProcessGenerator:
             elif event.code == "internal":
                 self.last_failure = now
             if stream.unread_tokens > MOST_UNREAD_TOKENS:
-                self.worker.cancel(stream, _too_slow())
+                unread = f"the client left {MOST_UNREAD_TOKENS} tokens unread"
+                self.worker.cancel(stream, Failure(unread, "cancelled"))
+
+
+class InProcessGenerator(Streams):
+    """A `Generator`: streams with a common timeout, and metrics in Prometheus' text form."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        max_pending: int,
+        request_seconds: float,
+        labels: dict[str, str],
+        gauges: dict[str, float],
+        log: Callable[[str], None],
+    ) -> None:
+        """labels: of all metrics. gauges: constant metrics. request_seconds: a timeout."""
+        super().__init__(llm, max_pending, log)
+        self.request_seconds = request_seconds
+        self._gauges = gauges
+        self._text_form = TextForm(labels)
+
+    def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
+        """The outputs of one request."""
+        return self.outputs(Stream(request=request, timeout=self.request_seconds))
+
+    async def metrics(self) -> bytes:
         self._text_form.take(self.worker.counters.observations)
+        return self._text_form.render(self._gauges | self.worker.values())
+
+    @property
+    def is_running(self) -> bool:
+        return self.worker.is_running
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the LLM's last event was an internal failure."""
+        return self.last_failure > self.last_output
+
+    def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
+        super()._hand_out(events)
+        self._text_form.take(self.worker.counters.observations)  # they would only grow

@@ -7,7 +7,7 @@ import pytest
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.requests import SamplingParams
-from snapexport.serving.triton.backend.inputs import Inputs, read, with_outputs
+from snapexport.serving.triton.backend.inputs import Inputs, read
 from snapexport.serving.triton.interface import (
     CODE_IN_MESSAGE,
     OUTPUT_NAMES,
@@ -81,10 +81,10 @@ def test_invalid_input_is_refused_by_its_name(
 
 
 def test_named_output_counts_as_requested() -> None:
-    inputs = read(values(text_input=[b"a"]), {})
-    named = with_outputs(inputs, frozenset({"num_input_tokens", "output_logprobs"}))
+    given = values(text_input=[b"a"])
+    named = read(given, {}, outputs=frozenset({"num_input_tokens", "output_logprobs"}))
     assert (named.count_input, named.count_output, named.params.logprobs) == (True, False, 0)
-    assert with_outputs(inputs, OUTPUT_NAMES) == inputs
+    assert read(given, {}, outputs=OUTPUT_NAMES) == read(given, {})
 
 
 def test_error_is_split_into_code_and_message() -> None:

@@ -1,16 +1,17 @@
 """The sender over fake ports: responses, clients that leave, and ports that fail."""
 
-import queue
-import time
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from snapexport.runtime.requests import OutputDelta, Request, SamplingParams
-from snapexport.serving.generator import Failure
+from snapexport.serving.generator import Failure, GenerationError
 from snapexport.serving.triton.backend.inputs import Inputs
-from snapexport.serving.triton.backend.sender import MOST_STEPS, Sender, TritonRequest, merged
+from snapexport.serving.triton.backend.sender import Sender
+from snapexport.serving.worker import Stream
 
 OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
 
@@ -36,118 +37,139 @@ class FakePort:
         return self.gone
 
 
-class Bench:
+class FakeStreams:
+    """Yields what a test puts into a stream. `worker.cancel` records the stream."""
+
     def __init__(self) -> None:
-        self.queue: queue.Queue[Any] = queue.Queue()
-        self.cancelled: list[TritonRequest] = []
-        self.logged: list[str] = []
-        self.sender = Sender(
-            self.queue, self.cancelled.append, lambda: None, str, self.logged.append
+        self.cancelled: list[Stream] = []
+        self.left: list[Stream] = []
+        self.worker = SimpleNamespace(cancel=lambda stream, _: self.cancelled.append(stream))
+
+    async def outputs(self, stream: Stream) -> AsyncGenerator[OutputDelta]:
+        is_last = False
+        try:
+            while not is_last:
+                output = await stream.next()
+                is_last = output.finish_reason is not None
+                yield output
+        finally:
+            if not is_last:
+                self.left.append(stream)
+
+
+class Bench:
+    """One request; make it in a running event loop."""
+
+    def __init__(self, *, streams: bool = True, echo: bool = False) -> None:
+        params = SamplingParams()
+        self.port, self.streams = FakePort(), FakeStreams()
+        self.stream = Stream(request=Request((1,), params))
+        self.inputs = Inputs(
+            "prompt ", "text_input", params, streams, echo, False, False, 0.0, OUTPUTS
         )
+        sender: Any = Sender(self.streams, str)  # type: ignore[arg-type]
+        self.answer = asyncio.ensure_future(sender.answer(self.stream, self.inputs, self.port))
 
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    one = Bench()
-    yield one
-    one.sender.stop(5)
-
-
-def active(stream: bool = True, echo: str = "") -> tuple[TritonRequest, FakePort]:
-    params, port = SamplingParams(), FakePort()
-    inputs = Inputs("a", "text_input", params, stream, bool(echo), False, False, 0.0, OUTPUTS)
-    request = Request((1,), params)
-    return TritonRequest(request=request, inputs=inputs, port=port, echo=echo), port
+    async def put(self, *events: OutputDelta | Failure) -> None:
+        """All events of one step, and time to send them."""
+        for event in events:
+            self.stream.put(event)
+        await asyncio.sleep(0.01)
 
 
 def output(text: str, reason: Any = None) -> OutputDelta:
     return OutputDelta(0, text, (len(text),), reason)
 
 
-def eventually(holds: Any) -> None:
-    end = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+def test_responses_arrive_in_order_and_the_last_is_final() -> None:
+    async def run() -> FakePort:
+        bench = Bench()
+        await bench.put(output("a"))
+        await bench.put(output("b", "stop"))
+        await bench.answer
+        return bench.port
+
+    port = asyncio.run(run())
+    assert (port.sent, port.failed) == ([("a", False), ("b", True)], [])
 
 
-def test_responses_arrive_in_order_and_the_last_is_final(bench: Bench) -> None:
-    (one, port), (other, others_port) = active(), active()
-    bench.sender.start()
-    bench.queue.put([(one, output("a")), (other, output("x"))])
-    eventually(lambda: port.sent)
-    bench.queue.put([(one, output("b", "stop")), (other, Failure("no", "internal"))])
-    eventually(lambda: others_port.failed)
-    assert port.sent == [("a", False), ("b", True)]
-    assert (others_port.sent, others_port.failed) == ([("x", False)], [("no", "INTERNAL")])
-    assert one.closed and other.closed
+def test_failure_is_the_last_response_with_its_code() -> None:
+    async def run() -> FakePort:
+        bench = Bench()
+        await bench.put(output("x"), Failure("no", "internal"))
+        await bench.answer
+        return bench.port
+
+    port = asyncio.run(run())
+    assert (port.sent, port.failed) == ([("x", False)], [("no", "INTERNAL")])
 
 
-def test_non_streaming_answer_is_sent_once_with_its_echo(bench: Bench) -> None:
-    one, port = active(stream=False, echo="prompt ")
-    bench.sender.start()
-    for text, reason in (("a", None), ("b", None), ("c", "length")):
-        bench.queue.put([(one, output(text, reason))])
-        time.sleep(0.01)
-    eventually(lambda: port.sent)
-    assert port.sent == [("prompt abc", True)]
+def test_non_streaming_answer_is_sent_once_with_its_echo() -> None:
+    async def run() -> FakePort:
+        bench = Bench(streams=False, echo=True)
+        for text, reason in (("a", None), ("b", None), ("c", "length")):
+            await bench.put(output(text, reason))
+        await bench.answer
+        return bench.port
+
+    assert asyncio.run(run()).sent == [("prompt abc", True)]
 
 
-def test_waiting_outputs_are_sent_as_one_response(bench: Bench) -> None:
-    one, port = active()
-    for text in "abc":
-        bench.queue.put([(one, output(text))])
-    bench.sender.start()
-    eventually(lambda: port.sent)
-    assert port.sent == [("abc", False)]
+def test_waiting_outputs_are_sent_as_one_response_after_the_echo() -> None:
+    async def run() -> FakePort:
+        bench = Bench(echo=True)
+        await bench.put(*map(output, "abc"))
+        await bench.put(output("d", "stop"))
+        await bench.answer
+        return bench.port
+
+    assert asyncio.run(run()).sent == [("prompt abc", False), ("d", True)]
 
 
-def test_sender_sends_a_long_queue_to_its_end(bench: Bench) -> None:
-    """More steps than the sender merges at once, then its stop."""
-    one, port = active()
-    for step in range(MOST_STEPS + 8):
-        bench.queue.put([(one, output(chr(ord("A") + step)))])
-    bench.sender.start()
-    bench.sender.stop(5)
-    assert "".join(text for text, _ in port.sent) == "".join(
-        chr(ord("A") + step) for step in range(MOST_STEPS + 8)
-    )
+def test_client_that_left_cancels_its_request_and_no_ended_one() -> None:
+    async def run(ends: bool) -> tuple[Bench, list[Stream]]:
+        bench = Bench()
+        bench.stream.started = 0.0
+        if ends:
+            await bench.put(output("a", "stop"))
+        await asyncio.sleep(0.05)
+        before = list(bench.streams.cancelled)
+        bench.port.gone = True
+        await asyncio.sleep(0.05)
+        await bench.put(Failure("left", "cancelled"))
+        await bench.answer
+        return bench, before
+
+    bench, before = asyncio.run(run(ends=False))
+    assert (before, bench.streams.cancelled) == ([], [bench.stream])
+    assert bench.port.failed == [("left", "CANCELLED")]
+    bench, _ = asyncio.run(run(ends=True))
+    assert bench.streams.cancelled == []
 
 
-def test_merging_keeps_each_requests_order_and_its_failure_last() -> None:
-    (one, _), (other, _) = active(), active()
-    failure = Failure("no", "internal")
-    outputs = [(one, output("a")), (other, output("x")), (one, output("b")), (one, failure)]
-    both = OutputDelta(0, "ab", (1, 1))
-    assert merged(outputs) == [(one, both), (other, output("x")), (one, failure)]
+def test_response_that_cannot_be_sent_ends_its_request() -> None:
+    async def run() -> Bench:
+        bench = Bench()
+        bench.port.broken = True
+        await bench.put(output("a"))
+        with pytest.raises(RuntimeError, match="cannot be sent"):
+            await bench.answer
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.streams.left == [bench.stream]
 
 
-def test_client_that_left_is_reported_once_unless_its_request_has_ended(bench: Bench) -> None:
-    (stays, _), (leaves, port), (ended, ended_port) = active(), active(), active()
-    ended.closed = ended_port.gone = True
-    for one in (stays, leaves, ended):
-        bench.sender.watch(one)
-    bench.sender.start()
-    time.sleep(0.15)
-    assert bench.cancelled == []
-    port.gone = True
-    eventually(lambda: bench.cancelled)
-    time.sleep(0.15)
-    assert bench.cancelled == [leaves]
+def test_refused_request_has_its_code() -> None:
+    async def run() -> FakePort:
+        bench = Bench()
 
+        async def refuse(_: Stream) -> AsyncGenerator[OutputDelta]:
+            raise GenerationError(Failure("full", "full"))
+            yield
 
-def test_response_that_cannot_be_sent_stops_no_other(bench: Bench) -> None:
-    (one, port), (other, others_port) = active(), active()
-    port.broken = True
-    bench.sender.start()
-    bench.queue.put([(one, output("a")), (other, output("x"))])
-    eventually(lambda: others_port.sent)
-    assert "cannot be sent" in bench.logged[0]
+        bench.streams.outputs = refuse  # type: ignore[method-assign]
+        await bench.answer
+        return bench.port
 
-
-def test_sender_stop_sends_the_remaining_outputs(bench: Bench) -> None:
-    one, port = active()
-    bench.queue.put([(one, output("a", "length"))])
-    bench.sender.start()
-    bench.sender.stop(5)
-    assert port.sent == [("a", True)]
+    assert asyncio.run(run()).failed == [("full", "UNAVAILABLE")]

@@ -28,9 +28,9 @@ def test_instance_kind_chooses_the_backend(kind: str, backend: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (args(), "'max_pending' is missing"),
-        (args(max_pending="some"), "max_pending 'some' is not a whole number"),
-        (args(max_pending="1", backend="tensorrt"), "unknown parameter 'backend'"),
+        (args(), "max_pending '': Field required"),
+        (args(max_pending="some"), "max_pending 'some': Input should be a valid integer"),
+        (args(max_pending="1", backend="tensorrt"), "backend 'tensorrt': Extra inputs"),
         (args("MODEL", max_pending="1"), "no instance of kind MODEL"),
     ],
 )

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import onnxruntime
 import transformers
+from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
 from snapexport.contract.build_directory import Build
-from snapexport.eval.accuracy.difference import Difference, differences, run_all
+from snapexport.eval.accuracy.difference import Difference, differences
 from snapexport.eval.accuracy.graph_loader import GraphLoader
 from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.eval.accuracy.reference import ReferenceRunner, reference_model
@@ -44,7 +45,8 @@ def compare_build(
         feeds = [feed(prompt, reference.continuation(prompt, steps)) for prompt in prompts]
         graphs = _graphs(build, loaders or {})
         runners = [reference, *graphs]
-        results = run_all(runners, feeds)
+        # Polygraphy's own loop: one runner after the other, each over all sequences.
+        results = Comparator.run(runners, data_loader=feeds, streaming=False)
         found = differences(build, runners, feeds, results)
         commands = write_repeat(out, build, graphs, results[reference.name][-1])
     return found, commands

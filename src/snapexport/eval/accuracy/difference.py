@@ -1,7 +1,7 @@
-"""Runs sequences through all systems, and measures how far each is from each other one."""
+"""Measures how far the logits of each system are from those of each other one."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,6 @@ class Distance:
         same = reference.argmax(-1) == other.argmax(-1)
         divergence = (np.exp(p) * (p - q)).sum(-1)
         return cls(*(float(x) for x in (error.max(), error.mean(), same.mean(), divergence.mean())))
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self)
 
 
 def log_softmax(logits: Rows) -> NDArray[np.float64]:
@@ -93,11 +89,6 @@ class Difference:
         return self.lossless and not self.passed
 
 
-def run_all(runners: Sequence[SequenceRunner], feeds: Sequence[Feed]) -> RunResults:
-    """Run Polygraphy's own loop: one runner after the other, each over all sequences."""
-    return Comparator.run(list(runners), data_loader=list(feeds), streaming=False)
-
-
 def differences(
     build: Build, runners: Sequence[SequenceRunner], feeds: Sequence[Feed], results: RunResults
 ) -> list[Difference]:
@@ -123,7 +114,7 @@ def _pair(
     rows = zip(feeds, results[reference.name], results[runner.name], strict=True)
     return [
         Difference(
-            prompt_length=_prompt_length(feed),
+            prompt_length=int(feed[PROMPT_LENGTH][0]),
             output=output,
             reference=reference.name,
             system=runner.name,
@@ -151,10 +142,6 @@ def _why(
         "rounded": whole and rounds and not quantized,
         "quantized": quantized,
     }
-
-
-def _prompt_length(feed: Feed) -> int:
-    return int(feed[PROMPT_LENGTH][0])
 
 
 def _drops_nothing(manifest: Manifest, feed: Feed, output: str) -> bool:

@@ -61,8 +61,9 @@ def on_tensorrt(load_plan: LoadPlan) -> GraphLoader:
 
 
 def _inferred(runner: TrtRunner, feed: Feed) -> Feed:
+    tensors = {name: _tensor(np.ascontiguousarray(array)) for name, array in feed.items()}
     with _polygraphy_errors(runner.name):
-        return _arrays(runner.infer(_tensors(feed)))
+        return {name: _array(tensor).copy() for name, tensor in runner.infer(tensors).items()}
 
 
 @contextmanager
@@ -111,18 +112,10 @@ def _polygraphy_finds_cudart() -> bool:
     return True
 
 
-def _tensors(feed: Feed) -> dict[str, torch.Tensor]:
-    return {name: _tensor(np.ascontiguousarray(array)) for name, array in feed.items()}
-
-
 def _tensor(array: Array) -> torch.Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
-
-
-def _arrays(out: dict[str, torch.Tensor]) -> Feed:
-    return {name: _array(tensor).copy() for name, tensor in out.items()}
 
 
 def _array(tensor: torch.Tensor) -> Array:

@@ -80,7 +80,8 @@ def _own_model(build: Build) -> Any:
             f"{build.directory} has no {CONFIG}, which transformers needs",
             "pass the checkpoint that was built as --model",
         )
-    config = _matching_config(build, _config_alone(build))
+    config_alone = Checkpoint(build.directory, config={}, generation_config={}, tensors={})
+    config = _matching_config(build, config_alone)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     files = [build.directory / file.file for file in build.manifest.weights]
     tensors = {n: tensor.float() for file in files for n, tensor in load_file(file).items()}
@@ -93,11 +94,6 @@ def _own_model(build: Build) -> Any:
             "pass the checkpoint that was built as --model",
         )
     return model
-
-
-def _config_alone(build: Build) -> Checkpoint:
-    """The build as a checkpoint whose weights lie elsewhere."""
-    return Checkpoint(directory=build.directory, config={}, generation_config={}, tensors={})
 
 
 def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:

@@ -25,7 +25,7 @@ from snapexport.eval.accuracy.difference import tolerance
 from snapexport.eval.accuracy.graph_runner import Call, GraphRunner
 from snapexport.eval.accuracy.sequence import DECODE_LOGITS, PREFILL_LOGITS, Array
 
-LOADER = "load_data.py"
+LOADER, COMMANDS = "load_data.py", "commands.sh"
 
 _COSTS = "# A difference here is the cost of compression, or of 4-bit weights.\n"
 _ON_A_GPU = (
@@ -57,11 +57,11 @@ def commands_for(build: Build, cases: list[Case]) -> list[str]:
     """Lines of a shell script. None for ONNX Runtime in bf16, which it can't compute on the CPU."""
     lines = []
     if build.manifest.dtype != "bf16":
-        lines += [_command(build, case, _graph(build, case), "--onnxrt") for case in cases]
+        lines += [_of_graph(build, case, "--onnxrt") for case in cases]
     if capabilities(build.manifest.target).compiled:
         on_tensorrt = f"--trt --strongly-typed {_PLUGINS}"
         lines.append(_ON_A_GPU)
-        lines += [_command(build, case, _graph(build, case), on_tensorrt) for case in cases]
+        lines += [_of_graph(build, case, on_tensorrt) for case in cases]
     return [*lines, *_of_engines(build, cases)]
 
 
@@ -103,8 +103,8 @@ def _may_run(entry: EngineEntry, tensorrt: str, gpu: str) -> bool:
     return for_version and (entry.hardware_compatibility != "none" or entry.gpu == gpu)
 
 
-def _graph(build: Build, case: Case) -> Path:
-    return build.graph(case.call.graph)
+def _of_graph(build: Build, case: Case, flags: str) -> str:
+    return _command(build, case, build.graph(case.call.graph), flags)
 
 
 def _command(build: Build, case: Case, model: Path, flags: str) -> str:
@@ -117,8 +117,6 @@ def _command(build: Build, case: Case, model: Path, flags: str) -> str:
         ]
     )
 
-
-COMMANDS = "commands.sh"
 
 _LOADER_HEADER = '''"""Inputs of the graphs, for polygraphy run --data-loader-script FILE:NAME."""
 

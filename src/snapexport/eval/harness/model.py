@@ -5,7 +5,8 @@ and the rest is decoded on the compressed cache. So the scores show what compres
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -16,10 +17,11 @@ from tqdm import tqdm
 import snapexport
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.eval.harness import prompts
 from snapexport.eval.harness.arguments import model_args, sampling_params
+from snapexport.eval.harness.prompts import Encoder
 from snapexport.eval.harness.requests import Scored, Tokens, complete, fit, score
 from snapexport.runtime.llm import LLM
+from snapexport.serving import chat_template as templates
 
 
 class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
@@ -42,15 +44,12 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         )
         self._limits = self._llm.executor.limits
         _require_batch(batch_size, self._limits.batch)
-        self._config = prompts.read_config(args.directory)
-        self._encoder = self._make_encoder()
-
-    def _make_encoder(self) -> prompts.Encoder:
+        self._config = templates.read_config(args.directory)
         if self._llm.tokenizer is None:
             raise UserError(
-                f"{self._args.directory} has no tokenizer.json", "copy it from the checkpoint"
+                f"{args.directory} has no tokenizer.json", "copy it from the checkpoint"
             )
-        return prompts.Encoder(self._llm.tokenizer, self._config, self._limits.eos_token_id)
+        self._encoder = Encoder(self._llm.tokenizer, self._config, self._limits.eos_token_id)
 
     @property
     def eot_token_id(self) -> int:
@@ -143,9 +142,11 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return [make_disjoint_window(window) for window in windows]
 
     def apply_chat_template(
-        self, chat_history: Sequence[prompts.Message], add_generation_prompt: bool = True
+        self, chat_history: Sequence[templates.Message], add_generation_prompt: bool = True
     ) -> str:
-        return self._chat_template.render(chat_history, add_generation_prompt)
+        template = self._chat_template
+        with _flags_in_hint("--system_instruction, or --apply_chat_template"):
+            return template.render(chat_history, add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template's source, for the results. A build has no templates by name."""
@@ -157,8 +158,9 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return self._chat_template.source if chat_template else None
 
     @property
-    def _chat_template(self) -> prompts.ChatTemplate:
-        return prompts.load_template(self._args.directory, self._config)
+    def _chat_template(self) -> templates.ChatTemplate:
+        with _flags_in_hint("--apply_chat_template"):
+            return templates.load(self._args.directory, self._config)
 
     @property
     def tokenizer_name(self) -> str:
@@ -177,6 +179,15 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
                 **kept,
             }
         }
+
+
+@contextmanager
+def _flags_in_hint(flags: str) -> Iterator[None]:
+    """Names in a hint the flags that the user can change: the messages are the task's."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(error.message, f"leave out {flags}, or {error.hint}") from None
 
 
 def _require_batch(batch_size: int | str, batch: int) -> None:

@@ -1,22 +1,15 @@
-"""Turns the harness's texts and messages into token ids, with one BOS token and never two.
+"""Turns the harness's texts into token ids, with one BOS token and never two.
 
-Takes the runtime's tokenizer, the special tokens' names from tokenizer_config.json, and the build's
-chat template. Knows no model.
+Takes the runtime's tokenizer and tokenizer_config.json. Knows no model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.serving import chat_template
-from snapexport.serving.chat_template import CONFIG, Message, read_config, special_tokens
-
-__all__ = ["ChatTemplate", "Encoder", "Message", "load_template", "read_config"]
+from snapexport.serving.chat_template import CONFIG, special_tokens
 
 
 class Encoder:
@@ -63,8 +56,7 @@ class Encoder:
 
     def _id_of(self, name: str) -> int | None:
         text = self._texts.get(name)
-        token: int | None = None if text is None else self._tokenizer.token_to_id(text)
-        return token
+        return None if text is None else self._tokenizer.token_to_id(text)
 
 
 def _first_added(tokenizer: Tokenizer) -> int | None:
@@ -72,34 +64,3 @@ def _first_added(tokenizer: Tokenizer) -> int | None:
     empty = tokenizer.encode("")
     marked = zip(empty.ids, empty.special_tokens_mask, strict=True)
     return next((token for token, is_special in marked if is_special), None)
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """The build's chat template, whose errors name the harness's flags."""
-
-    template: chat_template.ChatTemplate
-
-    @property
-    def source(self) -> str:
-        return self.template.source
-
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The prompt's text. Without a generation prompt it ends inside the last message."""
-        with _flags_in_hint("--system_instruction, or --apply_chat_template"):
-            return self.template.render(messages, add_generation_prompt)
-
-
-def load_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
-    """The build's chat template. Raises UserError."""
-    with _flags_in_hint("--apply_chat_template"):
-        return ChatTemplate(chat_template.load(directory, config))
-
-
-@contextmanager
-def _flags_in_hint(flags: str) -> Iterator[None]:
-    """Names in a hint the flags that the user can change: the messages are the task's."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(error.message, f"leave out {flags}, or {error.hint}") from None

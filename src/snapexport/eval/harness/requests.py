@@ -6,7 +6,7 @@ ids and an LLM, and not the harness.
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Limits
@@ -67,15 +67,10 @@ def complete(
                     raise _not_finite()
                 if delta.finish_reason:
                     yield index_of[delta.request_id], texts.pop(delta.request_id)
-    finally:
-        _abandon(llm, index_of)
-
-
-def _abandon(llm: LLM, request_ids: Iterable[int]) -> None:
-    """Cancel what still runs, so that nothing is left after an error."""
-    for request_id in request_ids:
-        llm.cancel(request_id)
-    llm.step()
+    finally:  # nothing may still run after an error
+        for request_id in index_of:
+            llm.cancel(request_id)
+        llm.step()
 
 
 def score(llm: LLM, contexts: Sequence[Tokens], continuations: Sequence[Tokens]) -> list[Scored]:

@@ -46,17 +46,11 @@ class CompletionLogprobs:
 
     def write(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """The four columns for the next tokens."""
-        columns: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
+        rows = []
         for one in tokens:
             text, logprob = self.text_of(one.token_id), max(one.logprob, LEAST)
             top = {self.text_of(token): max(other, LEAST) for token, other in one.top}
-            row = (text, logprob, top | {text: logprob}, self.offset)
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
+            rows.append((text, logprob, top | {text: logprob}, self.offset))
             self.offset += len(text)
-        return columns
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [row[column] for row in rows] for column, name in enumerate(names)}

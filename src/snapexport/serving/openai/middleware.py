@@ -1,6 +1,7 @@
 """Wraps the routes: turns errors into answers, and counts running requests."""
 
 import asyncio
+from contextlib import suppress
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -36,13 +37,10 @@ class Gate:
         if not self.inside:
             self._empty.set()
 
-    async def empties(self, seconds: float) -> bool:
-        """Wait for all requests to leave. Returns False after `seconds`."""
-        try:
+    async def empties(self, seconds: float) -> None:
+        """Wait for all requests to leave, but no longer than `seconds`."""
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
 
 class Gated:

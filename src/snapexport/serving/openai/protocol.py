@@ -89,12 +89,12 @@ class Message(Strict):
         return {name: one for name, one in value.items() if one is not None and one != []}
 
 
-def _stops(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-Stops = Annotated[list[Stop], Field(max_length=4), BeforeValidator(_stops)]
+Stops = Annotated[
+    list[Stop],
+    Field(max_length=4),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 """Up to four texts; a single one needs no list."""
 
 
@@ -241,9 +241,6 @@ def _without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name in NEUTRAL and value not in NEUTRAL[name]:
             allowed = " or ".join(map(repr, NEUTRAL[name]))
-            raise invalid(
-                f"{name} is not supported: leave it out (or send {allowed})",
-                name,
-                "unsupported_parameter",
-            )
+            message = f"{name} is not supported: leave it out (or send {allowed})"
+            raise invalid(message, name, "unsupported_parameter")
     return {name: value for name, value in given.items() if name not in (*NEUTRAL, *LABELS)}

@@ -4,12 +4,13 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
 from snapexport.serving.backing import Backing
 from snapexport.serving.openai.http_server import bound
-from snapexport.serving.options import ServeOptions
+from snapexport.serving.options import ModelOptions, ServeOptions
 from snapexport.serving.triton.client import TritonGenerator
 from snapexport.serving.triton.installation import find
 from snapexport.serving.triton.options import RepositoryOptions
@@ -55,15 +56,9 @@ async def _connected(server: Server, options: ServeOptions) -> AsyncIterator[Bac
 @contextmanager
 def _repository(options: ServeOptions) -> Iterator[Path]:
     """Write the model repository, a temporary one unless --repository is given."""
-    if options.repository is not None:
-        if os.path.lexists(options.repository):
-            raise UserError(f"{options.repository} exists already", "choose another --repository")
-        yield write_repository(_for_repository(options, options.repository))
-        return
+    if options.repository is not None and os.path.lexists(options.repository):
+        raise UserError(f"{options.repository} exists already", "choose another --repository")
+    model = {one.name: getattr(options, one.name) for one in fields(ModelOptions)}
     with tempfile.TemporaryDirectory(prefix="snapexport-serve-") as scratch:
-        yield write_repository(_for_repository(options, Path(scratch) / "repository"))
-
-
-def _for_repository(options: ServeOptions, out: Path) -> RepositoryOptions:
-    names = ("build", "name", "device", "max_pending", "threads", "token_budget")
-    return RepositoryOptions(out=out, **{name: getattr(options, name) for name in names})
+        out = options.repository or Path(scratch) / "repository"
+        yield write_repository(RepositoryOptions(out=out, device=options.device, **model))

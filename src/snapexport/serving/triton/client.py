@@ -4,6 +4,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import asdict
 from time import monotonic
 from typing import Any, cast
 
@@ -11,17 +12,16 @@ import grpc
 import numpy as np
 from tritonclient.grpc import InferInput, InferResult
 from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from snapexport.runtime.requests import (
-    FinishReason,
-    OutputDelta,
-    Request,
-    SamplingParams,
-    TokenLogprobs,
-)
+from snapexport.runtime.requests import FinishReason, OutputDelta, Request, TokenLogprobs
 from snapexport.serving.generator import Failure, FailureCode, GenerationError
-from snapexport.serving.triton.interface import CODE_IN_MESSAGE, code_and_message
+from snapexport.serving.triton.interface import (
+    CODE_IN_MESSAGE,
+    INPUTS,
+    Tensor,
+    code_and_message,
+)
 from snapexport.serving.worker import STOPPING
 
 ERRORS_AS_STATUS = {"triton_grpc_error": "true"}
@@ -52,7 +52,6 @@ class TritonGenerator:
         self._metrics = metrics
 
     async def stream(self, request: Request) -> AsyncGenerator[OutputDelta]:
-        """The outputs of one request."""
         sent = {
             "model_name": self._model,
             "inputs": inputs_of(request),
@@ -73,7 +72,8 @@ class TritonGenerator:
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from None
         except asyncio.CancelledError:
-            if _is_cancelled():
+            task = asyncio.current_task()
+            if task and task.cancelling():
                 raise
             raise GenerationError(STOPPING) from None  # `close` has cancelled the call
         finally:
@@ -81,14 +81,8 @@ class TritonGenerator:
 
     async def metrics(self) -> bytes:
         """Triton's metrics, with the model's among them."""
-
-        def fetch() -> bytes:
-            with urllib.request.urlopen(self._metrics, timeout=5) as answer:
-                content: bytes = answer.read()
-                return content
-
         try:
-            return await asyncio.to_thread(fetch)
+            return await asyncio.to_thread(_fetch, self._metrics)
         except OSError as error:
             message = f"Triton's metrics cannot be read: {error}"
             raise GenerationError(Failure(message, "unreachable")) from None
@@ -107,13 +101,14 @@ class TritonGenerator:
         return GenerationError(Failure(message, CODES.get(code, "internal")))
 
 
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        content: bytes = answer.read()
+        return content
+
+
 def _internal(message: str) -> GenerationError:
     return GenerationError(Failure(message, "internal"))
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -123,33 +118,21 @@ async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 def inputs_of(request: Request) -> list[InferInput]:
     """The model's inputs, each with a batch dimension of 1."""
     assert request.params is not None
-    values = {"input_ids": np.array(request.prompt_token_ids, np.int32), **_options(request.params)}
-    return [_input(name, value.reshape(1, -1)) for name, value in values.items()]
+    params = asdict(request.params)
+    stops = [text.encode() for text in params.pop("stop")]
+    values = params | {"input_ids": request.prompt_token_ids, "stream": True}
+    if stops:
+        values["stop_words"] = stops
+    return [_input(one, values[one.name]) for one in INPUTS if values.get(one.name) is not None]
 
 
-def _options(params: SamplingParams) -> dict[str, np.ndarray[Any, Any]]:
-    values: dict[str, Any] = {
-        "stream": np.bool_(True),
-        "max_tokens": np.int32(params.max_tokens),
-        "temperature": np.float32(params.temperature),
-        "top_p": np.float32(params.top_p),
-        "top_k": np.int32(params.top_k),
-        "ignore_eos": np.bool_(params.ignore_eos),
-    }
-    if params.seed is not None:
-        values["seed"] = np.uint64(params.seed)
-    if params.stop:
-        # As objects: NumPy's own bytes end before a zero.
-        values["stop_words"] = np.array([text.encode() for text in params.stop], np.object_)
-    if params.logprobs is not None:
-        values["logprobs"] = np.int32(params.logprobs)
-    return {name: np.atleast_1d(value) for name, value in values.items()}
-
-
-def _input(name: str, value: np.ndarray[Any, Any]) -> InferInput:
-    tensor = InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
-    tensor.set_data_from_numpy(value)
-    return tensor
+def _input(tensor: Tensor, value: Any) -> InferInput:
+    # Texts as objects: NumPy's own bytes end before a zero.
+    dtype = np.object_ if tensor.dtype == "STRING" else triton_to_np_dtype(tensor.dtype)
+    array = np.array(value, dtype).reshape(1, -1)
+    sent = InferInput(tensor.name, list(array.shape), np_to_triton_dtype(array.dtype))
+    sent.set_data_from_numpy(array)
+    return sent
 
 
 def output_of(result: InferResult) -> OutputDelta:

@@ -22,17 +22,17 @@ STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True)
 class Installation:
-    """A server's program, its libraries and its backends."""
+    """A server's program, its libraries and its backends. bundle: the wheel's folder, if any."""
 
     binary: Path
     bundle: Path | None = None
-    """The wheel's folder, if the server is the wheel's."""
 
     @property
     def library_path(self) -> list[str]:
         """Folders of the shared libraries: Python's own, which the stub is linked to, and more."""
         own = [str(sysconfig.get_config_var("LIBDIR"))]
-        return own if self.bundle is None else [*own, str(self.bundle.parent / _LIBRARIES)]
+        bundled = self.bundle and self.bundle.parent / "nvidia_pytriton.libs"
+        return [*own, str(bundled)] if bundled else own
 
     def backends(self, scratch: Path) -> Path | None:
         """The folder of the backends, put together in `scratch`; None: the server knows its own."""
@@ -45,9 +45,6 @@ class Installation:
         if not (python / STUB).exists():
             (python / STUB).symlink_to(_stub(self.bundle))
         return python.parent
-
-
-_LIBRARIES = "nvidia_pytriton.libs"
 
 
 def find() -> Installation:

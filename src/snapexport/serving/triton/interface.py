@@ -58,9 +58,6 @@ OUTPUTS = (
 
 OUTPUT_NAMES = frozenset(tensor.name for tensor in OUTPUTS)
 
-STREAMING_PARAMETERS = frozenset({"build", "max_pending", "threads", "token_budget"})
-UNARY_PARAMETERS = frozenset({"model", "max_requests"})
-"""Parameters in the two config.pbtxt that our models read."""
 TRITONS_PARAMETERS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
 """Parameters of either model that Triton's Python backend reads itself."""
 

@@ -15,14 +15,15 @@ from string import Template
 import snapexport
 from snapexport.builder.staging import staged
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.copying import copy_file
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.targets import capabilities
+from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.scheduler import Scheduler
 from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
 from snapexport.serving.triton.options import RepositoryOptions
-from snapexport.serving.triton.readme import dockerfile_values, readme_values
 
 RECORD = "repository.json"
 """Record of what was written, from which build. --overwrite replaces only directories with it."""
@@ -47,10 +48,13 @@ def write_repository(options: RepositoryOptions) -> Path:
         _write_model(streaming, model_config.to_text(config), "model.py")
         _place_build(build.directory, streaming / VERSION / BUILD, options.copy)
         _write_warmup(streaming / model_config.WARMUP, model_config.WARMUP_FILES)
-        config = model_config.unary(options.unary_name, _unary_parameters(options, build.manifest))
+        # The unary model may forward as many requests as fit.
+        room = build.manifest.batch + options.max_pending
+        parameters = {"model": options.model_name, "max_requests": str(room)}
+        config = model_config.unary(options.unary_name, parameters)
         _write_model(out / options.unary_name, model_config.to_text(config), "unary_model.py")
-        _write_template(out, "README.md", readme_values(options, build.manifest, device))
-        _write_template(out, "Dockerfile", dockerfile_values(build.manifest))
+        _write_template(out, "README.md", _readme_values(options, build.manifest, device))
+        _write_template(out, "Dockerfile", _dockerfile_values(build.manifest))
         _write_record(out, options)
         checks.require_sound(out)
     return options.out
@@ -101,12 +105,6 @@ def _parameters(options: RepositoryOptions) -> dict[str, str]:
     return {key: str(value) for key, value in given.items() if value is not None}
 
 
-def _unary_parameters(options: RepositoryOptions, manifest: Manifest) -> dict[str, str]:
-    """Parameters of the unary model: it may forward as many requests as fit."""
-    room = manifest.batch + options.max_pending
-    return {"model": options.model_name, "max_requests": str(room)}
-
-
 def _write_model(directory: Path, config: str, file: str) -> None:
     (directory / VERSION).mkdir(parents=True)
     (directory / "config.pbtxt").write_text(config)
@@ -117,6 +115,34 @@ def _write_warmup(directory: Path, files: dict[str, bytes]) -> None:
     directory.mkdir()
     for name, content in files.items():
         (directory / name).write_bytes(content)
+
+
+def _readme_values(
+    options: RepositoryOptions, manifest: Manifest, device: Device
+) -> dict[str, str]:
+    cache = cache_bytes(manifest)
+    return {
+        "name": options.model_name,
+        "unary": options.unary_name,
+        "version": snapexport.__version__,
+        "architecture": manifest.model.architecture,
+        "target": manifest.target,
+        "dtype": manifest.dtype,
+        "longest_prompt": str(manifest.geometry.L_max),
+        "slots": str(manifest.batch),
+        "cache": spelled(cache.decode),
+        "full_cache": spelled(cache.full),
+        "gpus": "--gpus all " if device == "gpu" else "",
+    }
+
+
+def _dockerfile_values(manifest: Manifest) -> dict[str, str]:
+    """A plan runs on the TensorRT that built it."""
+    versions = sorted({engine.version for engine in manifest.engines.values()})
+    return {
+        "requirement": "snapexport[cpu,tensorrt]" if versions else "snapexport[cpu]",
+        "more": f" \\\n    tensorrt=={versions[-1]}" if versions else "",
+    }
 
 
 def _write_template(out: Path, name: str, values: dict[str, str]) -> None:
@@ -136,11 +162,7 @@ def _write_record(out: Path, options: RepositoryOptions) -> None:
 
 def _place_build(build: Path, place: Path, copy: bool) -> None:
     if copy:
-        shutil.copytree(build, place, copy_function=_copy)
+        # By reflink where the file system can.
+        shutil.copytree(build, place, copy_function=lambda one, to: copy_file(Path(one), Path(to)))
     else:
         place.symlink_to(build.resolve(), target_is_directory=True)
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy a file into the repository, by reflink where the file system can."""
-    copy_file(Path(source), Path(target))

@@ -14,13 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from snapexport.contract.errors import UserError
@@ -45,7 +43,7 @@ class Ports:
     metrics: int = 0
 
     def chosen(self) -> "Ports":
-        """A copy with free ports in place of zeros."""
+        """Free ports in place of zeros."""
         return Ports(*(port or _free_port() for port in (self.http, self.grpc, self.metrics)))
 
 
@@ -135,12 +133,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _command(
@@ -187,7 +180,9 @@ def _leash() -> list[str]:
 
 def _environment(installation: Installation) -> Mapping[str, str]:
     """Ours, with this interpreter first: the Python backend takes the python3 on PATH."""
-    outside = {name: value for name, value in os.environ.items() if name not in _OF_PYTHON}
+    # Python's own would mislead the embedded interpreter.
+    ours = ("PYTHONHOME", "PYTHONPATH")
+    outside = {name: value for name, value in os.environ.items() if name not in ours}
     libraries = [*installation.library_path, outside.get("LD_LIBRARY_PATH", "")]
     return outside | {
         "PATH": f"{Path(sys.prefix) / 'bin'}:{outside.get('PATH', os.defpath)}",
@@ -195,15 +190,11 @@ def _environment(installation: Installation) -> Mapping[str, str]:
     }
 
 
-_OF_PYTHON = ("PYTHONHOME", "PYTHONPATH")
-"""Environment variables that would mislead the embedded interpreter."""
-
-
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False
 
 

@@ -4,7 +4,7 @@ Knows arrays and names, not Triton's objects. Every error names its input.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,17 @@ class Inputs:
     outputs: frozenset[str] = OUTPUT_NAMES
 
 
-def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> Inputs:
-    """Read the request's inputs and parameters. Raises UserError."""
+def read(
+    values: Values,
+    parameters: Mapping[str, Any],
+    timeout_us: int = 0,
+    outputs: frozenset[str] = OUTPUT_NAMES,
+) -> Inputs:
+    """Read the request's inputs and parameters. Raises UserError.
+
+    outputs: names of the outputs to send; all, which Triton names where the client named none, ask
+    for no output by itself.
+    """
     unknown = sorted(set(parameters) - PARAMETERS)
     if unknown:
         raise UserError(
@@ -49,47 +58,29 @@ def read(values: Values, parameters: Mapping[str, Any], timeout_us: int = 0) -> 
         if _one(values, penalty, 0.0) != 0:
             raise UserError(f"{penalty} is not supported", "leave it out, or send 0")
     source, prompt = _prompt(values)
+    named = outputs if outputs < OUTPUT_NAMES else frozenset()
     return Inputs(
         prompt=prompt,
         source=source,
-        params=_params(values),
+        params=_params(values, logprobs=0 if "output_logprobs" in named else None),
         stream=_one(values, "stream", False),
         echo=_echo(values, source),
-        count_input=_one(values, "return_num_input_tokens", False),
-        count_output=_one(values, "return_num_output_tokens", False),
+        count_input="num_input_tokens" in named or _one(values, "return_num_input_tokens", False),
+        count_output="num_output_tokens" in named
+        or _one(values, "return_num_output_tokens", False),
         timeout=(timeout_us or _timeout(parameters)) / 1e6,
-    )
-
-
-def with_outputs(inputs: Inputs, outputs: frozenset[str]) -> Inputs:
-    """A copy of the inputs with the outputs that the client named.
-
-    Triton names all outputs if the client named none.
-    """
-    named = outputs if outputs < OUTPUT_NAMES else frozenset()
-    params = inputs.params
-    if "output_logprobs" in named and params.logprobs is None:
-        params = replace(params, logprobs=0)
-    return replace(
-        inputs,
-        params=params,
         outputs=outputs,
-        count_input=inputs.count_input or "num_input_tokens" in named,
-        count_output=inputs.count_output or "num_output_tokens" in named,
     )
 
 
-def _params(values: Values) -> SamplingParams:
-    default = SamplingParams()
+def _params(values: Values, logprobs: int | None) -> SamplingParams:
+    """logprobs: the number of top tokens where the request gives none."""
+    given = {name: _one(values, name) for name in ("max_tokens", "top_k", "seed", "ignore_eos")}
+    given |= {name: _real(values, name) for name in ("temperature", "top_p")}
     return SamplingParams(
-        max_tokens=_one(values, "max_tokens", default.max_tokens),
-        temperature=_real(values, "temperature", default.temperature),
-        top_p=_real(values, "top_p", default.top_p),
-        top_k=_one(values, "top_k", default.top_k),
-        seed=_one(values, "seed", default.seed),
         stop=_stop(values),
-        ignore_eos=_one(values, "ignore_eos", default.ignore_eos),
-        logprobs=_one(values, "logprobs", default.logprobs),
+        logprobs=_one(values, "logprobs", logprobs),
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -126,7 +117,7 @@ def _timeout(parameters: Mapping[str, Any]) -> int:
     return given
 
 
-def _one(values: Values, name: str, default: Any) -> Any:
+def _one(values: Values, name: str, default: Any = None) -> Any:
     """The single value of an input, as a Python object."""
     if name not in values:
         return default
@@ -136,9 +127,9 @@ def _one(values: Values, name: str, default: Any) -> Any:
     return value
 
 
-def _real(values: Values, name: str, default: float) -> float:
+def _real(values: Values, name: str) -> float | None:
     """The shortest decimal of a float32: 0.7, not 0.699999988."""
-    return default if name not in values else float(str(np.float32(_one(values, name, default))))
+    return float(str(np.float32(_one(values, name)))) if name in values else None
 
 
 def _text(name: str, raw: bytes) -> str:

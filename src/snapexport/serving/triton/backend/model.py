@@ -1,12 +1,13 @@
 """The streaming model: Triton's initialize, execute and finalize, over a worker and a sender."""
 
+import asyncio
 import json
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import Queue
 from typing import Any
 
 import triton_python_backend_utils as triton
@@ -20,15 +21,13 @@ from snapexport.serving.metrics import constant_gauges
 from snapexport.serving.token_text import token_texts
 from snapexport.serving.triton.backend import inputs as inputs_module
 from snapexport.serving.triton.backend.inputs import Inputs
-from snapexport.serving.triton.backend.publisher import Publisher
-from snapexport.serving.triton.backend.sender import CODES, Events, Sender, TritonRequest
+from snapexport.serving.triton.backend.publisher import EVERY_SECONDS, Publisher
+from snapexport.serving.triton.backend.sender import Sender
 from snapexport.serving.triton.backend.settings import Settings
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
 from snapexport.serving.warm_up import run_every_decode
-from snapexport.serving.worker import CANCELLED, Worker
+from snapexport.serving.worker import Stream, Streams
 
-MOST_STEPS_AHEAD = 32
-"""Most steps that the worker may be ahead of the sender; more would delay cancellations."""
 READERS = 2
 """Threads that tokenize, since Triton calls `execute` one at a time and prompts may be long."""
 STOP_SECONDS = 5.0
@@ -50,14 +49,14 @@ class Model:
         for request in requests:
             port = TritonPort(request)
             with _reporting(port):
-                inputs = _inputs_of(request)
-                self._readers.submit(self._accept, inputs, port, arrived)
+                answer = self._answer(_inputs_of(request), port, arrived)
+                asyncio.run_coroutine_threadsafe(answer, self._loop)
 
     def finalize(self) -> None:
         """End running requests with an error, and stop the threads."""
-        self._worker.stop(STOP_SECONDS)
-        self._readers.shutdown()  # the worker refuses what they still read
-        self._sender.stop(STOP_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_SECONDS)
 
     def load(self, settings: Settings) -> LLM:
         """Load the build."""
@@ -73,37 +72,35 @@ class Model:
         settings = Settings.read(args)
         self._llm = self.load(settings)
         run_every_decode(self._llm)
-        events: Queue[Events | None] = Queue(MOST_STEPS_AHEAD)
-        log = triton.Logger.log_error
-        worker = self._worker = Worker(self._llm, events.put, settings.max_pending, log)
-        gauges = constant_gauges(Manifest.read(settings.build))
+        self._streams = Streams(self._llm, settings.max_pending, triton.Logger.log_error)
+        self._sender = Sender(self._streams, token_texts(self._llm.tokenizer))
+        self._readers = ThreadPoolExecutor(READERS, "snapexport-reader")
+        gauges, worker = constant_gauges(Manifest.read(settings.build)), self._streams.worker
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = Publisher(labels, worker.counters, lambda: gauges | worker.values())
-        self._sender = Sender(
-            events,
-            lambda request: worker.cancel(request, CANCELLED),
-            publisher.publish,
-            token_texts(self._llm.tokenizer),
-            log,
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="snapexport-sender", daemon=True
         )
-        self._readers = ThreadPoolExecutor(READERS, "snapexport-reader")
-        worker.start()
-        self._sender.start()
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._begin(publisher), self._loop).result()
 
-    def _accept(self, inputs: Inputs, port: TritonPort, arrived: float) -> None:
+    async def _begin(self, publisher: Publisher) -> None:
+        self._streams.start()
+        self._publishing = asyncio.create_task(_publish(publisher))
+
+    async def _end(self) -> None:
+        """Wait for the last responses. The worker refuses requests that are still read."""
+        await self._streams.close()
+        self._publishing.cancel()
+        answers = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait(answers, timeout=STOP_SECONDS)
+
+    async def _answer(self, inputs: Inputs, port: TritonPort, arrived: float) -> None:
         with _reporting(port):
-            request = TritonRequest(
-                request=self._read(inputs),
-                arrived=arrived,
-                timeout=inputs.timeout,
-                inputs=inputs,
-                port=port,
-                echo=str(inputs.prompt) if inputs.echo else "",
-            )
-            if refusal := self._worker.accept(request):
-                port.fail(refusal.message, CODES[refusal.code])
-            else:
-                self._sender.watch(request)
+            request = await self._loop.run_in_executor(self._readers, self._read, inputs)
+            stream = Stream(request=request, arrived=arrived, timeout=inputs.timeout)
+            await self._sender.answer(stream, inputs, port)
 
     def _read(self, inputs: Inputs) -> Request:
         try:
@@ -113,11 +110,20 @@ class Model:
             raise UserError(f"{inputs.source}: {error.message}", error.hint) from None
 
 
+async def _publish(publisher: Publisher) -> None:
+    while True:
+        try:
+            publisher.publish()
+        except Exception:
+            triton.Logger.log_error(traceback.format_exc())
+        await asyncio.sleep(EVERY_SECONDS)
+
+
 def _inputs_of(request: Any) -> Inputs:
     """Copy the request's values, since Triton owns their memory."""
     values = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    inputs = inputs_module.read(values, parameters_of(request), request.timeout())
-    return inputs_module.with_outputs(inputs, frozenset(request.requested_output_names()))
+    outputs = frozenset(request.requested_output_names())
+    return inputs_module.read(values, parameters_of(request), request.timeout(), outputs)
 
 
 @contextmanager

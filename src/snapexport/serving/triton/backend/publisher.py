@@ -1,6 +1,5 @@
 """Publishes the metrics on Triton's endpoint, beside Triton's own."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,12 +7,12 @@ import triton_python_backend_utils as triton
 
 from snapexport.serving.metrics import BUCKETS, METRICS, PREFIX, Counters, Metric
 
-_EVERY_SECONDS = 0.1
-"""An update of one value takes 35 us."""
+EVERY_SECONDS = 0.1
+"""Time between two calls of `publish`: an update of one value takes 35 us."""
 
 
 class Publisher:
-    """Publishes changed metrics, ten times a second."""
+    """Publishes changed metrics."""
 
     def __init__(
         self,
@@ -26,7 +25,6 @@ class Publisher:
         self._values = values
         self._kinds = {metric.name: metric.kind for metric in METRICS}
         self._published: dict[str, float] = {}
-        self._next = 0.0
         try:
             # A family must outlive its metrics.
             self._families = {metric.name: _family(metric) for metric in METRICS}
@@ -44,10 +42,8 @@ class Publisher:
         while observations:
             name, seconds = observations.popleft()
             self._metrics[name].observe(seconds)
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _EVERY_SECONDS
-            for name, value in self._values().items():
-                self._update(name, value)
+        for name, value in self._values().items():
+            self._update(name, value)
 
     def _update(self, name: str, value: float) -> None:
         is_counter = self._kinds[name] == "COUNTER"

@@ -1,22 +1,70 @@
-"""Reads the settings in the model's config.pbtxt. Refuses unknown parameters."""
+"""Reads a model's parameters in config.pbtxt. Refuses unknown ones."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.open_executor import BackendName
-from snapexport.serving.triton.interface import BUILD, STREAMING_PARAMETERS, TRITONS_PARAMETERS
+from snapexport.serving.triton.interface import BUILD, TRITONS_PARAMETERS
 
 BACKENDS: Mapping[str, BackendName] = {"CPU": "onnxruntime", "GPU": "tensorrt"}
 """Backend of the runtime for each kind of instance."""
 
 
+class Parameters(BaseModel):
+    """Parameters of one of the models. In config.pbtxt all are texts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamingParameters(Parameters):
+    """Parameters of the model that holds the build."""
+
+    build: str = BUILD
+    max_pending: int = Field(ge=0)
+    threads: int | None = Field(None, ge=1)
+    token_budget: int | None = Field(None, ge=1)
+
+
+class UnaryParameters(Parameters):
+    """Parameters of the unary model. model: the streaming model's name."""
+
+    model: str
+    max_requests: int = Field(ge=1)
+
+
+Kind = TypeVar("Kind", bound=Parameters)
+
+
+def read_parameters(kind: type[Kind], config: Mapping[str, Any]) -> Kind:
+    """The parameters of a config.pbtxt, given as JSON's objects. Raises UserError, with each fault.
+
+    Triton's own parameters are left out.
+    """
+    texts = {
+        name: one.get("string_value", "") for name, one in config.get("parameters", {}).items()
+    }
+    try:
+        return kind.model_validate({n: v for n, v in texts.items() if n not in TRITONS_PARAMETERS})
+    except ValidationError as invalid:
+        faults = [
+            f"parameter {name} '{texts.get(name, '')}': {error['msg']}"
+            for error in invalid.errors()
+            for name in map(str, error["loc"])
+        ]
+        raise UserError(
+            f"config.pbtxt: {'; '.join(faults)}", f"it may have {', '.join(kind.model_fields)}"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`parameters` of config.pbtxt, and the backend for the kind of instance."""
+    """The streaming model's parameters, and the backend for the kind of instance."""
 
     build: Path
     max_pending: int
@@ -27,42 +75,11 @@ class Settings:
     @classmethod
     def read(cls, args: Mapping[str, str]) -> Self:
         """Read the arguments of `initialize`. Raises UserError."""
-        given = parameters(args)
-        unknown = sorted(set(given) - STREAMING_PARAMETERS - TRITONS_PARAMETERS)
-        if unknown:
-            raise UserError(f"config.pbtxt: unknown parameter '{unknown[0]}'", "take it out")
-        max_pending = whole(given, "max_pending")
-        if max_pending is None:
-            raise UserError("config.pbtxt: parameter 'max_pending' is missing", "64 is usual")
-        version = Path(args["model_repository"]) / args["model_version"]
-        return cls(
-            version / given.get("build", BUILD),
-            max_pending,
-            whole(given, "threads"),
-            whole(given, "token_budget"),
-            _backend(args["model_instance_kind"]),
-        )
-
-
-def parameters(args: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of config.pbtxt as they are written."""
-    config = json.loads(args["model_config"])
-    return {key: one["string_value"] for key, one in config.get("parameters", {}).items()}
-
-
-def whole(given: Mapping[str, str], name: str) -> int | None:
-    """A parameter that is a whole number, if it is there."""
-    if name not in given:
-        return None
-    if not given[name].isdecimal():
-        raise UserError(f"config.pbtxt: {name} '{given[name]}' is not a whole number", "correct it")
-    return int(given[name])
-
-
-def _backend(kind: str) -> BackendName:
-    if kind not in BACKENDS:
-        raise UserError(
-            f"config.pbtxt: no instance of kind {kind}",
-            "use KIND_CPU or KIND_GPU in instance_group",
-        )
-    return BACKENDS[kind]
+        given = read_parameters(StreamingParameters, json.loads(args["model_config"]))
+        if (kind := args["model_instance_kind"]) not in BACKENDS:
+            raise UserError(
+                f"config.pbtxt: no instance of kind {kind}",
+                "use KIND_CPU or KIND_GPU in instance_group",
+            )
+        build = Path(args["model_repository"]) / args["model_version"] / given.build
+        return cls(build, given.max_pending, given.threads, given.token_budget, BACKENDS[kind])

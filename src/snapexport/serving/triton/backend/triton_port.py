@@ -20,7 +20,6 @@ class TritonPort:
         self._sends_code = parameters_of(request).get(CODE_IN_MESSAGE) is True
 
     def send(self, tensors: Mapping[str, NDArray[Any]], is_last: bool) -> None:
-        """Send one response."""
         self.pass_on([triton.Tensor(name, array) for name, array in tensors.items()], is_last)
 
     def pass_on(self, outputs: Sequence[Any], is_last: bool) -> None:
@@ -28,13 +27,11 @@ class TritonPort:
         self._sender.send(triton.InferenceResponse(outputs), flags=FINAL if is_last else 0)
 
     def fail(self, message: str, code: Code) -> None:
-        """Send the last response: an error."""
         text = f"{code}: {message}" if self._sends_code else message
         error = triton.TritonError(text, getattr(triton.TritonError, code))
         self._sender.send(triton.InferenceResponse(error=error), flags=FINAL)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left, or cancelled its request."""
         return bool(self._sender.is_cancelled())
 
 

@@ -4,6 +4,7 @@ Triton's decoupled (streaming) models refuse such clients. This model holds no w
 requests to the streaming model through the server.
 """
 
+import json
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,11 @@ from typing import Any
 
 import triton_python_backend_utils as triton
 
-from snapexport.serving.triton.backend.settings import parameters, whole
+from snapexport.contract.errors import UserError
+from snapexport.serving.triton.backend.settings import UnaryParameters, read_parameters
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
 from snapexport.serving.triton.interface import (
     CODE_IN_MESSAGE,
-    TRITONS_PARAMETERS,
-    UNARY_PARAMETERS,
     Code,
     code_and_message,
 )
@@ -30,14 +30,13 @@ class UnaryModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the streaming model's name. It may not be loaded yet."""
-        given = parameters(args)
-        if set(given) - TRITONS_PARAMETERS != UNARY_PARAMETERS:
-            raise triton.TritonModelException("config.pbtxt: model and max_requests are needed")
-        self._model = given["model"]
-        self._room = whole(given, "max_requests") or 1
+        try:
+            given = read_parameters(UnaryParameters, json.loads(args["model_config"]))
+        except UserError as error:
+            raise triton.TritonModelException(str(error)) from None
+        self._model, self._room = given.model, given.max_requests
         self._threads = ThreadPoolExecutor(self._room)
-        self._running = 0
-        self._lock = threading.Lock()
+        self._places = threading.Semaphore(self._room)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Forward each request in a thread of its own, which waits for the answer."""
@@ -52,14 +51,14 @@ class UnaryModel:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, request: Any, port: TritonPort) -> Refusal | None:
-        """Begin to answer, or return the refusal. Counts the request last."""
+        """Begin to answer, or return the refusal. Takes a place last."""
         if _streams(request):
             return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
         try:
             forwarded = self._forwarded(request)
         except Exception as error:  # such as a parameter of a kind that cannot be passed on
             return "INVALID_ARG", f"the request cannot be passed on: {error}"
-        if not self._enter():
+        if not self._places.acquire(blocking=False):
             return "UNAVAILABLE", f"{self._room} requests run and wait already: try again later"
         self._threads.submit(self._answer, forwarded, port)
         return None
@@ -80,14 +79,7 @@ class UnaryModel:
             triton.Logger.log_error(traceback.format_exc())
             port.fail(str(error), "INTERNAL")
         finally:
-            with self._lock:
-                self._running -= 1
-
-    def _enter(self) -> bool:
-        with self._lock:
-            has_room = self._running < self._room
-            self._running += has_room
-            return has_room
+            self._places.release()
 
 
 def _streams(request: Any) -> bool:
