@@ -175,7 +175,7 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
     "a flat mask": (
         "decode",
         append(make_node("Attention", ["q", "q", "q", "m"], ["y"]), q=ROWS, m=MASK3),
-        {"attention-mask"},
+        {"attention-mask", "attention-mask-rank"},
     ),
     "a mask of another type": (
         "decode",

@@ -24,6 +24,7 @@ def lint_model(model: onnx.ModelProto, graph: str, table: OperatorTable) -> list
     """Findings of a model in memory. `graph` is its name in the findings."""
     view = GraphView(model)
     problems = [*whole.opset(model, table), *whole.valid(view), *whole.fixed_shapes(view)]
+    problems.extend(whole.references(model))
     findings = [_of_model(graph, problem) for problem in problems]
     for node in view.nodes:
         findings.extend(_of_node(graph, node, view, table))
@@ -35,7 +36,8 @@ def _of_node(
 ) -> Iterator[Finding]:
     for rule in NODE_RULES:
         for problem in rule(node, view, table):
-            yield _finding(graph, node.name or node.output[0], node.op_type, problem)
+            if problem.rule not in table.relaxed:
+                yield _finding(graph, node.name or node.output[0], node.op_type, problem)
 
 
 def _of_model(graph: str, problem: Problem) -> Finding:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.targets import TARGETS, Target
 
 FLOATS = "FP32 FP16 BF16"
 INTS = "INT32 INT64"
@@ -17,7 +18,7 @@ class OperatorTable:
     """One version of TensorRT's ONNX parser.
 
     opsets: lowest and highest. types: operator -> types that its main input may have. own:
-    TensorRT's operators outside of ONNX.
+    TensorRT's operators outside of ONNX. relaxed: rules that it does not have.
     """
 
     version: str
@@ -25,6 +26,7 @@ class OperatorTable:
     opsets: tuple[int, int]
     types: Mapping[str, frozenset[str]]
     own: frozenset[str]
+    relaxed: frozenset[str] = frozenset()
 
 
 def typed(groups: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -95,25 +97,44 @@ TENSORRT_11_0 = OperatorTable(
 2f3fa349247d9ff52d7662cb995c82278df31a86. The changelog of 11.1 (github.com/NVIDIA/TensorRT) names
 no further operator of ONNX."""
 
-_TABLES = (TENSORRT_10_15, TENSORRT_11_0)
-"""Oldest first. Older parsers know neither TensorScatter nor RMSNormalization."""
+TENSORRT_RTX_1_7 = OperatorTable(
+    version="1.7",
+    source="TensorRT for RTX 1.7 itself (tests/rtx/)",
+    opsets=(9, 27),
+    types={
+        name: types | {"DOUBLE"} if name in ("Add", "Cast", "CastLike", "Constant") else types
+        for name, types in TENSORRT_11_0.types.items()
+    },
+    own=TENSORRT_11_0.own,
+    relaxed=frozenset(
+        {"attention-rank", "attention-mask-rank", "pool-rank", "rotary-positions", "topk-sorted"}
+    ),
+)
+"""The rules of onnx-tensorrt's documents, without those that the library was seen not to have."""
+
+TABLES: Mapping[Target, tuple[OperatorTable, ...]] = {
+    "tensorrt": (TENSORRT_10_15, TENSORRT_11_0),
+    "tensorrt-rtx": (TENSORRT_RTX_1_7,),
+}
+"""Oldest first. Older parsers of TensorRT know neither TensorScatter nor RMSNormalization."""
 
 
-def table_for(version: str | None) -> OperatorTable:
+def table_for(version: str | None, library: Target = "tensorrt") -> OperatorTable:
     """The newest table that is not newer than `version` ("11", "10.15", "11.1.0.106").
 
-    None: the newest table. Raises UserError for a text that is no version, and for a version older
-    than all tables.
+    None: the newest table. library: a key of TABLES. Raises UserError for a text that is no
+    version, and for a version older than all tables.
     """
+    tables = TABLES[library]
     if version is None:
-        return _TABLES[-1]
+        return tables[-1]
     wanted = _parse(version)
     # "11" means the newest 11.x.
-    known = [table for table in _TABLES if _parse(table.version)[: len(wanted)] <= wanted]
+    known = [table for table in tables if _parse(table.version)[: len(wanted)] <= wanted]
     if not known:
         raise UserError(
-            f"TensorRT {version} is too old: its parser has no TensorScatter",
-            f"lint for {_TABLES[0].version} or newer",
+            f"{TARGETS[library].title} {version} is too old, or was not looked at",
+            f"lint for {tables[0].version} or newer",
         )
     return known[-1]
 

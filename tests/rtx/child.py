@@ -47,12 +47,7 @@ def main() -> None:
     network = builder.create_network(0)
     onnx_parser = rtx.OnnxParser(network, log)
     parsed = onnx_parser.parse_from_file(str(given.graph))
-    answer: dict[str, Any] = {
-        "parsed": parsed,
-        "built": None,
-        "scratch": None,
-        "errors": log.errors,
-    }
+    answer: dict[str, Any] = {"parsed": parsed, "errors": log.errors}
     if parsed:
         layers = [network.get_layer(index) for index in range(network.num_layers)]
         answer["layers"] = Counter(layer.type.name for layer in layers)

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
     "dtype": "bf16",
     "pool_kernel": 5,
 }
+SAGE = {"policy": "sage", "L_max": 64, "L_recent": 12, "K": 8, "prefill_chunk": 24}
 FULL = {"policy": "full", "L_max": 64, "prefill_chunk": 24, "dtype": "bf16"}
 STREAMING = {"policy": "streaming", "L_max": 64, "L_recent": 12, "prefill_chunk": 24}
 LARGE = {"max_position_embeddings": 131072, "head_dim": 128}
@@ -35,16 +36,18 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, fp32": ("llama", {}, {"dtype": "fp32", "baseline": True}),
     "llama, yarn, single shot": ("llama-yarn", {}, {"prefill_chunk": 64}),
     "llama, tied, top tokens": ("llama-tied", {}, {"top_tokens": 16}),
-    "llama, one KV head, max pool": ("llama-mqa", {}, {"pool": "max", "group": "max"}),
+    "llama, one KV head": ("llama", {"num_key_value_heads": 1}, {"pool": "max", "group": "max"}),
     "llama, full": ("llama", {}, FULL),
     "llama, streaming": ("llama", {}, STREAMING | {"dtype": "fp16"}),
     "llama, heads of 64": ("llama", {"head_dim": 64}, {}),
     "llama, heads of 256": ("llama", {"head_dim": 256}, {}),
     "llama, heads of 20": ("llama", {"head_dim": 20}, {"baseline": True}),
     "mistral, snapkv": ("mistral", {}, {"policy": "snapkv", "pool_kernel": 7}),
-    "qwen2, sage": ("qwen2", {}, {"policy": "sage"}),
+    "qwen2, sage": ("qwen2", {}, SAGE),
     "qwen3, causal votes": ("qwen3", {}, {"softmax": "causal", "vote": "sum-squares"}),
     "qwen3, pyramid": ("qwen3", {}, {"budget": "pyramid"}),
+    "qwen3, sliding layers": ("qwen3-sliding", {}, {}),
+    "mistral, sliding layers": ("mistral-sliding", {}, {"prefill_chunk": 64}),
     "gemma2, soft caps": ("gemma2", {}, {"baseline": True}),
     "gemma3, sliding layers": ("gemma3", {}, {"baseline": True}),
     "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
@@ -80,7 +83,7 @@ def load(made: Build, name: str) -> onnx.ModelProto:
 def test_the_real_builder_accepts_every_graph(name: str, tmp_path: Path) -> None:
     architecture, changes, options = BUILDS[name]
     model = checkpoints.make(architecture, tmp_path / "model", **changes)
-    chosen = options if options.get("policy") in ("full", "streaming") else SMALL | options
+    chosen = options if options.get("policy") in ("full", "sage", "streaming") else SMALL | options
     accepted_graphs(build(model, tmp_path / "b", target="tensorrt-rtx", **chosen))
 
 
@@ -107,15 +110,8 @@ def test_scratch_memory_of_llama_8b_heads_at_131072_positions_is_below_its_bound
     small = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 131072}
     model = checkpoints.make("llama", tmp_path / "model", **GEOMETRY | small)
     options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "prefill_chunk": 512}
-    made = build(
-        model,
-        tmp_path / "b",
-        target="tensorrt-rtx",
-        dtype="bf16",
-        baseline=True,
-        batch=1,
-        **options,
-    )
+    options |= {"dtype": "bf16", "baseline": True, "batch": 1}
+    made = build(model, tmp_path / "b", target="tensorrt-rtx", **options)
     scratch = {name: ask(made.graph(name), ("8.9",)).scratch or 0 for name in SCRATCH}
     assert {name: used <= SCRATCH[name] for name, used in scratch.items()} == dict.fromkeys(
         SCRATCH, True

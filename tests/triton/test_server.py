@@ -89,7 +89,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_reason(
     config.write_text(config.read_text().replace('"max_pending"', '"max_queue"', 1))
     with pytest.raises(UserError, match="ended with status") as failed:
         Server(broken)
-    assert "unknown parameter 'max_queue'" in failed.value.message
+    assert "parameter max_queue '64': Extra inputs are not permitted" in failed.value.message
     assert not shared_memory()
 
 

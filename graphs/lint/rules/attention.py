@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 from onnx import NodeProto
 
+from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.lint.findings import Problem
 from snapexport.graphs.lint.rules.operators import STANDARD
 from snapexport.graphs.lint.tables import OperatorTable
-from snapexport.graphs.lint.view import GraphView, attribute, has
+from snapexport.graphs.lint.view import GraphView, Shape, attribute, has
 
 _HEADER = "NvInfer.h of TensorRT 11.1, IAttention"
+_RTX = "TensorRT for RTX 1.7"
+_BYTES = {"FP32": 4, "FP16": 2, "BF16": 2}
 _UNSUPPORTED_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 _UNSUPPORTED_ATTRIBUTES = ("softcap", "softmax_precision", "qk_matmul_output_mode")
 
@@ -73,7 +76,7 @@ def mask(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
     tensor, scores = view.tensor(node.input[3]), view.tensor(node.input[0]).type
     if tensor.rank not in (4, None):
         yield Problem(
-            "attention-mask",
+            "attention-mask-rank",
             f"the mask has {tensor.rank} dimensions, and must have 4",
             "unsqueeze it to [batch, 1, rows, columns]",
             table.source,
@@ -85,6 +88,54 @@ def mask(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
             f"cast the mask to BOOL or {scores}",
             f"{_HEADER}::setMask",
         )
+
+
+def heads(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """The query heads are a multiple of the KV heads, and the mask is as wide as the keys."""
+    if not _is_attention(node):
+        return
+    query, key = (_shape4(view, name) for name in node.input[:2])
+    if query and key and query[1] and key[1] and query[1] % key[1]:
+        yield Problem(
+            "attention-heads",
+            f"{query[1]} query heads are no multiple of {key[1]} KV heads",
+            "repeat the KV heads",
+            _RTX,
+        )
+    mask_shape = view.tensor(node.input[3]).shape if has(node.input, 3) else None
+    if mask_shape and key and mask_shape[-1] not in (1, key[2], None):
+        yield Problem(
+            "attention-mask",
+            f"the mask has {mask_shape[-1]} columns for {key[2]} keys",
+            "make it as wide as the keys",
+            _RTX,
+        )
+
+
+def fused(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """There is a fused kernel, unless the node may be decomposed."""
+    if not _is_attention(node) or attribute(node, "TRT_decomposable", 0):
+        return
+    query, key = (_shape4(view, name) for name in node.input[:2])
+    value_bytes = _BYTES.get(view.tensor(node.input[0]).type or "")
+    if not (query and key and value_bytes) or None in (*query, *key):
+        return
+    rows, slots, head_dim = query[2] or 0, key[2] or 0, query[3] or 0
+    if not MEASURED_SHAPES.fits(value_bytes, rows, slots, head_dim):
+        yield Problem(
+            "attention-fused",
+            f"no fused kernel for {rows} rows over {slots} keys of {head_dim} values in "
+            f"{view.tensor(node.input[0]).type}: the engine's build fails",
+            "build with --target tensorrt or tensorrt-rtx, which compose such attention of single "
+            "operators, or with --trt-decomposable",
+            _RTX,
+        )
+
+
+def _shape4(view: GraphView, name: str) -> Shape | None:
+    """The shape of a 4-D tensor."""
+    shape = view.tensor(name).shape
+    return shape if shape and len(shape) == 4 else None
 
 
 def causal_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:

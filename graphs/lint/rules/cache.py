@@ -50,6 +50,20 @@ def form(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pro
         )
 
 
+def once(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """Each cache is written by one node."""
+    if node.op_type not in _UPDATES:
+        return
+    writers = [n for n in view.nodes if n.op_type in _UPDATES and n.input[0] == node.input[0]]
+    if len(writers) > 1 and writers[0] is node:
+        yield Problem(
+            "scatter-once",
+            f"the cache {node.input[0]} is written by {len(writers)} nodes",
+            "write all rows by one TensorScatter",
+            "TensorRT for RTX 1.7",
+        )
+
+
 def place(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
     """The cache is a network input of fixed shape, and the result is a network output."""
     if node.op_type not in _UPDATES:

@@ -43,14 +43,27 @@ def pooling(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[
 
 
 def scatter(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
-    """ScatterND has no reduction."""
-    if node.op_type == "ScatterND" and attribute(node, "reduction", "none") != "none":
+    """ScatterND and ScatterElements have no reduction."""
+    reduction = attribute(node, "reduction", "none")
+    if node.op_type in ("ScatterND", "ScatterElements") and reduction != "none":
         yield Problem(
             "scatter-reduction",
-            f"ScatterND with the reduction {attribute(node, 'reduction')} is not supported",
-            "use ScatterElements",
-            table.source,
+            f"{node.op_type} with the reduction {reduction} is not supported",
+            "write the sum by other operators, such as a product with a one-hot matrix",
+            "TensorRT for RTX 1.7",
         )
+
+
+def ranges(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """The ends of a Range are known."""
+    for name in node.input if node.op_type == "Range" else ():
+        if not view.is_fixed(name):
+            yield Problem(
+                "range-ends",
+                f"Range reads {name}, which depends on an input: its size is not fixed",
+                "make a Range of constant size, and add the input to it",
+                "TensorRT for RTX 1.7",
+            )
 
 
 def constant(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
@@ -134,12 +147,14 @@ def topk_size(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterato
 
 
 def _topk(node: NodeProto, view: GraphView) -> int | None:
-    """K as a constant, or the output's size along the axis."""
+    """K as a constant, or the output's size along the axis; None if it depends on an input."""
     k = view.numbers(node.input[1])
     if k is not None:
         return int(k.reshape(-1)[0])
     shape = view.tensor(node.output[0] or node.output[1]).shape
-    return shape[attribute(node, "axis", -1)] if shape else None
+    if not shape or not view.is_fixed(node.input[1]):
+        return None
+    return shape[attribute(node, "axis", -1)]
 
 
 def topk_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:

@@ -8,6 +8,13 @@ from snapexport.graphs.lint.findings import Problem
 from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView
 
+_LITERAL = {
+    ("AveragePool", "kernel_shape"),
+    ("MaxPool", "kernel_shape"),
+    ("LpPool", "kernel_shape"),
+    ("Attention", "scale"),
+}
+
 MOST_BYTES = 2**31 - 1
 _PROTOBUF = "protobuf: a serialized message has less than 2 GiB"
 
@@ -34,6 +41,21 @@ def opset(model: onnx.ModelProto, table: OperatorTable) -> Iterator[Problem]:
                 "export the graph again with such an opset",
                 table.source,
             )
+
+
+def references(model: onnx.ModelProto) -> Iterator[Problem]:
+    """The attributes of _LITERAL are literals in a function's body, not the function's own."""
+    for function in model.functions:
+        for node in function.node:
+            for attribute in node.attribute:
+                if attribute.ref_attr_name and (node.op_type, attribute.name) in _LITERAL:
+                    yield Problem(
+                        "attribute-reference",
+                        f"{attribute.name} of {node.op_type} in {function.name} refers to the "
+                        f"function's attribute {attribute.ref_attr_name}, which is not resolved",
+                        "write the value into the function's body",
+                        "TensorRT for RTX 1.7",
+                    )
 
 
 def valid(view: GraphView) -> Iterator[Problem]:

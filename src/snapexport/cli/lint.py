@@ -1,4 +1,4 @@
-"""Check a build's graphs against the operators of TensorRT, without TensorRT.
+"""Check a build's graphs against TensorRT's or TensorRT for RTX's rules, without either.
 
 Every node is checked, also in the bodies of functions: types and restrictions of its operator, and
 the conditions that TensorRT tests only while it builds an engine. The exit status is 1 if anything
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
+from snapexport.contract.targets import TARGETS, Target, capabilities
 
 if TYPE_CHECKING:
     from snapexport.builder.lint import Finding, OperatorTable
@@ -34,48 +35,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="library",
         required=True,
         metavar="LIBRARY",
-        help="tensorrt (the newest known version), or tensorrt=VERSION",
+        help="tensorrt or tensorrt-rtx (the newest known version), or NAME=VERSION",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if there are any."""
-    version = _version(arguments.library)
+    library, version = _library(arguments.library)
     build = Build.open(arguments.build)
     with needs_extra("build"):
         from snapexport.builder.lint import lint_build, table_for
-    table = table_for(version)
+    table = table_for(version, library)
     findings = lint_build(build, table)
+    title = f"{capabilities(library).title} {table.version}"
     if arguments.json:
-        print(json.dumps(_report(build, table, findings)))
+        print(json.dumps(_report(build, f"{library} {table.version}", table, findings)))
     else:
-        _print(build, table, findings)
+        _print(build, title, findings)
     return int(bool(findings))
 
 
-def _version(library: str) -> str | None:
-    name, equals, version = library.partition("=")
-    if name != "tensorrt":
+def _library(text: str) -> tuple[Target, str | None]:
+    """(library, version) of NAME or NAME=VERSION."""
+    name, equals, version = text.partition("=")
+    known = {str(target): target for target, record in TARGETS.items() if record.compiled}
+    if name not in known:
         raise UserError(
-            f"--for '{library}' is not known", "use --for tensorrt or --for tensorrt=VERSION"
+            f"--for '{text}' is not known", f"use --for {' or '.join(known)}, or NAME=VERSION"
         )
     if equals and not version:
-        raise UserError(f"--for '{library}' names no version", "write it like --for tensorrt=11.0")
-    return version or None
+        raise UserError(f"--for '{text}' names no version", f"write it like --for {name}=11.0")
+    return known[name], version or None
 
 
-def _report(build: Build, table: "OperatorTable", findings: "list[Finding]") -> dict[str, object]:
+def _report(
+    build: Build, library: str, table: "OperatorTable", findings: "list[Finding]"
+) -> dict[str, object]:
     return {
         "build": str(build.directory),
-        "for": f"tensorrt {table.version}",
+        "for": library,
         "source": table.source,
         "graphs": sorted(build.manifest.graphs),
         "findings": [asdict(finding) for finding in findings],
     }
 
 
-def _print(build: Build, table: "OperatorTable", findings: "list[Finding]") -> None:
+def _print(build: Build, title: str, findings: "list[Finding]") -> None:
     """Print the findings; those that differ only in their node become one, with a count."""
     alike: dict[Finding, list[str]] = {}
     for finding in findings:
@@ -89,7 +95,7 @@ def _print(build: Build, table: "OperatorTable", findings: "list[Finding]") -> N
     graphs = Counter(finding.graph for finding in findings)
     found = ", ".join(f"{count} in {graph}" for graph, count in graphs.items()) or "nothing"
     checked = ", ".join(sorted(build.manifest.graphs))
-    OUT.print(f"found for TensorRT {table.version}: {found} (checked: {checked})")
+    OUT.print(f"found for {title}: {found} (checked: {checked})")
 
 
 def _plain(text: str) -> str:

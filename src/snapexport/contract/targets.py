@@ -24,13 +24,14 @@ class FusedShapes:
 
     row_bytes: largest (S + D) * bytes of a value, for one query row over S cache slots.
     chunk_value_bytes: bytes of a value for two rows and more. head_dim_step, largest_head_dim: D is
-    a multiple of the one, and at most the other.
+    a multiple of the one, and at most the other. smallest_chunk_head_dim: of two rows and more.
     """
 
     row_bytes: int
     chunk_value_bytes: int
     head_dim_step: int
     largest_head_dim: int
+    smallest_chunk_head_dim: int
 
     def fits(self, value_bytes: int, rows: int, slots: int, head_dim: int) -> bool:
         """Whether attention of `rows` queries over `slots` keys has a fused kernel."""
@@ -38,7 +39,7 @@ class FusedShapes:
             return False
         if rows == 1:
             return (slots + head_dim) * value_bytes <= self.row_bytes
-        return value_bytes == self.chunk_value_bytes
+        return value_bytes == self.chunk_value_bytes and head_dim >= self.smallest_chunk_head_dim
 
     def largest_row(self, value_bytes: int, head_dim: int) -> int:
         """Largest number of cache slots of one query row."""
@@ -46,7 +47,11 @@ class FusedShapes:
 
 
 MEASURED_SHAPES = FusedShapes(
-    row_bytes=48 * 1024, chunk_value_bytes=2, head_dim_step=8, largest_head_dim=256
+    row_bytes=48 * 1024,
+    chunk_value_bytes=2,
+    head_dim_step=8,
+    largest_head_dim=256,
+    smallest_chunk_head_dim=16,
 )
 """Measured with the builder of TensorRT for RTX 1.7 (tests/rtx/). Whether TensorRT has the same
 limits is not known; attention that keeps them is accepted by both."""
