@@ -24,8 +24,9 @@ from snapexport.builder.lint import lint_build, table_for
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.targets import FusedShapes
 from snapexport.graphs.functions import function
-from snapexport.graphs.targets.tensorrt import split_topk, topk_rounds
+from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, topk_rounds
 from snapexport.runtime.open_executor import open_executor
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
@@ -51,6 +52,30 @@ def load(made: Build, name: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tensorrt_target_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (25, 96), steps=12)
+
+
+def test_fused_attention_by_kv_head_agrees_with_the_oracle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In fp32, which the builder composes: as if it had a fused kernel for it."""
+    everything = FusedShapes(
+        row_bytes=2**20,
+        chunk_value_bytes=4,
+        head_dim_step=1,
+        largest_head_dim=256,
+        smallest_chunk_head_dim=1,
+    )
+    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", everything)
+    case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13)
+    (node, *_) = [n for n in load(cases.built(case), "prefill").graph.node if is_attention(n)]
+    assert_agrees(case, (25, 96), steps=12)
+    shapes = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph.value_info
+    (query,) = [value for value in shapes if value.name == node.input[0]]
+    assert query.type.tensor_type.shape.dim[0].dim_value == 2  # KV heads
+
+
+def is_attention(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Attention"
 
 
 def test_tensorrt_target_full_cache_agrees_with_plain_transformers() -> None:

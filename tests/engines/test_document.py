@@ -18,7 +18,7 @@ def commands(program: str) -> list[str]:
 
 def test_snapexport_commands_of_the_tensorrt_guide_parse() -> None:
     ours = commands("snapexport")
-    assert sum(" engine " in line for line in ours) == 4
+    assert sum(" engine " in line for line in ours) == 5
     for line in ours:
         parser().parse_args(line.split()[1:])
 

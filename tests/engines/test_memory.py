@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from snapexport.contract.bytes import size
+from snapexport.contract.engines import EngineEntry, GraphEngine
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
@@ -18,12 +19,12 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
+from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.engines import EngineOptions
 from snapexport.engines.folder import engine_name
 from snapexport.engines.gpu import Gpu
 from snapexport.engines.memory import (
     LIBRARY_GPU,
-    LIBRARY_HOST,
     Estimate,
     Free,
     estimate,
@@ -94,21 +95,21 @@ def manifest() -> Manifest:
 
 
 def test_estimate_counts_weights_inputs_and_outputs_of_each_graph(manifest: Manifest) -> None:
-    estimated = estimate(manifest, manifest.graphs, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
     window, logits, ids = 32 * 8 * 128 * 2, 4000, CHUNK * 8
     prefill = estimated.graphs["prefill"]
-    assert prefill.host == LIBRARY_HOST + 2 * WEIGHTS
+    assert prefill.host == TENSORRT.host_bytes + 2 * WEIGHTS
     # Caches are written in place: counted once.
     assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
     assert prefill.engine == WEIGHTS
     # The compress graph has no weights, and reads other caches than it writes.
     compress = estimated.graphs["compress"]
-    assert (compress.host, compress.engine) == (LIBRARY_HOST, 0)
+    assert (compress.host, compress.engine) == (TENSORRT.host_bytes, 0)
     assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
 def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Manifest) -> None:
-    estimated = estimate(manifest, manifest.graphs, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
     assert estimated.host == estimated.graphs["decode"].host
     assert estimated.gpu == estimated.graphs["baseline-decode"].gpu
     assert estimated.disk == 4 * WEIGHTS
@@ -116,17 +117,39 @@ def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Ma
 
 def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manifest) -> None:
     ours = LIBRARY_GPU + 2 * WEIGHTS + 2 * L_MAX * TOKEN + BATCH * 2 * SLOTS * TOKEN
+    ours += estimate(manifest, ["prefill"], TENSORRT, stripped=False).graphs["prefill"].scratch
     for graphs in (["prefill", "compress", "decode"], manifest.graphs.keys() - {"decode.1"}):
-        assert estimate(manifest, graphs, stripped=False).running == ours
+        assert estimate(manifest, graphs, TENSORRT, stripped=False).running == ours
     # One that runs fewer slots does so over the same caches, with its own weights.
-    assert estimate(manifest, manifest.graphs, stripped=False).running == ours + WEIGHTS
+    assert estimate(manifest, manifest.graphs, TENSORRT, stripped=False).running == ours + WEIGHTS
 
 
 def test_estimate_of_stripped_plans_saves_a_weight_copy_and_the_disk(manifest: Manifest) -> None:
-    estimated = estimate(manifest, manifest.graphs, stripped=True)
-    assert (estimated.host, estimated.disk) == (LIBRARY_HOST + WEIGHTS, 0)
-    whole = estimate(manifest, manifest.graphs, stripped=False)
+    estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=True)
+    assert (estimated.host, estimated.disk) == (TENSORRT.host_bytes + WEIGHTS, 0)
+    whole = estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
     assert (estimated.gpu, estimated.running) == (whole.gpu, whole.running)
+
+
+def test_estimate_of_scratch_has_a_copy_of_a_layers_cache_and_the_mask(manifest: Manifest) -> None:
+    graphs = estimate(manifest, manifest.graphs, TENSORRT, stripped=False).graphs
+    assert graphs["prefill"].scratch == 2 * L_MAX * TOKEN + 2 * CHUNK * L_MAX
+    assert graphs["decode"].scratch == 0
+    engine = GraphEngine(file="f", size=1, sha256="", device_memory=12345)
+    entry = EngineEntry(
+        version="1.7",
+        compute_capabilities=["8.9"],
+        gpu=None,
+        hardware_compatibility="none",
+        version_compatible=False,
+        stripped=False,
+        plugins=None,
+        graphs={"prefill": engine},
+    )
+    built = manifest.model_copy(update={"engines": {"rtx-sm_89": entry}})
+    estimated = estimate(built, built.graphs, TENSORRT_RTX, stripped=False)
+    assert estimated.graphs["prefill"].scratch == 12345
+    assert (estimated.gpu, estimated.host) == (0, TENSORRT_RTX.host_bytes + int(1.4 * WEIGHTS))
 
 
 PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
@@ -134,7 +157,7 @@ PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
 
 @pytest.fixture
 def estimated(manifest: Manifest) -> Estimate:
-    return estimate(manifest, manifest.graphs, stripped=False)
+    return estimate(manifest, manifest.graphs, TENSORRT, stripped=False)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def _topk(node: NodeProto, view: GraphView) -> int | None:
     shape = view.tensor(node.output[0] or node.output[1]).shape
     if not shape or not view.is_fixed(node.input[1]):
         return None
-    return shape[attribute(node, "axis", -1)]
+    size: int | None = shape[attribute(node, "axis", -1)]
+    return size
 
 
 def topk_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     library = library_of(build)
     options.require_supported(library)
     graphs = options.graphs_of(build.manifest)
-    needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
+    needed = estimate(build.manifest, graphs, library, stripped=options.strip_weights)
     if arguments.estimate:
         _print_estimate(needed, as_json=arguments.json)
         return 0
@@ -121,11 +121,18 @@ def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
         print(json.dumps(_estimate_report(needed)))
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("building needs at least", "memory", "GPU memory", "engine on disk"):
+    for heading in (
+        "building needs at least",
+        "memory",
+        "GPU memory",
+        "engine on disk",
+        "scratch, running",
+    ):
         table.add_column(heading, justify="left" if heading.endswith("least") else "right")
     for name, needs in needed.graphs.items():
         table.add_row(
-            f"[bold]{name}[/]", spelled(needs.host), spelled(needs.gpu), spelled(needs.engine)
+            f"[bold]{name}[/]",
+            *map(spelled, (needs.host, needs.gpu, needs.engine, needs.scratch)),
         )
     OUT.print(table)
     OUT.print(
@@ -137,7 +144,12 @@ def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
 
 def _estimate_report(needed: Estimate) -> dict[str, Any]:
     graphs = {
-        name: {"host_bytes": needs.host, "gpu_bytes": needs.gpu, "engine_bytes": needs.engine}
+        name: {
+            "host_bytes": needs.host,
+            "gpu_bytes": needs.gpu,
+            "engine_bytes": needs.engine,
+            "scratch_bytes": needs.scratch,
+        }
         for name, needs in needed.graphs.items()
     }
     return {

@@ -64,7 +64,8 @@ class EngineLibrary:
     module: its Python bindings. extra: of snapexport, which installs it. oldest: the first version
     whose parser has TensorScatter, with which our graphs write caches. newest: the first version
     that was not tried. capabilities: GPUs by compute capability for which it compiles ahead of
-    time, on any machine; empty: it compiles on the GPU that runs the engine.
+    time, on any machine; empty: it compiles on the GPU that runs the engine. host_copies: of the
+    weights in host memory during a build. host_bytes: host memory before the first layer.
     """
 
     title: str
@@ -73,12 +74,16 @@ class EngineLibrary:
     oldest: tuple[int, int]
     newest: tuple[int, int]
     capabilities: tuple[str, ...] = ()
+    host_copies: float = 2.0
+    host_bytes: int = 2 * 2**30
 
 
 TENSORRT = EngineLibrary(
     title="TensorRT", module="tensorrt", extra="tensorrt", oldest=(10, 15), newest=(12, 0)
 )
-"""oldest: CHANGELOG.md of NVIDIA/TensorRT."""
+"""oldest: CHANGELOG.md of NVIDIA/TensorRT. host_copies: the network's and the engine's; NVIDIA's
+developer guide, "How TensorRT Works", says at least two. host_bytes: 2,061 MiB in a log of
+NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9), rounded."""
 
 TENSORRT_RTX = EngineLibrary(
     title="TensorRT for RTX",
@@ -88,7 +93,10 @@ TENSORRT_RTX = EngineLibrary(
     newest=(2, 0),
     # Ampere, Ada and Blackwell. Turing (7.5) has no bfloat16.
     capabilities=("8.0", "8.6", "8.9", "12.0", "12.1"),
+    host_copies=1.4,
+    host_bytes=2**28,
 )
+"""host_copies, host_bytes: measured on graphs of 0.1 to 1 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Estimates from the manifest the least memory that building and running engines takes.
 
-Counted: weights, inputs and outputs, and the memory of TensorRT's libraries. Not counted: the
-activations and workspaces of layers, which only the builder knows and --workspace bounds. Builds
-may need more than estimated.
+Counted: weights, inputs and outputs, the memory of the libraries, and the largest layers' scratch
+memory while engines run. Not counted: what layers take while TensorRT tries kernels, which only the
+builder knows and --workspace bounds. Builds may need more than estimated.
 """
 
 import shutil
@@ -14,16 +14,16 @@ from snapexport.contract import names
 from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
 
-HOST_COPIES = 2
-"""Copies of the weights in host memory during a build: the network's and the engine's. Source:
-NVIDIA's developer guide, "How TensorRT Works", build phase: at least two."""
-
-LIBRARY_HOST = 2 * 2**30
 LIBRARY_GPU = int(0.6 * 2**30)
-"""TensorRT's libraries and CUDA's context before the first layer: 2,061 and 574 MiB in a log of
+"""TensorRT's libraries and CUDA's context before the first layer: 574 MiB in a log of
 NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
+
+_VOTE_COPIES = 2.3
+"""Copies of the window's scores in the compress graph: 1.22 GB at [32,32,131072] in fp32, as the
+builder of TensorRT for RTX 1.7 told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,23 @@ class Needs:
     """Bytes that one graph needs. host, gpu: during the build. engine: its file, without kernels.
 
     gpu_fixed: the part of `gpu` for TensorRT's libraries and the weights, which every build needs.
+    scratch: on the GPU, while the engine runs.
     """
 
     host: int
     gpu: int
     gpu_fixed: int
     engine: int
+    scratch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Bytes for all graphs. They are built one after the other, so host and gpu are maxima.
 
-    running: GPU memory of the loaded engines, each with its own weights, and of the caches. The
-    baseline's engines are left out: they run instead of the others.
+    running: GPU memory of the loaded engines, each with its own weights, of the caches, and of the
+    largest scratch memory, which the engines share. The baseline's engines are left out: they run
+    instead of the others.
     """
 
     graphs: dict[GraphName, Needs]
@@ -67,35 +70,67 @@ class Estimate:
         return sum(needs.engine for needs in self.graphs.values())
 
 
-def estimate(manifest: Manifest, graphs: Iterable[GraphName], *, stripped: bool) -> Estimate:
+def estimate(
+    manifest: Manifest, graphs: Iterable[GraphName], library: EngineLibrary, *, stripped: bool
+) -> Estimate:
     """Memory needed to build engines of `graphs`. stripped: the engines hold no weights."""
-    found = {name: _needs(manifest, name, stripped) for name in graphs}
-    return Estimate(found, LIBRARY_GPU + sum(_loaded(manifest, name) for name in found))
+    found = {name: _needs(manifest, name, library, stripped) for name in graphs}
+    ours = {name: needs for name, needs in found.items() if not is_baseline(name)}
+    shared = max((needs.scratch for needs in ours.values()), default=0)
+    return Estimate(found, LIBRARY_GPU + shared + sum(_loaded(manifest, name) for name in ours))
 
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
     """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
-    if name.startswith("baseline-"):
-        return 0
     owns_caches = name in ("prefill", "decode")
     caches = _bytes(_caches(manifest.graphs[name])) if owns_caches else 0
     return _weights(manifest, name) + caches
 
 
-def _needs(manifest: Manifest, name: GraphName, stripped: bool) -> Needs:
+def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped: bool) -> Needs:
     weights, graph = _weights(manifest, name), manifest.graphs[name]
-    fixed = LIBRARY_GPU + weights
+    copies = 1.0 if stripped else library.host_copies
+    fixed = 0 if library.capabilities else LIBRARY_GPU + weights
+    tensors = _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph))
     return Needs(
-        host=LIBRARY_HOST + weights * (1 if stripped else HOST_COPIES),
-        gpu=fixed + _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph)),
+        host=library.host_bytes + int(weights * copies),
+        gpu=fixed and fixed + tensors,
         gpu_fixed=fixed,
         engine=0 if stripped else weights,
+        scratch=_scratch(manifest, name),
     )
+
+
+def _scratch(manifest: Manifest, name: GraphName) -> int:
+    """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
+
+    A chunk's attention copies a layer's keys and values, and converts the mask [C,T] to 16 bits.
+    """
+    built = [entry.graphs[name] for entry in manifest.engines.values() if name in entry.graphs]
+    if built:
+        return max(engine.device_memory for engine in built)
+    inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
+    layers = [spec for spec in _caches(manifest.graphs[name]) if spec.name.endswith(".key")]
+    slots = max((spec.shape[2] for spec in layers), default=0)
+    windows = [spec for spec in inputs.values() if spec.name.startswith("query_window.")]
+    if windows:
+        _, heads, window, _ = windows[0].shape
+        return int(_VOTE_COPIES * 4 * heads * window * slots)
+    ids = inputs.get(names.INPUT_IDS)
+    rows = ids.shape[1] if ids else 1
+    if rows == 1 or not layers:
+        return 0
+    return 2 * max(map(tensor_bytes, layers)) + 2 * rows * slots
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
     """Bytes of a graph's weights: none in the compress graph, the whole model's in all others."""
     return 0 if name == "compress" else sum(file.size for file in manifest.weights)
+
+
+def is_baseline(name: GraphName) -> bool:
+    """Whether a graph runs the full cache."""
+    return name.startswith("baseline-")
 
 
 def _caches(graph: GraphEntry) -> list[TensorSpec]:

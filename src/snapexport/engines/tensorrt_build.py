@@ -76,7 +76,7 @@ def build_all(
     with folder.ours():
         if not options.overwrite:
             graphs = left_to_build(folder, job.facts, graphs)
-        needed = estimate(build.manifest, graphs, stripped=options.strip_weights)
+        needed = estimate(build.manifest, graphs, library, stripped=options.strip_weights)
         free = free_memory(folder.directory, job.gpu.free if job.gpu else None)
         require_room(needed, free, options.strip_weights)
         with closing(Log(folder.log)) as log:

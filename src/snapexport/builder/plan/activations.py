@@ -66,9 +66,19 @@ def prefill_bytes(
         taken += copies * scores_bytes(model, chunk, slots)
     if _is_masked(model, options, single_shot):
         taken += chunk * slots  # bool [1,1,C,T], shared by the layers
+    if capabilities(options.target).fused_shapes and not single_shot:
+        taken += _attention_scratch(model, options, chunk, slots)
     if single_shot:
         taken += compress_bytes(model, options, geometry)
     return taken + _outputs_bytes(model, options, geometry)
+
+
+def _attention_scratch(model: PlannedModel, options: BuildOptions, chunk: int, slots: int) -> int:
+    """Bytes of a fused kernel's copies: a layer's keys and values, and the mask in 16 bits.
+
+    Measured with the builder of TensorRT for RTX 1.7 (docs/how-to/tensorrt.md).
+    """
+    return slots * position_bytes(model.facts, options.dtype) + 2 * chunk * slots
 
 
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:

@@ -20,7 +20,7 @@ from polygraphy.comparator import IterationResult, RunResults
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
-from snapexport.contract.targets import capabilities
+from snapexport.contract.targets import EngineLibrary, capabilities
 from snapexport.eval.accuracy.difference import tolerance
 from snapexport.eval.accuracy.graph_runner import Call, GraphRunner
 from snapexport.eval.accuracy.sequence import DECODE_LOGITS, PREFILL_LOGITS, Array
@@ -34,6 +34,12 @@ _ON_A_GPU = (
     "# If polygraphy doesn't find CUDA's runtime of the wheels:\n"
     "# export LD_LIBRARY_PATH=$(dirname $(python -c 'import cuda.pathfinder as p; "
     'print(p.load_nvidia_dynamic_lib("cudart").abs_path)\'))'
+)
+_ON_AN_RTX_GPU = (
+    "# With TensorRT for RTX and a GPU. Each command builds an engine from the graph.\n"
+    "# Without a GPU: polygraphy inspect capability GRAPH, or polygraphy convert GRAPH\n"
+    "# --convert-to trt --compute-capabilities 8.9 -o FILE.\n"
+    "export POLYGRAPHY_USE_TENSORRT_RTX=1"
 )
 _PLUGINS = '${PLUGINS:+--plugins "$PLUGINS"}'
 _NEEDED_PLUGINS = '--plugins "${PLUGINS:?has to name libsnapexport_registering.so}"'
@@ -58,18 +64,25 @@ def commands_for(build: Build, cases: list[Case]) -> list[str]:
     lines = []
     if build.manifest.dtype != "bf16":
         lines += [_of_graph(build, case, "--onnxrt") for case in cases]
-    if capabilities(build.manifest.target).compiled:
-        on_tensorrt = f"--trt --strongly-typed {_PLUGINS}"
+    library = capabilities(build.manifest.target).library
+    if library is None:
+        return lines
+    if library.capabilities:
+        lines.append(_ON_AN_RTX_GPU)
+        lines += [_of_graph(build, case, "--trt") for case in cases]
+    else:
         lines.append(_ON_A_GPU)
+        on_tensorrt = f"--trt --strongly-typed {_PLUGINS}"
         lines += [_of_graph(build, case, on_tensorrt) for case in cases]
-    return [*lines, *_of_engines(build, cases)]
+    return [*lines, *_of_engines(build, library, cases)]
 
 
-def _of_engines(build: Build, cases: list[Case]) -> Iterable[str]:
+def _of_engines(build: Build, library: EngineLibrary, cases: list[Case]) -> Iterable[str]:
     """Commands for the engines of `snapexport engine`."""
-    here = _machine()
+    here = _machine(library)
     for name, entry in build.manifest.engines.items():
-        about = f"# The engine {name}, on {entry.gpu} with TensorRT {entry.version}"
+        gpu = entry.gpu or f"compute capability {', '.join(entry.compute_capabilities)}"
+        about = f"# The engine {name}, on {gpu} with {library.title} {entry.version}"
         if entry.stripped:
             yield f"{about} is stripped: polygraphy cannot load its weights."
         elif here and not _may_run(entry, *here):
@@ -87,10 +100,10 @@ def _of_engine(build: Build, entry: EngineEntry, cases: list[Case]) -> Iterable[
             yield _command(build, case, build.directory / plan.file, flags)
 
 
-def _machine() -> tuple[str, str] | None:
-    """TensorRT's version and the GPU's name, where both exist."""
+def _machine(library: EngineLibrary) -> tuple[str, str] | None:
+    """The library's version and the GPU's name, where both exist."""
     try:
-        trt, cuda = map(import_module, ("tensorrt", "cuda.bindings.runtime"))
+        trt, cuda = map(import_module, (library.module, "cuda.bindings.runtime"))
     except (ImportError, OSError):
         return None
     problem, properties = cuda.cudaGetDeviceProperties(0)
@@ -100,7 +113,8 @@ def _machine() -> tuple[str, str] | None:
 def _may_run(entry: EngineEntry, tensorrt: str, gpu: str) -> bool:
     """Whether the engine runs on this machine, judged by its names."""
     for_version = entry.version_compatible or entry.version == tensorrt
-    return for_version and (entry.hardware_compatibility != "none" or entry.gpu == gpu)
+    is_for_others = entry.hardware_compatibility != "none" or entry.gpu is None
+    return for_version and (is_for_others or entry.gpu == gpu)
 
 
 def _of_graph(build: Build, case: Case, flags: str) -> str:
