@@ -231,6 +231,13 @@ FAULTS = (
         "self._accepted -= 0",
         ("serving/test_worker.py", "openai/test_worker.py", "triton/**/test_worker.py"),
     ),
+    # The tensorrt target.
+    Fault(
+        "tensorrt: a chunk's attention has no mask",
+        'node(graph, "Attention", folded + mask, scale=1.0',
+        'node(graph, "Attention", folded, scale=1.0',
+        ("test_target_tensorrt.py",),
+    ),
     # The kernels.
     Fault(
         "kernel: ties go to the higher position",

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import snapexport
-from tests.fakes.bindings import make_rtx_stubs, over_nothing
+from tests.fakes.bindings import over_nothing
 
 PACKAGE = Path(snapexport.__file__).parent
 TENSORRT_CODE = [*sorted(PACKAGE.glob("engines/*.py")), *sorted(PACKAGE.glob("runtime/trt/*.py"))]
@@ -77,10 +77,6 @@ def test_tensorrt_calls_type_check_against_the_bindings(stubs: Path) -> None:
     assert {file.parent.name for file in using} == {"engines", "trt"}
     assert len(using) >= 7
     assert mypy(stubs, *TENSORRT_CODE) == []
-
-
-def test_tensorrt_calls_type_check_against_the_bindings_for_rtx(tmp_path: Path) -> None:
-    assert mypy(make_rtx_stubs(tmp_path), *TENSORRT_CODE) == []
 
 
 def test_type_check_finds_wrong_tensorrt_calls(stubs: Path, tmp_path: Path) -> None:
