@@ -11,6 +11,7 @@ from onnx import inliner
 from snapexport.builder import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.composed import composed_attention
 from snapexport.contract.tensors import OF_TENSORRT
 from tests.oracle import checkpoints
 from tests.rtx.library import ask
@@ -26,7 +27,16 @@ SMALL: dict[str, Any] = {
 }
 SAGE = {"policy": "sage", "L_max": 64, "L_recent": 12, "K": 8, "prefill_chunk": 24}
 FULL = {"policy": "full", "L_max": 64, "prefill_chunk": 24, "dtype": "bf16"}
-STREAMING = {"policy": "streaming", "L_max": 64, "L_recent": 12, "prefill_chunk": 24}
+STREAMING = {
+    "policy": "streaming",
+    "L_max": 64,
+    "L_recent": 12,
+    "prefill_chunk": 24,
+    "dtype": "fp16",
+}
+SLIDING = {"L_max": 64, "prefill_chunk": 64, "dtype": "bf16"}
+WHOLE = (FULL, SAGE, STREAMING, SLIDING)
+"""Options that stand alone; others change SMALL."""
 LARGE = {"max_position_embeddings": 131072, "head_dim": 128}
 
 BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -38,7 +48,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, tied, top tokens": ("llama-tied", {}, {"top_tokens": 16}),
     "llama, one KV head": ("llama", {"num_key_value_heads": 1}, {"pool": "max", "group": "max"}),
     "llama, full": ("llama", {}, FULL),
-    "llama, streaming": ("llama", {}, STREAMING | {"dtype": "fp16"}),
+    "llama, streaming": ("llama", {}, STREAMING),
     "llama, heads of 64": ("llama", {"head_dim": 64}, {}),
     "llama, heads of 256": ("llama", {"head_dim": 256}, {}),
     "llama, heads of 20": ("llama", {"head_dim": 20}, {"baseline": True}),
@@ -47,7 +57,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3, causal votes": ("qwen3", {}, {"softmax": "causal", "vote": "sum-squares"}),
     "qwen3, pyramid": ("qwen3", {}, {"budget": "pyramid"}),
     "qwen3, sliding layers": ("qwen3-sliding", {}, {}),
-    "mistral, sliding layers": ("mistral-sliding", {}, {"prefill_chunk": 64}),
+    "mistral, sliding layers": ("mistral-sliding", {}, SLIDING),
     "gemma2, soft caps": ("gemma2", {}, {"baseline": True}),
     "gemma3, sliding layers": ("gemma3", {}, {"baseline": True}),
     "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
@@ -60,7 +70,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def accepted_graphs(made: Build) -> None:
+def accepted_graphs(made: Build, softcapped: bool) -> None:
     """Assert that the library takes each graph, with the manifest's tensors and as many layers."""
     for name, entry in made.manifest.graphs.items():
         answer = ask(made.graph(name))
@@ -70,6 +80,9 @@ def accepted_graphs(made: Build) -> None:
             assert sorted(found) == sorted((s.name, s.dtype, list(s.shape)) for s in specs), name
         operators = Counter(node.op_type for node in load(made, name).graph.node)
         assert answer.layers.get("ATTENTION_INPUT", 0) == operators["Attention"], name
+        is_composed = name != "compress" and operators["Softmax"] > 0
+        if not softcapped:
+            assert (name in composed_attention(made.manifest)) is is_composed, name
         caches = sum(names.is_past(spec.name) for spec in entry.inputs)
         written = 0 if name == "compress" else caches
         assert answer.layers.get("KV_CACHE_UPDATE", 0) == written, name
@@ -83,8 +96,9 @@ def load(made: Build, name: str) -> onnx.ModelProto:
 def test_the_real_builder_accepts_every_graph(name: str, tmp_path: Path) -> None:
     architecture, changes, options = BUILDS[name]
     model = checkpoints.make(architecture, tmp_path / "model", **changes)
-    chosen = options if options.get("policy") in ("full", "sage", "streaming") else SMALL | options
-    accepted_graphs(build(model, tmp_path / "b", target="tensorrt-rtx", **chosen))
+    chosen = options if options in WHOLE else SMALL | options
+    made = build(model, tmp_path / "b", target="tensorrt-rtx", **chosen)
+    accepted_graphs(made, softcapped=architecture == "gemma2")
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx"])

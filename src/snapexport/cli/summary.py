@@ -8,6 +8,7 @@ from rich.table import Table
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
+from snapexport.contract.composed import composed_attention
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.memory import cache_bytes
@@ -42,6 +43,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
+        "composed_attention_bytes": composed_attention(manifest),
         "memory": {
             "weights_bytes": sum(weights.size for weights in manifest.weights),
             "full_cache_bytes_per_request": cache.full // manifest.batch,
@@ -73,6 +75,8 @@ def print_summary(build: Build) -> None:
         "all requests": f"{summary['batch']} batch slots, {spelled(memory['decode_caches_bytes'])} "
         f"of cache, and {spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
+    if composed := composed_attention(manifest):
+        rows["attention"] = _composed_line(composed)
     for name, text in rows.items():
         table.add_row(f"[bold]{name}[/]", text)
     OUT.print(table)
@@ -100,6 +104,12 @@ def _decode_line(manifest: Manifest) -> str:
         return f"caches in {manifest.cache_dtype}"
     attention = manifest.graph_options.decode_attention
     return f"caches in {manifest.cache_dtype}, attention over {attention} cache slots"
+
+
+def _composed_line(composed: dict[str, int]) -> str:
+    """The graphs without a fused attention kernel."""
+    graphs = ", ".join(f"{name} ({spelled(scores)} of scores)" for name, scores in composed.items())
+    return f"no fused kernel in {graphs}: composed of single operators (docs/how-to/tensorrt.md)"
 
 
 def _sampling_line(manifest: Manifest) -> str:
