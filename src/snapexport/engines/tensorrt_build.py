@@ -22,6 +22,7 @@ from snapexport.engines.record import left_to_build, plugin_file, record
 from snapexport.engines.tensorrt_callbacks import Log, Monitor
 from snapexport.engines.tensorrt_config import (
     attach_timing_cache,
+    known_capabilities,
     make_config,
     save_timing_cache,
     set_compute_capabilities,
@@ -59,7 +60,13 @@ class Job:
     @classmethod
     def ahead_of_time(cls, build: Build, library: EngineLibrary, options: EngineOptions) -> "Job":
         """Engines for GPUs by their compute capabilities, built on any machine."""
-        wanted = list(options.compute_capabilities or library.capabilities)
+        known = known_capabilities(library)
+        wanted = list(options.compute_capabilities or known)
+        if missing := [one for one in wanted if one not in known]:
+            raise UserError(
+                f"{library.title} {version()} has no compute capability {', '.join(missing)}",
+                f"choose from {', '.join(known)}, or install a newer version",
+            )
         folder = EngineFolder(build.directory, ahead_of_time_name(wanted))
         facts = _facts(options, folder, wanted, None)
         return cls(build, library, options, None, folder, None, facts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
+from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensorrt_bindings import trt
 from snapexport.engines.options import EngineOptions
 
@@ -45,6 +46,13 @@ def set_hardware(config: trt.IBuilderConfig, options: EngineOptions) -> None:
     config.hardware_compatibility_level = _HARDWARE[options.hardware]
 
 
+def known_capabilities(library: EngineLibrary) -> list[str]:
+    """The library's compute capabilities that its installed version has: 12.1 came with 1.6."""
+    import tensorrt_rtx as rtx
+
+    return [one for one in library.capabilities if hasattr(rtx.ComputeCapability, _sm(one))]
+
+
 def set_compute_capabilities(config: "rtx.IBuilderConfig", wanted: Sequence[str]) -> None:
     """Name the GPUs that can run the engine, by compute capabilities such as "8.9".
 
@@ -54,8 +62,11 @@ def set_compute_capabilities(config: "rtx.IBuilderConfig", wanted: Sequence[str]
 
     config.num_compute_capabilities = len(wanted)
     for index, capability in enumerate(wanted):
-        sm = getattr(rtx.ComputeCapability, "SM" + capability.replace(".", ""))
-        config.set_compute_capability(sm, index)
+        config.set_compute_capability(getattr(rtx.ComputeCapability, _sm(capability)), index)
+
+
+def _sm(capability: str) -> str:
+    return "SM" + capability.replace(".", "")
 
 
 def _flags(options: EngineOptions) -> list[trt.BuilderFlag]:
