@@ -13,6 +13,7 @@ from snapexport.runtime.backend import Buffers, DeviceError, Work
 from snapexport.runtime.cuda import CudaMemory
 from snapexport.runtime.executor import GraphSet
 from snapexport.runtime.trt.engines import Engines, open_engines
+from snapexport.runtime.trt.jit_cache import JitCache
 
 if TYPE_CHECKING:
     from snapexport.contract.tensorrt_bindings import trt
@@ -28,7 +29,8 @@ class TensorRtBackend:
         """Load the engines that were built for this machine. Raises UserError or DeviceError."""
         self.memory, self._engines = open_engines(build, graphs.all)
         self._build = build
-        self._contexts = _contexts(self.memory, self._engines, graphs.all)
+        self._jit_caches: list[JitCache] = []
+        self._contexts = _contexts(self.memory, self._engines, graphs.all, self._jit_caches)
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Give the graph's context its addresses. A graph is bound once."""
@@ -52,13 +54,21 @@ class TensorRtBackend:
             return None
 
     def close(self) -> None:
-        """Free the buffers now. Engines and their weights go with the contexts."""
+        """Free the buffers now. Engines and their weights go with the contexts.
+
+        Kernels may be compiled up to the last run, so their caches are written here.
+        """
+        while self._jit_caches:
+            self._jit_caches.pop().save()
         self._contexts.clear()
         self.memory.device.close()
 
 
 def _contexts(
-    memory: CudaMemory, engines: Engines, graphs: list[GraphName]
+    memory: CudaMemory,
+    engines: Engines,
+    graphs: list[GraphName],
+    jit_caches: list[JitCache],
 ) -> "dict[GraphName, trt.IExecutionContext]":
     from snapexport.contract.tensorrt_bindings import trt
 
@@ -74,7 +84,7 @@ def _contexts(
             context = engine.create_execution_context(strategy)
         else:
             context = jit_cache.context(engine, strategy)
-            jit_cache.save()
+            jit_caches.append(jit_cache)
         if context is None:
             why = f": {engines.errors[-1].strip()}" if engines.errors else ""
             raise DeviceError(f"TensorRT makes no context of {name}{why}")

@@ -15,7 +15,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.contract.targets import EngineLibrary, capabilities
 from snapexport.contract.tensors import OF_TENSORRT, in_place
 from snapexport.runtime.cuda import CudaMemory
 from snapexport.runtime.trt import entry
@@ -37,22 +36,11 @@ def open_engines(
 
     wanted: the graphs that are going to be loaded; None means all.
     """
-    tensorrt_bindings.use(require_runnable(build))
+    tensorrt_bindings.use(tensorrt_bindings.library_of(build))
     version = tensorrt_bindings.version()
     memory = CudaMemory()
     machine = entry.Machine(version, memory.device.compute_capability, memory.device.name)
     return memory, Engines(build, entry.choose(build, machine, wanted), machine.gpu)
-
-
-def require_runnable(build: Build) -> EngineLibrary:
-    """The library that runs a build's engines. Raises UserError where none does."""
-    library = capabilities(build.manifest.target).library
-    if library is None:
-        raise UserError(
-            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
-            "build it again with --target tensorrt, or run it by --backend onnxruntime",
-        )
-    return library
 
 
 class Engines:

@@ -27,7 +27,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import size, spelled
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary
-from snapexport.engines import EngineOptions, build_engines, library_of
+from snapexport.contract.tensorrt_bindings import library_of
+from snapexport.engines import EngineOptions, build_engines
 from snapexport.engines.memory import Estimate, estimate
 
 HELP = "build for TensorRT -> engines for this GPU, or for RTX GPUs"

@@ -9,15 +9,28 @@ Both have the same classes, so our code is written once, against `trt`. A proces
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, first_line, needs_extra
-from snapexport.contract.targets import EngineLibrary
+from snapexport.contract.targets import EngineLibrary, capabilities
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
-__all__ = ["trt", "use", "version"]
+__all__ = ["library_of", "trt", "use", "version"]
 
 _used: EngineLibrary | None = None
+
+
+def library_of(build: Build) -> EngineLibrary:
+    """The library that compiles and runs a build's graphs. Raises UserError where none does."""
+    library = capabilities(build.manifest.target).library
+    if library is None:
+        raise UserError(
+            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
+            "build it again with --target tensorrt or tensorrt-rtx; --backend onnxruntime runs it "
+            "as it is",
+        )
+    return library
 
 
 def use(library: EngineLibrary) -> None:

@@ -9,12 +9,11 @@ the modules `tensorrt_*` do.
 
 from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
-from snapexport.contract.targets import EngineLibrary, capabilities
+from snapexport.contract.tensorrt_bindings import library_of
 from snapexport.engines.options import EngineOptions
 from snapexport.engines.progress import Progress, Silent
 
-__all__ = ["EngineOptions", "Progress", "build_engines", "library_of"]
+__all__ = ["EngineOptions", "Progress", "build_engines"]
 
 
 def build_engines(build: Build, options: EngineOptions, progress: Progress | None = None) -> str:
@@ -28,14 +27,3 @@ def build_engines(build: Build, options: EngineOptions, progress: Progress | Non
     from snapexport.engines.tensorrt_build import build_all
 
     return build_all(build, library, options, progress or Silent())
-
-
-def library_of(build: Build) -> EngineLibrary:
-    """The library that compiles a build's graphs. Raises UserError where none does."""
-    library = capabilities(build.manifest.target).library
-    if library is None:
-        raise UserError(
-            f"{build.directory} was built for {build.manifest.target}, not for TensorRT",
-            "build it again with --target tensorrt or tensorrt-rtx",
-        )
-    return library
