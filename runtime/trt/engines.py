@@ -36,10 +36,12 @@ def open_engines(
 
     wanted: the graphs that are going to be loaded; None means all.
     """
-    tensorrt_bindings.use(tensorrt_bindings.library_of(build))
+    library = tensorrt_bindings.library_of(build)
+    tensorrt_bindings.use(library)
     version = tensorrt_bindings.version()
     memory = CudaMemory()
-    machine = entry.Machine(version, memory.device.compute_capability, memory.device.name)
+    device = memory.device
+    machine = entry.Machine(version, device.compute_capability, device.name, library.title)
     return memory, Engines(build, entry.choose(build, machine, wanted), machine.gpu)
 
 

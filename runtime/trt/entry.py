@@ -16,14 +16,17 @@ from snapexport.contract.manifest import GraphName
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What engines are tied to. tensorrt: a version. compute_capability: such as "9.0"."""
+    """What engines are tied to. tensorrt: a version of the library `title`. compute_capability:
+    such as "9.0"."""
 
     tensorrt: str
     compute_capability: str
     gpu: str
+    title: str = "TensorRT"
 
     def __str__(self) -> str:
-        return f"{self.gpu}, compute capability {self.compute_capability}, TensorRT {self.tensorrt}"
+        capability = f"compute capability {self.compute_capability}"
+        return f"{self.gpu}, {capability}, {self.title} {self.tensorrt}"
 
 
 def choose(
@@ -117,10 +120,10 @@ def _obstacle(entry: EngineEntry, machine: Machine) -> str | None:
     if entry.version == machine.tensorrt:
         return None
     if not entry.version_compatible:
-        return f"is of TensorRT {entry.version}"
+        return f"is of {machine.title} {entry.version}"
     # Version-compatible engines run on newer versions, never on older ones.
     newer = _numbers(machine.tensorrt) > _numbers(entry.version)
-    return None if newer else f"is of TensorRT {entry.version}, which is newer"
+    return None if newer else f"is of {machine.title} {entry.version}, which is newer"
 
 
 def _hardware_fits(entry: EngineEntry, machine: Machine) -> bool:
