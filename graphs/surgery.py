@@ -22,6 +22,7 @@ from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
 from snapexport.graphs.passes.top_tokens import TopTokens
+from snapexport.graphs.shared_weights import share_weights
 from snapexport.graphs.targets import MODEL_PASSES, TARGET_PASSES
 
 IR_VERSION = 12
@@ -37,17 +38,19 @@ def prefill(
     geometry: CacheGeometry,
     target: Target,
     options: GraphOptions = DEFAULTS,
+    capacity: int | None = None,
 ) -> onnx.ModelProto:
-    """The graph of one prompt chunk; single shot if `traced` has a chunk of L_max tokens."""
+    """The graph of one prompt chunk; single shot if `traced` has a chunk of L_max tokens.
+
+    capacity: positions of its cache; None: L_max.
+    """
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
-    passes: list[Pass]
+    passes: list[Pass] = [PrefillCache(capacity or geometry.L_max)]
     if geometry.is_single_shot(chunk):
         passes = [SingleShot(geometry, options)]
     elif geometry.compresses:
-        passes = [PrefillCache(geometry.L_max), QueryWindows(geometry.L_obs)]
-    else:
-        passes = [PrefillCache(geometry.L_max)]
+        passes.append(QueryWindows(geometry.L_obs))
     return _finish(graph, geometry, passes + _sampling(options), target, options)
 
 
@@ -102,6 +105,8 @@ def _finish(
         for name in NAMES
         if name in called
     )
+    if options.share_weights:
+        share_weights(model)
     for change in MODEL_PASSES[target]:
         change(model, options)
     _require_finished(model)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
@@ -62,6 +63,12 @@ class Buffer:
         part = None if self.array is None else self.array[start:stop]
         return Buffer(self.name, self.dtype, (stop - start, *rest), address, part)
 
+    def reshaped(self, *shape: int) -> "Buffer":
+        """The beginning of the same memory in another shape."""
+        count = math.prod(shape)
+        part = None if self.array is None else self.array.reshape(-1)[:count].reshape(shape)
+        return Buffer(self.name, self.dtype, shape, self.address, part)
+
 
 Buffers = dict[str, Buffer]
 """Buffers by the names of a graph's inputs and outputs."""
@@ -72,6 +79,9 @@ class Memory(Protocol):
 
     def allocate(self, spec: TensorSpec) -> Buffer:
         """Return zeros: masked attention multiplies stale entries by 0, and 0 * NaN is NaN."""
+
+    def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
+        """Return memory that holds `data`, to be read alone. On the CPU it may be `data` itself."""
 
     def upload(self, buffer: Buffer) -> None:
         """Copy the host's side to the device."""

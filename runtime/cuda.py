@@ -9,7 +9,7 @@ import importlib
 import math
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import TensorSpec
 from snapexport.runtime.backend import Buffer, DeviceError
+
+_STAGING_BYTES = 2**25
 
 
 class Device:
@@ -175,6 +177,21 @@ class CudaMemory:
         array = self.device.pinned(spec.shape, spec.dtype) if of_host else None
         address = self.device.allocate(tensor_bytes(spec))
         return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, array)
+
+    def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
+        address = self.device.allocate(data.nbytes)
+        staging = self._staging
+        for start in range(0, data.nbytes, staging.nbytes):
+            part = data[start : start + staging.nbytes]
+            staging[: part.nbytes] = part
+            self.device.copy(address + start, _address(staging), part.nbytes, "HostToDevice")
+            self.device.synchronize()
+        return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, None)
+
+    @cached_property
+    def _staging(self) -> NDArray[np.uint8]:
+        """Pinned memory, through which other memory of the host is copied."""
+        return self.device.pinned([_STAGING_BYTES], np.uint8)
 
     def upload(self, buffer: Buffer) -> None:
         self.device.copy(buffer.address, _address(buffer.host), buffer.nbytes, "HostToDevice")

@@ -62,11 +62,11 @@ class Limits:
 class GraphSet:
     """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
 
-    decode: by the batch slots that each runs, ascending. compress: None where prefill does it, or
-    where nothing is compressed.
+    prefill: by the positions of each one's cache, ascending. decode: by the batch slots that each
+    runs, ascending. compress: None where prefill does it, or where nothing is compressed.
     """
 
-    prefill: GraphName
+    prefill: dict[int, GraphName]
     compress: GraphName | None
     decode: dict[int, GraphName]
     full_cache: bool
@@ -85,7 +85,7 @@ class GraphSet:
         prefix = BASELINE if baseline and build.has_baseline else ""
         full_cache = baseline or not compresses
         return cls(
-            prefill=f"{prefix}prefill",
+            prefill=manifest.prefill_graphs(prefix),
             compress=None if full_cache or manifest.single_shot else "compress",
             decode=manifest.decode_graphs(prefix),
             full_cache=full_cache,
@@ -94,7 +94,8 @@ class GraphSet:
     @property
     def all(self) -> list[GraphName]:
         """Every graph once."""
-        return [*self.decode.values(), self.prefill, *([self.compress] if self.compress else [])]
+        others = [self.compress] if self.compress else []
+        return [*self.decode.values(), *self.prefill.values(), *others]
 
 
 class Executor:
@@ -112,9 +113,11 @@ class Executor:
         manifest: Manifest,
         graphs: GraphSet,
         backend: GraphBackend,
+        weights: Buffers | None = None,
         prompt_cache: PromptCache | None = None,
     ) -> None:
-        """prompt_cache: another executor's of the same model, on the same device.
+        """weights: those that the graphs take as inputs, in the backend's memory. prompt_cache:
+        another executor's of the same model, on the same device.
 
         The backend's memory is this executor's own from now on: `close` frees it.
         """
@@ -123,6 +126,7 @@ class Executor:
         self.prompt_cache = prompt_cache
         self._manifest, self._graphs = manifest, graphs
         self._memory = backend.memory
+        self._weights = weights or {}
         whole = allocate(self._memory, self._entry(graphs.decode[self.limits.batch]), {})
         self._decodes = {
             count: self._bind(name, _first(whole, count)) for count, name in graphs.decode.items()
@@ -241,17 +245,22 @@ class Executor:
         return positions
 
     def _make_prefill(self, decode: Buffers) -> Prefill:
-        name, entry = self._graphs.prefill, self._entry(self._graphs.prefill)
+        *_, name = self._graphs.prefill.values()
         if self._manifest.single_shot:
-            into_slot = self._fill_by_graph(name, {}, decode)
+            into_slot = self._fill_by_graph(name, self._weights, decode)
             return SingleShot(into_slot)
+        entry = self._entry(name)
         cache = self.prompt_cache = self.prompt_cache or PromptCache(self._memory, entry)
-        graph = self._bind(name, allocate(self._memory, entry, cache.buffers))
+        whole = allocate(self._memory, entry, cache.buffers)
+        graphs = {
+            capacity: self._bind(name, whole | cache.of_capacity(capacity))
+            for capacity, name in self._graphs.prefill.items()
+        }
         if self._graphs.compress:
-            self._fill_by_graph(self._graphs.compress, graph.buffers, decode)
+            self._fill_by_graph(self._graphs.compress, whole, decode)
         else:
-            self._into_slot = FillByCopy(self._memory, graph.buffers, decode)
-        return Chunked(graph, cache, self._into_slot)
+            self._into_slot = FillByCopy(self._memory, whole, decode)
+        return Chunked(graphs, cache, self._into_slot)
 
     def _fill_by_graph(self, name: GraphName, given: Buffers, decode: Buffers) -> FillByGraph:
         """Also notes where the kept positions are after a prompt."""
@@ -261,7 +270,7 @@ class Executor:
         return into_slot
 
     def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
-        return BoundGraph(self.backend, name, self._entry(name), buffers)
+        return BoundGraph(self.backend, name, self._entry(name), self._weights | buffers)
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]

@@ -7,6 +7,7 @@ from snapexport.contract.errors import UserError
 from snapexport.runtime.backend import DeviceError, GraphBackend
 from snapexport.runtime.executor import Executor, GraphSet
 from snapexport.runtime.prompt_cache import PromptCache
+from snapexport.runtime.shared_weights import load_weights
 
 BackendName = Literal["onnxruntime", "onnxruntime-cuda", "tensorrt"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
@@ -67,7 +68,7 @@ def _onnxruntime(
 
     graphs = GraphSet.of(build, baseline=baseline)
     backend = OnnxRuntimeBackend(build, graphs, threads=threads, prepack=prepack)
-    return Executor(build.manifest, graphs, backend, prompt_cache)
+    return _executor(build, graphs, backend, prompt_cache)
 
 
 def _on_gpu(
@@ -76,12 +77,19 @@ def _on_gpu(
     graphs = GraphSet.of(build, baseline=baseline)
     try:
         make = _tensorrt if backend == "tensorrt" else _cuda
-        return Executor(build.manifest, graphs, make(build, graphs), prompt_cache)
+        return _executor(build, graphs, make(build, graphs), prompt_cache)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed while the build was loaded: {error}",
             "see what else runs on it: `nvidia-smi`",
         ) from error
+
+
+def _executor(
+    build: Build, graphs: GraphSet, backend: GraphBackend, prompt_cache: PromptCache | None
+) -> Executor:
+    weights = load_weights(build, graphs.all, backend.memory)
+    return Executor(build.manifest, graphs, backend, weights, prompt_cache)
 
 
 def _tensorrt(build: Build, graphs: GraphSet) -> GraphBackend:

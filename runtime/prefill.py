@@ -6,7 +6,7 @@
 Knows no request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -42,12 +42,20 @@ class SingleShot:
 
 
 class Chunked:
-    """Takes a chunk at a time into the prompt cache, which fills the batch slot at the end."""
+    """Takes a chunk at a time into the prompt cache, which fills the batch slot at the end.
 
-    def __init__(self, graph: BoundGraph, cache: PromptCache, into_slot: FillSlot) -> None:
-        self._graph = graph
+    A chunk runs in the graph of the smallest capacity that holds the prompt so far.
+    """
+
+    def __init__(
+        self, graphs: Mapping[int, BoundGraph], cache: PromptCache, into_slot: FillSlot
+    ) -> None:
+        """graphs: by capacity, ascending; the largest one's cache is read by `into_slot`."""
+        self._graphs = graphs
         self._cache = cache
         self._into_slot = into_slot
+        *_, (self._largest, graph) = graphs.items()
+        self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
 
     def run(
@@ -66,15 +74,18 @@ class Chunked:
         is_last = past_length + len(token_ids) == prompt_length
         if not is_last and self._cache.holds(token_ids, past_length):
             return Prediction(lambda: self._no_logits)
-        arrays = self._graph.arrays
-        _write(arrays, token_ids, temperature)
-        arrays[names.PAST_LENGTH][:] = past_length
-        arrays[names.CHUNK_LENGTH][:] = len(token_ids)
-        self._graph.run()
+        capacity = next(one for one in self._graphs if one >= past_length + self._chunk)
+        self._cache.resize(capacity, past_length)
+        graph = self._graphs[capacity]
+        _write(graph.arrays, token_ids, temperature)
+        graph.arrays[names.PAST_LENGTH][:] = past_length
+        graph.arrays[names.CHUNK_LENGTH][:] = len(token_ids)
+        graph.run()
         self._cache.wrote(token_ids, past_length)
         if is_last:
+            self._cache.resize(self._largest, prompt_length)
             self._into_slot.fill(slot, prompt_length)
-        return Predictions(self._graph, 1)[0]
+        return Predictions(graph, 1)[0]
 
     def clear(self) -> None:
         """Clear the prompt cache."""

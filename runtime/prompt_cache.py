@@ -3,11 +3,11 @@
 Knows no batch slot and no request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
-from snapexport.runtime.backend import Buffers, Memory
+from snapexport.runtime.backend import Buffer, Buffers, Memory
 
 
 class PromptCache:
@@ -16,15 +16,38 @@ class PromptCache:
     A chunk that the last prompt had at the same place is in the cache already, to the bit, and is
     not run again. Executors of the same model on one device may share a cache if each prompt is
     prefilled to its end.
+
+    Prefill graphs of smaller capacity N take the beginning of the same memory as [1,Hkv,N,D];
+    `resize` moves the heads to where the next graph reads them.
     """
 
     def __init__(self, memory: Memory, prefill: GraphEntry) -> None:
         specs = {spec.name: spec for spec in prefill.inputs}
-        pasts = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
-        self.buffers: Buffers = pasts | {names.present_of(n): one for n, one in pasts.items()}
+        self._pasts = {name: memory.allocate(specs[name]) for name in specs if names.is_past(name)}
         self._memory = memory
         self._chunk: int = specs[names.INPUT_IDS].shape[1]
         self._held: list[int] = []
+        self._largest = self._capacity = next(iter(self._pasts.values())).shape[2]
+        self.buffers = self.of_capacity(self._largest)
+
+    def of_capacity(self, capacity: int) -> Buffers:
+        """The beginning of the memory, as inputs and outputs of a graph of that capacity."""
+        pasts = {name: _with_positions(one, capacity) for name, one in self._pasts.items()}
+        return pasts | {names.present_of(name): one for name, one in pasts.items()}
+
+    def resize(self, capacity: int, count: int) -> None:
+        """Make room for `capacity` positions, and keep the first `count`.
+
+        Of two capacities one is at least twice the other, so that no head overlaps its new place.
+        """
+        if capacity == self._capacity:
+            return
+        former, self._capacity = self._capacity, capacity
+        del self._held[count:]
+        for past in self._pasts.values() if count else ():
+            for head in _order(past.shape[1], grows=capacity > former):
+                target = _positions(past, head * capacity, count)
+                self._memory.copy(target, _positions(past, head * former, count))
 
     def holds(self, token_ids: Sequence[int], start: int) -> bool:
         """Whether running a chunk at position `start` would change nothing."""
@@ -44,6 +67,22 @@ class PromptCache:
     def clear(self) -> None:
         """Forget all tokens, and zero keys and values."""
         self._held.clear()
-        for name, cache in self.buffers.items():
-            if names.is_past(name):
-                self._memory.zero(cache)
+        for cache in self._pasts.values():
+            self._memory.zero(cache)
+
+
+def _with_positions(past: Buffer, positions: int) -> Buffer:
+    """The beginning of a cache's memory as [1,Hkv,N,D]."""
+    batch, heads, _, head_dim = past.shape
+    return past.reshaped(batch, heads, positions, head_dim)
+
+
+def _positions(past: Buffer, start: int, count: int) -> Buffer:
+    """So many positions of a cache's memory, from position `start` of head 0 on."""
+    _, heads, positions, head_dim = past.shape
+    return past.reshaped(heads * positions, head_dim).rows(start, start + count)
+
+
+def _order(heads: int, *, grows: bool) -> Iterable[int]:
+    """Heads in an order in which none is overwritten before it was moved. Head 0 stays."""
+    return range(heads - 1, 0, -1) if grows else range(1, heads)

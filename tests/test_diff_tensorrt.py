@@ -292,7 +292,9 @@ def test_the_data_loader_restores_bf16_tensors(tmp_path: Path) -> None:
 
     values = np.array([1.5, -2.0, 0.1], ml_dtypes.bfloat16)
     np.savez(tmp_path / "decode.npz", past=_storable(values), ids=np.array([7]))
-    text = _LOADER_HEADER + _LOADER_FUNCTION.format(function="decode", graph="decode")
+    inputs = 'load("decode.npz")'
+    text = _LOADER_HEADER
+    text += _LOADER_FUNCTION.format(function="decode", graph="decode", inputs=inputs)
     scope: dict[str, Any] = {"__file__": str(tmp_path / "load_data.py")}
     exec(text, scope)
     (feed,) = scope["decode"]()

@@ -104,7 +104,9 @@ def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
     # 8,030,261,248 and 70,553,706,496 parameters, as published.
     assert stored_bytes(LLAMA_8B, plans) == 2 * 8_030_261_248
     assert stored_bytes(LLAMA_70B, plans) == 2 * 70_553_706_496
-    assert held_bytes(LLAMA_8B, plans) == 2 * 2 * 8_030_261_248
+    assert held_bytes(LLAMA_8B, plans) == 2 * 8_030_261_248
+    own = dataclasses.replace(plans, share_weights=False, prefill_capacities=(4096,))
+    assert held_bytes(LLAMA_8B, own) == 3 * 2 * 8_030_261_248
     assert held_bytes(LLAMA_8B, on_cpu) == 4 * 8_030_261_248
     int4 = dataclasses.replace(on_cpu, weights="int4")
     linear = (8_030_261_248 - 128256 * 4096 - LLAMA_8B.others) // 32 * 20

@@ -12,9 +12,9 @@ from snapexport.graphs.passes.cache import Place, attend_with_cache
 
 @dataclass(frozen=True)
 class PrefillCache:
-    """Adds caches [1,Hkv,T,D] as inputs and outputs; the chunk is written at past_length."""
+    """Adds caches [1,Hkv,N,D] as inputs and outputs; the chunk is written at past_length."""
 
-    L_max: int
+    positions: int
 
     def apply(self, graph: gs.Graph) -> None:
         past_length = graph_input(graph, names.PAST_LENGTH)
@@ -22,7 +22,7 @@ class PrefillCache:
         (valid_length,) = node(graph, "Add", [past_length, int64s(graph, chunk)])
         place = Place(past_length, valid_length)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            attend_with_cache(graph, layer, marker, self.L_max, place, appends=True)
+            attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,16 @@ class Cpu:
 class HostMemory:
     """NumPy arrays (a `Memory`). The host's side of a buffer is the buffer itself."""
 
+    def __init__(self) -> None:
+        self._loaded: list[NDArray[np.uint8]] = []
+
     def allocate(self, spec: TensorSpec) -> Buffer:
         array = np.zeros(spec.shape, spec.dtype)
         return Buffer(spec.name, spec.dtype, array.shape, array.ctypes.data, array)
+
+    def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
+        self._loaded.append(data)  # a buffer holds its address alone
+        return Buffer(spec.name, spec.dtype, tuple(spec.shape), data.ctypes.data, None)
 
     def upload(self, buffer: Buffer) -> None: ...
 

@@ -124,6 +124,24 @@ def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manife
     assert estimate(manifest, manifest.graphs, TENSORRT, stripped=False).running == ours + WEIGHTS
 
 
+def test_estimate_counts_shared_weights_once_and_in_no_engine(manifest: Manifest) -> None:
+    matrix = spec("model.embed_tokens.weight", "bfloat16", 1000, 64)
+    shared = manifest.model_copy(
+        update={
+            "graph_options": GraphOptions(share_weights=True),
+            "graphs": {
+                name: one.model_copy(update={"inputs": [*one.inputs, matrix]})
+                for name, one in manifest.graphs.items()
+                if name != "compress"
+            },
+        }
+    )
+    alone = estimate(manifest, shared.graphs, TENSORRT, stripped=False)
+    estimated = estimate(shared, shared.graphs, TENSORRT, stripped=False)
+    assert estimated.running == alone.running - 3 * WEIGHTS + 2 * 64_000
+    assert (estimated.host, estimated.disk) == (TENSORRT.host_bytes, 0)
+
+
 def test_estimate_of_stripped_plans_saves_a_weight_copy_and_the_disk(manifest: Manifest) -> None:
     estimated = estimate(manifest, manifest.graphs, TENSORRT, stripped=True)
     assert (estimated.host, estimated.disk) == (TENSORRT.host_bytes + WEIGHTS, 0)

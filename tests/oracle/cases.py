@@ -61,6 +61,7 @@ class Case:
     cache_dtype: str | None = None
     decode_attention: str | None = None
     top_tokens: int = 0
+    share_weights: bool | None = None
     target: str = "onnxruntime"
 
     @cached_property

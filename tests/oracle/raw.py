@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 Array = NDArray[Any]
 Cache = list[tuple[Array, Array]]
 """Keys and values of every layer."""
+Session = Union[ort.InferenceSession, "WithWeights"]
 
 
 @dataclass
@@ -54,24 +56,34 @@ class RawBuild:
         self.batch: int = self.manifest["batch"]
 
     @cached_property
-    def prefill_session(self) -> ort.InferenceSession:
+    def prefill_session(self) -> Session:
         return self._session("prefill")
 
     @cached_property
-    def compress_session(self) -> ort.InferenceSession:
+    def compress_session(self) -> Session:
         return self._session("compress")
 
     @cached_property
-    def decode_session(self) -> ort.InferenceSession:
+    def decode_session(self) -> Session:
         return self._session("decode")
 
-    def _session(self, graph: str) -> ort.InferenceSession:
+    def _session(self, graph: str) -> Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3  # silence: "in-place not activated", at every step
         entry = self.manifest["graphs"][self.prefix + graph]
         path = self.directory / entry["file"]
-        return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return WithWeights(session, self._matrices) if self._matrices else session
+
+    @cached_property
+    def _matrices(self) -> dict[str, Array]:
+        """The weights that graphs take as inputs, if they do."""
+        if not self.manifest["graph_options"]["share_weights"]:
+            return {}
+        files = [self.directory / entry["file"] for entry in self.manifest["weights"]]
+        weights = {name: one for file in files for name, one in load_file(file).items()}
+        return {name: one for name, one in weights.items() if one.ndim > 1}
 
     @property
     def single_shot(self) -> bool:
@@ -112,6 +124,22 @@ class RawBuild:
         none = np.zeros((1, self.kv_heads, 0), np.int64)
         topk = [out.get(f"topk_positions.{i}", none)[0] for i in range(self.layers)]
         return Compressed(length, present(out, self.layers), topk)
+
+
+class WithWeights:
+    """A session whose weights are inputs, as if they were its own."""
+
+    def __init__(self, session: ort.InferenceSession, weights: dict[str, Array]) -> None:
+        self._session = session
+        inputs = [value.name for value in session.get_inputs()]
+        self._weights = {name: weights[name] for name in inputs if name in weights}
+        self.get_outputs = session.get_outputs
+
+    def get_inputs(self) -> list[Any]:
+        return [one for one in self._session.get_inputs() if one.name not in self._weights]
+
+    def run(self, outputs: list[str], feeds: dict[str, Array]) -> list[Any]:
+        return self._session.run(outputs, feeds | self._weights)
 
 
 class Slots:
@@ -165,7 +193,7 @@ def padded(ids: Sequence[int], length: int, pad: int) -> Array:
     return np.array([[*ids] + [pad] * (length - len(ids))], np.int64)
 
 
-def empty_cache(session: ort.InferenceSession, layers: int, fill: float) -> Cache:
+def empty_cache(session: Session, layers: int, fill: float) -> Cache:
     """A cache of the graph's own shape and type, every number `fill`."""
     shapes = {value.name: value.shape for value in session.get_inputs()}
     return [
@@ -186,6 +214,6 @@ def present(out: dict[str, Array], layers: int) -> Cache:
     return [(out[f"present.{i}.key"], out[f"present.{i}.value"]) for i in range(layers)]
 
 
-def run(session: ort.InferenceSession, feeds: dict[str, Array]) -> dict[str, Array]:
+def run(session: Session, feeds: dict[str, Array]) -> dict[str, Array]:
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))

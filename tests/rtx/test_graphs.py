@@ -43,6 +43,8 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: checkpoint, changes of its configuration, changes of SMALL
     "llama": ("llama", {}, {"baseline": True, "batch": 4, "decode_batches": (1, 2)}),
     "llama, fp16": ("llama", {}, {"dtype": "fp16"}),
+    "llama, weights of its own": ("llama-tied", {}, {"share_weights": False, "baseline": True}),
+    "llama, capacities": ("llama", {}, {"L_max": 128, "prefill_capacities": (32, 64)}),
     "llama, fp32": ("llama", {}, {"dtype": "fp32", "baseline": True}),
     "llama, yarn, single shot": ("llama-yarn", {}, {"prefill_chunk": 64}),
     "llama, tied, top tokens": ("llama-tied", {}, {"top_tokens": 16}),

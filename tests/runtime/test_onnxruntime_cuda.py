@@ -20,7 +20,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, TensorSpec
 from snapexport.runtime.backend import DeviceError
-from snapexport.runtime.bound_graph import allocate
 from snapexport.runtime.executor import Executor, GraphSet
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
@@ -228,7 +227,7 @@ def test_bf16_caches_are_bound_by_their_onnx_type_number(gpu: FakeCuda) -> None:
     session = CudaSession(
         IDENTITY, ort.SessionOptions(), providers=[device.provider(False)], enable_fallback=0
     )
-    buffers = allocate(device.memory, entry, {})
+    buffers = {spec.name: device.memory.allocate(spec) for spec in specs}
     run = bind(session, entry, device.name, buffers)
     gpu.run_queue()
     gpu.bytes_at(buffers["x"].address, 16)[:] = np.arange(16)

@@ -1,6 +1,6 @@
 """Makes every graph of a build by surgery, writes it, and describes it for the manifest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,21 +60,34 @@ def finished_graphs(
     target: Target,
     options: GraphOptions,
     *,
+    prefill_capacities: Sequence[int] = (),
     baseline: bool = False,
     with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
-    """Every graph of the build, finished. with_queries: decode outputs its queries."""
+    """Every graph of the build, finished.
+
+    prefill_capacities: positions of further prefill graphs' caches. with_queries: decode outputs
+    its queries.
+    """
     choice = (geometry, target, options)
     graphs: dict[GraphName, onnx.ModelProto] = {
         "prefill": surgery.prefill(traces.prefill, *choice),
         "decode": surgery.decode(traces.decode, *choice, with_queries=with_queries),
     }
+    for capacity in prefill_capacities:
+        graphs[f"prefill.{capacity}"] = surgery.prefill(traces.prefill, *choice, capacity)
     for slots, traced in traces.smaller_decodes.items():
         graphs[f"decode.{slots}"] = surgery.decode(traced, *choice)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, *choice)
     if baseline:
-        full = finished_graphs(traces, geometry.as_full(), target, options.of_full_cache())
+        full = finished_graphs(
+            traces,
+            geometry.as_full(),
+            target,
+            options.of_full_cache(),
+            prefill_capacities=prefill_capacities,
+        )
         graphs |= {f"{BASELINE}{name}": model for name, model in full.items()}
     return graphs
 

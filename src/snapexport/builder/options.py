@@ -71,6 +71,7 @@ class BuildOptions(GraphOptions):
     batch: int = 4
     decode_batches: tuple[int, ...] | None = None
     prefill_chunk: int | None = None
+    prefill_capacities: tuple[int, ...] = ()
     dtype: DType = "fp32"
     weights: Quantization | None = None
     target: Target = "onnxruntime"
@@ -96,6 +97,12 @@ class BuildOptions(GraphOptions):
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
+        if self.share_weights and self.weights:
+            raise UserError(
+                f"--share-weights is not supported with --weights {self.weights}: ONNX Runtime "
+                "rearranges quantized weights, which it can do with a graph's own alone",
+                "leave one of them out",
+            )
         if self.link_weights and self.weights:
             raise UserError(
                 f"--link-weights is not supported with --weights {self.weights}: quantized weights "
@@ -266,6 +273,39 @@ class BuildOptions(GraphOptions):
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
         return chunk
+
+    def capacities(self, chunk: int) -> list[int]:
+        """Positions of the caches of further prefill graphs, ascending. Raises UserError.
+
+        Each is at least twice the one before, so that moving to a larger one is rare and cheap.
+        """
+        given = sorted(set(self.prefill_capacities))
+        if given:
+            self._require_capacities(chunk)
+        least = chunk
+        for capacity in (*given, self.L_max):
+            if capacity < least:
+                flag = f"--prefill-capacities {' '.join(map(str, given))}"
+                raise UserError(
+                    f"{flag}: {capacity} is below {least}",
+                    f"begin at {chunk} (the prefill chunk) or above, at least double from one to "
+                    f"the next, and end at {self.L_max // 2} (half of --L-max) or below",
+                )
+            least = 2 * capacity
+        return given
+
+    def _require_capacities(self, chunk: int) -> None:
+        if not capabilities(self.target).attends_to_capacity:
+            raise UserError(
+                f"--prefill-capacities is not supported with --target {self.target}, whose "
+                "attention reads a prompt no further than it is long",
+                f"leave it out, or use --target {targets_with('attends_to_capacity')}",
+            )
+        if chunk == self.L_max:
+            raise UserError(
+                "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",
+                "leave it out, or use a smaller --prefill-chunk",
+            )
 
 
 CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel", *_CHOICES)

@@ -58,6 +58,7 @@ class ResolvedBuild:
     model: ModelFacts
     geometry: CacheGeometry
     prefill_chunk: int
+    prefill_capacities: list[int]
 
 
 def write_build(options: BuildOptions, progress: Progress) -> Build:
@@ -83,7 +84,9 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     geometry = options.geometry(model)
     options.require_vocabulary(model.vocab_size)
-    return ResolvedBuild(options, checkpoint, config, model, geometry, options.chunk(geometry))
+    chunk = options.chunk(geometry)
+    capacities = options.capacities(chunk)
+    return ResolvedBuild(options, checkpoint, config, model, geometry, chunk, capacities)
 
 
 def trace_model(
@@ -132,6 +135,7 @@ def write_graphs(
         resolved.geometry,
         options.target,
         options.graph_options,
+        prefill_capacities=resolved.prefill_capacities,
         baseline=options.baseline,
     )
     return {name: write_graph(name, model, directory) for name, model in graphs.items()}

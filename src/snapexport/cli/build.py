@@ -28,6 +28,9 @@ CHOICES = {
     "(default: 1, 4, 16 ... below --batch; 1 for int4; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 512, or half of L_max)",
+    "prefill_capacities": "positions of the caches of further prefill graphs, for prompts that are "
+    "shorter than L_max: TensorRT's attention reads the whole cache in each chunk; each at least "
+    "twice the one before (default: none)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
     "weights": "of the linear layers, in blocks of 32 (default: the dtype): a quarter of fp16's "
     "memory traffic, less accurate; `diff` and `eval` measure how much",

@@ -43,9 +43,12 @@ def _add_flag(
         text += f" (default: {_spelled(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default
+    is_switch = hint is not bool  # None stands for a default that depends on other flags
     hint = _without_none(hint)
     is_literal = typing.get_origin(hint) is typing.Literal
-    if hint is bool:
+    if hint is bool and is_switch:
+        parser.add_argument(name, action=argparse.BooleanOptionalAction, **settings)
+    elif hint is bool:
         parser.add_argument(name, action="store_true", **settings)
     elif choices := field.metadata.get("choices", typing.get_args(hint) if is_literal else ()):
         parser.add_argument(name, choices=choices, **settings)

@@ -29,7 +29,7 @@ _CHOSEN = {
 CHOICES = (
     {name: build.CHOICES[name] for name in ("model", "L_max")}
     | _CHOSEN
-    | {name: build.CHOICES[name] for name in ("weights", "target")}
+    | {name: build.CHOICES[name] for name in ("prefill_capacities", "weights", "target")}
 )
 CACHE = build.CACHE | {
     "policy": build.CACHE["policy"] + " (default: snapstream, or full where a given batch fits it)",

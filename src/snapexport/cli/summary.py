@@ -33,10 +33,12 @@ def build_summary(build: Build) -> dict[str, Any]:
         "slots_per_layer": [layer.cache_slots for layer in manifest.geometry.layers],
         "batch": manifest.batch,
         "prefill_chunk": manifest.prefill_chunk,
-        "layout": "single-shot" if manifest.single_shot else "chunked",
+        "layout": _layout(manifest),
+        "prefill_capacities": list(manifest.prefill_graphs()),
         "dtype": manifest.dtype,
         "quantization": manifest.quantization,
         "linked_weights": manifest.linked_weights,
+        "shared_weights": bool(manifest.graph_options.share_weights),
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.graph_options.decode_attention,
         "top_tokens": manifest.graph_options.top_tokens,
@@ -65,7 +67,7 @@ def print_summary(build: Build) -> None:
         "model": _model_line(manifest),
         "cache": _cache_line(manifest.geometry),
         "decode": _decode_line(manifest),
-        "prefill": f"{summary['layout']}, {summary['prefill_chunk']} tokens a step",
+        "prefill": _prefill_line(manifest),
         "sampling": _sampling_line(manifest),
         "graphs": f"{', '.join(summary['graphs'])} ({summary['target']}, {summary['dtype']})",
         "tokenizer": TOKENIZER if summary["tokenizer"] else NO_TOKENIZER,
@@ -82,6 +84,18 @@ def print_summary(build: Build) -> None:
     OUT.print(table)
 
 
+def _layout(manifest: Manifest) -> str:
+    return "single-shot" if manifest.single_shot else "chunked"
+
+
+def _prefill_line(manifest: Manifest) -> str:
+    line = f"{_layout(manifest)}, {manifest.prefill_chunk} tokens a step"
+    *smaller, _ = manifest.prefill_graphs()
+    if smaller:
+        line += f", in caches of {', '.join(map(str, smaller))} positions while they suffice"
+    return line
+
+
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
     return (
@@ -95,6 +109,8 @@ def _weights_line(manifest: Manifest, nbytes: int) -> str:
     line = spelled(nbytes)
     if manifest.quantization:
         line += f", linear layers in {manifest.quantization}"
+    if manifest.graph_options.share_weights:
+        line += ", one copy for all graphs, which take the matrices as inputs"
     return line + (f", {LINKED}" if manifest.linked_weights else "")
 
 

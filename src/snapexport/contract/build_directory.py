@@ -14,7 +14,7 @@ from snapexport.contract.manifest import (
     TraceName,
     WeightFile,
 )
-from snapexport.contract.safetensors import header_sha256
+from snapexport.contract.safetensors import TensorSpan, header_sha256, read_header
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Build:
     @property
     def has_baseline(self) -> bool:
         return f"{BASELINE}decode" in self.manifest.graphs
+
+    def weight_spans(self) -> dict[str, TensorSpan]:
+        """Where each weight lies, by its name. Raises UserError for an invalid file."""
+        files = [self.directory / weights.file for weights in self.manifest.weights]
+        return {name: span for file in files for name, span in read_header(file).items()}
 
     def verify_weights(self) -> list[str]:
         """Hash every weight file that has a recorded hash. Raises UserError for a difference.

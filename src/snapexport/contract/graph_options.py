@@ -31,8 +31,9 @@ class GraphOptions:
     """cache_dtype: of compressed caches; None: the build's dtype, which full caches always have.
 
     decode_attention: cache slots of a compressed cache that a decode step reads. top_tokens: number
-    of likeliest next tokens that the graphs output beside the logits. trt_decomposable: TensorRT
-    may use several kernels for attention.
+    of likeliest next tokens that the graphs output beside the logits. share_weights: matrices are
+    inputs of the graphs, which then run on one copy; None: where every graph would hold its own.
+    trt_decomposable: TensorRT may use several kernels for attention.
     """
 
     cache_dtype: CacheDType | None = field(
@@ -54,6 +55,14 @@ class GraphOptions:
         metadata=_help(
             "likeliest next tokens that the graphs output beside the logits, so that a GPU need "
             "not copy all logits to the host in each step; 0: none"
+        ),
+    )
+    share_weights: bool | None = field(
+        default=None,
+        metadata=_help(
+            "make matrices inputs of the graphs, so that all graphs of the build, engines too, run "
+            "on one copy in memory (default: for the tensorrt targets, whose engines hold a copy "
+            "each; ONNX Runtime on the CPU maps one copy anyway)"
         ),
     )
     trt_decomposable: bool = field(
@@ -87,7 +96,12 @@ class GraphOptions:
                 f"--trt-decomposable is not supported with --target {target}",
                 f"leave it out, or use --target {targets_with('decomposable')}",
             )
-        return replace(self, cache_dtype=cache_dtype, decode_attention=attention)
+        shares = self.share_weights
+        if shares is None:
+            shares = capabilities(target).weights_per_graph
+        return replace(
+            self, cache_dtype=cache_dtype, decode_attention=attention, share_weights=shares
+        )
 
     def require_vocabulary(self, tokens: int) -> None:
         """Raise UserError if top_tokens exceeds the model's vocabulary."""

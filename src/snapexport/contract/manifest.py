@@ -18,7 +18,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import CacheDType, DType, Target
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -28,10 +28,10 @@ BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
 GraphName = Annotated[
-    str, StringConstraints(pattern=r"^(compress|(baseline-)?(prefill|decode(\.[1-9]\d*)?))$")
+    str, StringConstraints(pattern=r"^(compress|(baseline-)?(prefill|decode)(\.[1-9]\d*)?)$")
 ]
-"""prefill, compress, decode, and decode.N for the first N batch slots; baseline-NAME for the full
-cache."""
+"""prefill, prefill.N over a cache of N positions, compress, decode, and decode.N for the first N
+batch slots; baseline-NAME for the full cache."""
 TraceName = Literal["prefill", "decode"]
 
 REBUILD = "build it again with `snapexport build`"
@@ -115,9 +115,17 @@ class Manifest(Strict):
 
     def decode_graphs(self, prefix: str = "") -> dict[int, GraphName]:
         """{batch slots: decode graph}, ascending. prefix: BASELINE or ""."""
-        stem = f"{prefix}decode."
+        return self._smaller(f"{prefix}decode") | {self.batch: f"{prefix}decode"}
+
+    def prefill_graphs(self, prefix: str = "") -> dict[int, GraphName]:
+        """{positions of its cache: prefill graph}, ascending. prefix: BASELINE or ""."""
+        return self._smaller(f"{prefix}prefill") | {self.geometry.L_max: f"{prefix}prefill"}
+
+    def _smaller(self, name: GraphName) -> dict[int, GraphName]:
+        """{N: graph} of each graph name.N, ascending."""
+        stem = f"{name}."
         found = {int(n.removeprefix(stem)): n for n in self.graphs if n.startswith(stem)}
-        return dict(sorted(found.items())) | {self.batch: f"{prefix}decode"}
+        return dict(sorted(found.items()))
 
     @property
     def cache_dtype(self) -> CacheDType:

@@ -46,6 +46,7 @@ def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
 _PAST = "past_key_values."
 _PRESENT = "present."
 _ATTENDED = "attended."
+_QUERY_WINDOW = "query_window."
 
 
 def past_key(layer: int) -> str:
@@ -100,7 +101,7 @@ def attended_value(layer: int) -> str:
 
 def query_window(layer: int) -> str:
     """Queries of the last W tokens, [1,H,W,D]."""
-    return f"query_window.{layer}"
+    return f"{_QUERY_WINDOW}{layer}"
 
 
 def query(layer: int) -> str:
@@ -111,6 +112,11 @@ def query(layer: int) -> str:
 def topk_positions(layer: int) -> str:
     """Kept positions, int64 [1,Hkv,K], ascending, -1 where unused."""
     return f"topk_positions.{layer}"
+
+
+def is_weight(name: str) -> bool:
+    """Whether an input is a weight, named as in the checkpoint: it is none of the others here."""
+    return not (name in OF_HOST or is_past(name) or name.startswith(_QUERY_WINDOW))
 
 
 def is_past(name: str) -> bool:

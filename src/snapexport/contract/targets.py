@@ -113,8 +113,9 @@ class TargetCapabilities:
     runs_on_gpu: graphs share GPU memory and compute in 16 bits. Otherwise they run on a CPU, where
     each has its own arena, and 16-bit weights are converted to fp32.
     plugins: our functions may be plugins, which hold no copies of keys and scores.
-    weights_per_graph: every graph holds a copy of the weights.
+    weights_per_graph: every graph holds a copy of the weights, unless all take them as inputs.
     cuda_dtypes: dtypes for which ONNX Runtime's CUDA provider has kernels for all operators.
+    attends_to_capacity: prefill's attention reads its whole cache, however short the prompt is.
     fused_attention: dtypes in which prefill's attention never holds a layer's scores.
     fused_whole_prompt: the same holds for single shot, a prompt without a cache.
     fused_shapes: limits of the fused kernel; other attention is composed of single operators. None:
@@ -134,6 +135,7 @@ class TargetCapabilities:
     plugins: bool = False
     weights_per_graph: bool = False
     cuda_dtypes: tuple[DType, ...] = DTYPES
+    attends_to_capacity: bool = False
     fused_attention: tuple[DType, ...] = ()
     fused_whole_prompt: bool = False
     fused_shapes: FusedShapes | None = None
@@ -167,6 +169,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         runs_on_gpu=True,
         plugins=True,
         weights_per_graph=True,
+        attends_to_capacity=True,
         fused_attention=("fp16", "bf16"),
         fused_whole_prompt=True,
         fused_shapes=MEASURED_SHAPES,
@@ -179,6 +182,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         library=TENSORRT_RTX,
         runs_on_gpu=True,
         weights_per_graph=True,
+        attends_to_capacity=True,
         fused_attention=("fp16", "bf16"),
         fused_whole_prompt=True,
         fused_shapes=MEASURED_SHAPES,
@@ -187,6 +191,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
     "portable": TargetCapabilities(
         title="any runtime of standard ONNX",
         cache_dtypes=("fp16",),
+        attends_to_capacity=True,
         masks=("window",),
     ),
 }

@@ -8,6 +8,9 @@ from snapexport.contract.targets import DType
 OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The manifest's names of types, by those of `--dtype`."""
 
+OF_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The manifest's names of types, by those of weight files."""
+
 OF_TENSORRT = {
     "BOOL": "bool",
     "INT32": "int32",

@@ -45,9 +45,9 @@ class Needs:
 class Estimate:
     """Bytes for all graphs. They are built one after the other, so host and gpu are maxima.
 
-    running: GPU memory of the loaded engines, each with its own weights, of the caches, and of the
-    largest scratch memory, which the engines share. The baseline's engines are left out: they run
-    instead of the others.
+    running: GPU memory of the weights, of the caches, and of the largest scratch memory, which the
+    engines share. Each engine holds its own weights, unless they are inputs. The baseline's engines
+    are left out: they run instead of the others.
     """
 
     graphs: dict[GraphName, Needs]
@@ -77,7 +77,14 @@ def estimate(
     found = {name: _needs(manifest, name, library, stripped) for name in graphs}
     ours = {name: needs for name, needs in found.items() if not is_baseline(name)}
     shared = max((needs.scratch for needs in ours.values()), default=0)
-    return Estimate(found, LIBRARY_GPU + shared + sum(_loaded(manifest, name) for name in ours))
+    loaded = sum(_loaded(manifest, name) for name in ours)
+    return Estimate(found, LIBRARY_GPU + _shared_weights(manifest) + shared + loaded)
+
+
+def _shared_weights(manifest: Manifest) -> int:
+    """Bytes of the weights that graphs take as inputs, each counted once."""
+    inputs = (spec for graph in manifest.graphs.values() for spec in graph.inputs)
+    return _bytes({spec.name: spec for spec in inputs if names.is_weight(spec.name)}.values())
 
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
@@ -124,8 +131,13 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
-    """Bytes of a graph's weights: none in the compress graph, the whole model's in all others."""
-    return 0 if name == "compress" else sum(file.size for file in manifest.weights)
+    """Bytes of the weights in a graph's engine: none in the compress graph, else the model's.
+
+    Vectors, which stay in the graph when weights are shared, are not counted.
+    """
+    if name == "compress" or manifest.graph_options.share_weights:
+        return 0
+    return sum(file.size for file in manifest.weights)
 
 
 def is_baseline(name: GraphName) -> bool:

@@ -81,6 +81,7 @@ def _alternative(request: PlanRequest, model: PlannedModel, choice: Choice) -> A
     options = request.build_options(**choice | {"batch": 1})
     geometry = options.geometry(model.facts)
     chunk = options.chunk(geometry)
+    options.capacities(chunk)
     return Alternative(request, model, choice | {"prefill_chunk": chunk}, geometry, chunk)
 
 

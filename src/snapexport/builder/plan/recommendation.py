@@ -121,7 +121,9 @@ def _batch(request: PlanRequest, chosen: Recommendation) -> str:
 
 
 def _weights(chosen: Recommendation) -> Iterator[str]:
-    if capabilities(chosen.options.target).weights_per_graph:
+    if chosen.options.graph_options.share_weights:
+        yield f"weights: {chosen.options.dtype}; one copy, which all graphs take as inputs"
+    elif capabilities(chosen.options.target).weights_per_graph:
         copies = "the engines of prefill and decode hold a copy of the weights each"
         yield f"weights: {chosen.options.dtype}; {copies}"
     elif chosen.options.weights is None and chosen.options.dtype == "fp32":

@@ -72,8 +72,11 @@ def command(options: BuildOptions) -> str:
         value = getattr(options, field.name)
         if value is True:
             words.append(flag_of(field.name))
+        elif value is False and field.default is None:
+            words.append("--no-" + flag_of(field.name).removeprefix("--"))
         elif value != field.default or field.name == "batch":
-            words += [flag_of(field.name), str(value)]
+            several = value if isinstance(value, tuple) else (value,)
+            words += [flag_of(field.name), *map(str, several)]
     return shlex.join(words)
 
 

@@ -25,11 +25,14 @@ def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
 def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of weights in memory while the build runs (docs/measurements.md).
 
-    A target with weights_per_graph: a copy for prefill and for each decode graph. fp32 on a CPU:
-    one copy, mapped from the file by all sessions. int4: also a rearranged copy of the linear
-    layers for each session. fp16 on a CPU: an fp32 copy for each session, instead of the file.
+    share_weights: one copy. Else a target with weights_per_graph: a copy for each prefill and each
+    decode graph. fp32 on a CPU: one copy, mapped from the file by all sessions. int4: also a
+    rearranged copy of the linear layers for each session. fp16 on a CPU: an fp32 copy for each
+    session, instead of the file.
     """
     stored, sessions = stored_bytes(model, options), sessions_with_weights(options)
+    if options.graph_options.share_weights:
+        return stored
     if capabilities(options.target).weights_per_graph:
         return stored * sessions
     if options.weights:
@@ -49,8 +52,8 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
 
 def sessions_with_weights(options: BuildOptions) -> int:
-    """Number of graphs with weights: prefill, decode, and decode for fewer batch slots."""
-    return 2 + len(options.smaller_batches)
+    """Number of graphs with weights: prefill and decode of every size."""
+    return 2 + len(options.prefill_capacities) + len(options.smaller_batches)
 
 
 def _linear_elements(model: PlannedModel) -> int:

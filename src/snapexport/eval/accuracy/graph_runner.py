@@ -16,6 +16,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.eval.accuracy.graph_loader import GraphLoader, on_onnxruntime
 from snapexport.eval.accuracy.sequence import Array, Feed, SequenceRunner
+from snapexport.exporter.tensor_file import NUMPY_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class GraphRunner(SequenceRunner):
         if self._compresses:
             wanted.append("compress")
         self._infer = {name: self._sessions.enter_context(self._loader(name)) for name in wanted}
+        self._weights = {name: shared_weights(self.build, name) for name in wanted}
 
     def deactivate_impl(self) -> None:
         """Drop the sessions."""
@@ -83,14 +85,14 @@ class GraphRunner(SequenceRunner):
         out: Feed = {}
         for scalars in self._prefill_scalars(token_ids[:prompt_length]):
             feed = scalars | self._past(self._prefill, out)
-            out = self._infer[self._prefill](feed)
+            out = self._run(self._prefill, feed)
             yield Call(self._prefill, feed, out[names.LOGITS])
         if self._compresses:
             out = self._compressed(out, prompt_length)
         for position in range(prompt_length, len(token_ids)):
             scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
             feed = scalars | self._past(self._decode, out)
-            out = self._infer[self._decode](feed)
+            out = self._run(self._decode, feed)
             yield Call(self._decode, feed, out[names.LOGITS])
 
     def _compressed(self, out: Feed, prompt_length: int) -> Feed:
@@ -98,7 +100,11 @@ class GraphRunner(SequenceRunner):
         inputs = {spec.name for spec in self._entry("compress").inputs}
         windows = {name: value for name, value in out.items() if name in inputs}
         length = {names.PROMPT_LENGTH: np.array([prompt_length])}
-        return self._infer["compress"](length | windows | self._past("compress", out))
+        return self._run("compress", length | windows | self._past("compress", out))
+
+    def _run(self, graph: GraphName, feed: Feed) -> Feed:
+        """Run a graph, on the weights that it takes as inputs too."""
+        return self._infer[graph](feed | self._weights[graph])
 
     def _prefill_scalars(self, prompt: Array) -> list[Feed]:
         """Inputs of each chunk apart from the caches: the last one is right-aligned."""
@@ -150,3 +156,15 @@ class GraphRunner(SequenceRunner):
 
     def _entry(self, graph: GraphName) -> GraphEntry:
         return self.build.manifest.graphs[graph]
+
+
+def shared_weights(build: Build, graph: GraphName) -> Feed:
+    """The weights that a graph takes as inputs, mapped from the build's files."""
+    inputs = [spec.name for spec in build.manifest.graphs[graph].inputs]
+    wanted = [name for name in inputs if names.is_weight(name)]
+    spans = build.weight_spans() if wanted else {}
+    found = ((name, spans[name]) for name in wanted)
+    return {
+        name: np.memmap(one.file, NUMPY_DTYPE[one.dtype], "r", one.offset, one.shape)
+        for name, one in found
+    }

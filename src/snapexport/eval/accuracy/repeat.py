@@ -154,11 +154,23 @@ def load(file):
         return {k: bf16(a) if a.dtype == np.uint16 else a for k, a in arrays.items()}
 '''
 
+_LOADER_WEIGHTS = '''
+
+def weights():
+    """Matrices, which the graphs take as inputs."""
+    from safetensors import safe_open
+
+    for path in Path({folder!r}).glob("*.safetensors"):
+        with safe_open(path, "pt") as tensors:
+            found = {{name: tensors.get_tensor(name) for name in tensors.keys()}}
+        yield from ((name, one) for name, one in found.items() if one.dim() > 1)
+'''
+
 _LOADER_FUNCTION = '''
 
 def {function}():
     """Inputs of {graph}.onnx."""
-    yield load("{function}.npz")
+    yield {inputs}
 '''
 
 
@@ -178,13 +190,27 @@ def write_repeat(
         inputs: dict[str, Any] = {name: _storable(a) for name, a in case.call.feed.items()}
         np.savez(directory / f"{case.name}.npz", **inputs)
         _save_reference(directory / f"{case.name}.reference.json", case)
-    functions = [_LOADER_FUNCTION.format(function=c.name, graph=c.call.graph) for c in cases]
-    (directory / LOADER).write_text("".join([_LOADER_HEADER, *functions]))
+    (directory / LOADER).write_text(_loader(build, cases))
     commands = directory / COMMANDS
     lines = ["#!/bin/sh", 'cd "$(dirname "$0")"', *commands_for(build, cases)]
     commands.write_text("\n".join(lines) + "\n")
     commands.chmod(0o755)
     return commands
+
+
+def _loader(build: Build, cases: list[Case]) -> str:
+    """The script that gives Polygraphy the inputs of each case."""
+    parts, inputs = [_LOADER_HEADER], 'load("{}.npz")'
+    if build.manifest.graph_options.share_weights:
+        folder = (build.directory / build.manifest.weights[0].file).parent.absolute()
+        parts.append(_LOADER_WEIGHTS.format(folder=str(folder)))
+        inputs += " | dict(weights())"
+    for case in cases:
+        given = inputs.format(case.name)
+        parts.append(
+            _LOADER_FUNCTION.format(function=case.name, graph=case.call.graph, inputs=given)
+        )
+    return "".join(parts)
 
 
 def _cases(runner: GraphRunner, reference: IterationResult) -> list[Case]:
