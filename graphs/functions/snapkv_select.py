@@ -51,8 +51,10 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   factor32 = Constant <value_float: float = @scale> ()
   factor = CastLike (factor32, key)
   scaled = Mul (folded, factor)
-  key_t = Transpose <perm = [0, 1, 3, 2]> (key)
-  products = MatMul (scaled, key_t)
+  # The keys come first, so that no transposed copy of them is made.
+  columns = Transpose <perm = [0, 1, 3, 2]> (scaled)
+  by_position = MatMul (key, columns)
+  products = Transpose <perm = [0, 1, 3, 2]> (by_position)
   folded_scores = Cast <to = 1> (products)
   per_query = Shape <start = 0, end = 3> (query_window)
   per_query_shape = Concat <axis = 0> (per_query, T)

@@ -30,6 +30,27 @@ def markers(graph: gs.Graph, domain: str, op: str) -> list[tuple[int, gs.Node]]:
     return list(zip(layers, found, strict=True))
 
 
+def linear_layers(graph: gs.Graph) -> list[tuple[gs.Node, gs.Constant]]:
+    """(product, weight [N,K]) of each MatMul(x, Transpose(weight)), as a trace has them."""
+    return [
+        (product, transpose.inputs[0])
+        for transpose in graph.nodes
+        if transpose.op == "Transpose" and _is_matrix(transpose.inputs[0])
+        for product in transpose.outputs[0].outputs
+        if _takes_second(product, transpose.outputs[0])
+    ]
+
+
+def _is_matrix(tensor: gs.Tensor) -> bool:
+    return isinstance(tensor, gs.Constant) and len(tensor.shape) == 2
+
+
+def _takes_second(product: gs.Node, weight: gs.Tensor) -> bool:
+    if product.op != "MatMul" or product.inputs[1] is not weight:
+        raise SurgeryError(f"{product.op} reads the transposed weight {weight.name}")
+    return True
+
+
 def node(
     graph: gs.Graph,
     op: str,

@@ -17,7 +17,9 @@ from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
+    LinearGemm,
     MaskedAttention,
+    VotesInTurn,
     allow_decomposition,
     allow_plugins,
     split_topk,
@@ -37,8 +39,8 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         SkipNorm(),
         FewerReshapes(),
     ),
-    "tensorrt": (MaskedAttention(),),
-    "tensorrt-rtx": (MaskedAttention(),),
+    "tensorrt": (MaskedAttention(), LinearGemm(), VotesInTurn()),
+    "tensorrt-rtx": (MaskedAttention(), LinearGemm(), VotesInTurn()),
 }
 """Changes to the graph, in this order."""
 

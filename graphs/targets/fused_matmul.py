@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.passes.base import SurgeryError, cut, int64s, node
+from snapexport.graphs.passes.base import cut, int64s, linear_layers, node
 
 _MICROSOFT = "com.microsoft"
 _FEW = range(8, 33)
@@ -28,17 +28,8 @@ class FusedMatMul:
     """Every linear layer of the model."""
 
     def apply(self, graph: gs.Graph) -> None:
-        transposes = [n for n in graph.nodes if n.op == "Transpose" and _is_weight(n.inputs[0])]
-        for transpose in transposes:
-            weight, transposed = transpose.inputs[0], transpose.outputs[0]
-            for product in list(transposed.outputs):
-                if product.op != "MatMul" or product.inputs[1] is not transposed:
-                    raise SurgeryError(f"{product.op} reads the transposed weight {weight.name}")
-                _rewrite(graph, product, weight)
-
-
-def _is_weight(tensor: gs.Tensor) -> bool:
-    return isinstance(tensor, gs.Constant) and len(tensor.shape) == 2
+        for product, weight in linear_layers(graph):
+            _rewrite(graph, product, weight)
 
 
 def _rewrite(graph: gs.Graph, product: gs.Node, weight: gs.Tensor) -> None:

@@ -1,14 +1,23 @@
 """The tensorrt target: standard operators, in the forms that TensorRT's ONNX parser takes.
 
 TensorScatter writes caches (linear, 4-D, from a network input to a network output), masks are
-explicit, and every TopK is within the limit of TensorRT's layer. Calls of our functions stay: the
-parser takes the body, or the plugin of that name if it is told to. `graphs/lint/` lists
-the accepted forms and their sources.
+explicit, linear layers are Gemm, and every TopK is within the limit of TensorRT's layer. Calls of
+our functions stay: the parser takes the body, or the plugin of that name if it is told to.
+`graphs/lint/` lists the accepted forms and their sources.
 """
 
 from snapexport.graphs.targets.tensorrt.decomposable import allow_decomposition
+from snapexport.graphs.targets.tensorrt.linear_gemm import LinearGemm
 from snapexport.graphs.targets.tensorrt.masked_attention import MaskedAttention
 from snapexport.graphs.targets.tensorrt.plugin_calls import allow_plugins
 from snapexport.graphs.targets.tensorrt.topk_rounds import split_topk
+from snapexport.graphs.targets.tensorrt.votes_in_turn import VotesInTurn
 
-__all__ = ["MaskedAttention", "allow_decomposition", "allow_plugins", "split_topk"]
+__all__ = [
+    "LinearGemm",
+    "MaskedAttention",
+    "VotesInTurn",
+    "allow_decomposition",
+    "allow_plugins",
+    "split_topk",
+]

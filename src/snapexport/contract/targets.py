@@ -157,7 +157,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
         cuda_dtypes=("fp16", "bf16"),
         fused_attention=("fp32",),
-        # One sliced at the prompt's end, one transposed.
+        # Sliced at the prompt's end. Measured: the slices of two layers are alive at once.
         vote_key_copies=2,
     ),
     "tensorrt": TargetCapabilities(
@@ -179,6 +179,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         title="TensorRT for RTX",
         largest_topk=3840,
         decomposable=True,
+        vote_key_copies=0,
         library=TENSORRT_RTX,
         runs_on_gpu=True,
         weights_per_graph=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from snapexport.contract import names
 from snapexport.contract.bytes import spelled, tensor_bytes
+from snapexport.contract.composed import composed_attention
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.targets import EngineLibrary
@@ -21,8 +22,8 @@ LIBRARY_GPU = int(0.6 * 2**30)
 """TensorRT's libraries and CUDA's context before the first layer: 574 MiB in a log of
 NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
-_VOTE_COPIES = 2.3
-"""Copies of the window's scores in the compress graph: 1.22 GB at [32,32,131072] in fp32, as the
+_VOTE_COPIES = 1.7
+"""Copies of the window's scores in the compress graph: 219 MB at [32,8,131072] in fp32, as the
 builder of TensorRT for RTX 1.7 told."""
 
 
@@ -111,7 +112,8 @@ def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped
 def _scratch(manifest: Manifest, name: GraphName) -> int:
     """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
 
-    A chunk's attention copies a layer's keys and values, and converts the mask [C,T] to 16 bits.
+    Attention copies a layer's keys and values, unless it is fused and has one row for each batch
+    slot. A chunk's converts the mask [C,T] to 16 bits. Composed attention has scores.
     """
     built = [entry.graphs[name] for entry in manifest.engines.values() if name in entry.graphs]
     if built:
@@ -125,9 +127,10 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
         return int(_VOTE_COPIES * 4 * heads * window * slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1
-    if rows == 1 or not layers:
+    scores = composed_attention(manifest).get(name, 0)
+    if not layers or (rows == 1 and not scores):
         return 0
-    return 2 * max(map(tensor_bytes, layers)) + 2 * rows * slots
+    return 2 * max(map(tensor_bytes, layers)) + 2 * rows * slots + scores
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
