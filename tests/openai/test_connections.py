@@ -66,7 +66,7 @@ def test_request_seconds_bound_an_answer(
 def test_request_whose_body_does_not_arrive_gets_408(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapexport.serving.openai.api_server.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("snapexport.serving.openai.body_reader.BODY_SECONDS", 0.1)
     connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
     connection.putrequest("POST", "/v1/completions")
     connection.putheader("Content-Length", "100")

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from snapexport.runtime import requests as runtime
+from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.middleware import HANDLERS, Gate, Gated
@@ -23,7 +24,6 @@ from snapexport.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     RequestBody,
-    parse,
 )
 from snapexport.serving.openai.responses import (
     ChatWriter,
@@ -39,10 +39,6 @@ from snapexport.serving.openai.streaming import (
     unless_gone,
 )
 
-MOST_BYTES = 32 << 20
-BODY_SECONDS = 60.0
-"""Limits of a body: its size, and the time until it has arrived."""
-
 
 @dataclass(frozen=True)
 class Api:
@@ -52,6 +48,7 @@ class Api:
     preprocessor: Preprocessor
     health: Health
     gate: Gate = field(default_factory=Gate)
+    bodies: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> Starlette:
@@ -70,7 +67,7 @@ class Api:
         )
 
     async def _chat(self, request: Request) -> Response:
-        body = parse(ChatRequest, await _read_body(request))
+        body = await self.bodies.read(request, ChatRequest)
         self._require(body.model)
         requests = await asyncio.to_thread(self.preprocessor.chat, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
@@ -78,11 +75,10 @@ class Api:
         return await self._answer(request, body, requests[:1], requests, writer)
 
     async def _complete(self, request: Request) -> Response:
-        body = parse(CompletionRequest, await _read_body(request))
+        body = await self.bodies.read(request, CompletionRequest)
         self._require(body.model)
         requests = await asyncio.to_thread(self.preprocessor.completion, body)
-        prompts = body.prompt if body.echo else []
-        echoes = [self.preprocessor.prompt_text(one) for one in prompts for _ in range(body.n)]
+        echoes = await asyncio.to_thread(self.preprocessor.echoes, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
         writer = CompletionWriter(self.name, text_of, echoes)
         return await self._answer(request, body, requests[:: body.n], requests, writer)
@@ -135,17 +131,3 @@ class Api:
         if model != self.name:
             message = f"the model '{model}' is not served here, '{self.name}' is"
             raise ApiError(404, message, INVALID, "model", "model_not_found")
-
-
-async def _read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError if it is too large or too slow."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MOST_BYTES:
-                    raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", INVALID)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s", INVALID) from None
-    return bytes(body)

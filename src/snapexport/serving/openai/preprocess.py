@@ -71,10 +71,13 @@ class Preprocessor:
         """A request for each prompt, n times in a row. Raises ApiError."""
         return self._requests(body, body.prompt, "prompt")
 
-    def prompt_text(self, prompt: str | list[int]) -> str:
-        """The text of a prompt, for `echo`."""
-        text: str = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-        return text
+    def echoes(self, body: CompletionRequest) -> list[str]:
+        """The prompt's text for each answer; none without `echo`."""
+        texts = [
+            one if isinstance(one, str) else self.tokenizer.decode(one)
+            for one in (body.prompt if body.echo else ())
+        ]
+        return [text for text in texts for _ in range(body.n)]
 
     @cached_property
     def text_of(self) -> TokenText:
