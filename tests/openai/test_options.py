@@ -92,6 +92,7 @@ def test_preprocessor_opens_a_build(tiny_build: Build, tmp_path: Path) -> None:
     preprocessor = Preprocessor.open(tmp_path, max_pending=99)
     assert preprocessor.most_answers == 64
     assert preprocessor.template is not None and preprocessor.template.render([], True) == "<s>"
+    preprocessor.close()
     for broken in ("{{ bos_token", "{{ bos_token | unheard_of }}"):
         (tmp_path / "chat_template.jinja").write_text(broken)
         with pytest.raises(UserError, match="the chat template cannot be read"):

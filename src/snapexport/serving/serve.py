@@ -47,6 +47,7 @@ def serve(options: ServeOptions, report: Report) -> None:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
         signals = stack.enter_context(Signals())
         preprocessor = Preprocessor.open(options.build, options.max_pending)
+        stack.callback(preprocessor.close)
         if options.triton:
             with needs_extra("triton"):
                 from snapexport.serving.triton.behind import started

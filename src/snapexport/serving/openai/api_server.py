@@ -3,7 +3,6 @@
 Knows the `Generator` protocol, and neither the LLM nor Triton.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +37,13 @@ from snapexport.serving.openai.streaming import (
     merged,
     unless_gone,
 )
+from snapexport.serving.openai.turns import Turns
+from snapexport.serving.template_process import PROCESSES
+
+READERS = 2
+"""Threads that tokenize completions. The tokenizer uses all cores by itself."""
+MOST_READ = 128
+"""Requests of a route whose prompts are rendered and tokenized, or wait for it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,9 @@ class Api:
     health: Health
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
+    # Apart: a chat template may take its time.
+    chats: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    completions: Turns = field(default_factory=lambda: Turns(READERS, MOST_READ))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> Starlette:
@@ -69,7 +78,7 @@ class Api:
     async def _chat(self, request: Request) -> Response:
         body = await self.bodies.read(request, ChatRequest)
         self._require(body.model)
-        requests = await asyncio.to_thread(self.preprocessor.chat, body)
+        requests = await self.chats.run(self.preprocessor.chat, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
         writer = ChatWriter(self.name, text_of)
         return await self._answer(request, body, requests[:1], requests, writer)
@@ -77,8 +86,8 @@ class Api:
     async def _complete(self, request: Request) -> Response:
         body = await self.bodies.read(request, CompletionRequest)
         self._require(body.model)
-        requests = await asyncio.to_thread(self.preprocessor.completion, body)
-        echoes = await asyncio.to_thread(self.preprocessor.echoes, body)
+        requests = await self.completions.run(self.preprocessor.completion, body)
+        echoes = await self.completions.run(self.preprocessor.echoes, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
         writer = CompletionWriter(self.name, text_of, echoes)
         return await self._answer(request, body, requests[:: body.n], requests, writer)
