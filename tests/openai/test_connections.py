@@ -67,6 +67,7 @@ def test_request_whose_body_does_not_arrive_gets_408(
     monkeypatch.setattr("snapexport.serving.openai.body_reader.BODY_SECONDS", 0.1)
     connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
     connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", "100")
     connection.endheaders(b"{")
     assert connection.getresponse().status == 408

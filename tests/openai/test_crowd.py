@@ -17,7 +17,10 @@ from tests.openai.conftest import Served
 pytestmark = pytest.mark.parametrize("running", ["in process"], indirect=True)
 
 ASK = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{"
+)
 HUGE = 1 << 26
 """Bytes that no socket's buffers hold."""
 

@@ -219,7 +219,7 @@ def test_a_body_over_the_limit_is_refused(served: Served, monkeypatch: pytest.Mo
 def refused(url: str, body: bytes | None, status: int) -> dict[str, Any]:
     """The error object of an answer."""
     with pytest.raises(HTTPError) as error:
-        urlopen(Request(url, body), timeout=5)
+        urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=5)
     assert error.value.code == status
     error_object: dict[str, Any] = json.loads(error.value.read())["error"]
     assert error_object.keys() == {"message", "type", "param", "code"}

@@ -12,8 +12,10 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from snapexport.runtime import requests as runtime
+from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
@@ -53,6 +55,7 @@ class Api:
     name: str
     preprocessor: Preprocessor
     health: Health
+    access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
     # Apart: a chat template may take its time.
@@ -60,10 +63,10 @@ class Api:
     completions: Turns = field(default_factory=lambda: Turns(READERS, MOST_READ))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
         gated = [Middleware(Gated, gate=self.gate)]
-        return Starlette(
+        routes = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"], middleware=gated),
                 Route("/v1/completions", self._complete, methods=["POST"], middleware=gated),
@@ -74,6 +77,7 @@ class Api:
             ],
             exception_handlers=HANDLERS,
         )
+        return self.access.guard(routes)
 
     async def _chat(self, request: Request) -> Response:
         body = await self.bodies.read(request, ChatRequest)
