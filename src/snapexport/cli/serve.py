@@ -91,7 +91,7 @@ def _print(addresses: Addresses) -> None:
     ]
     if addresses.grpc:
         lines.append(f"  Triton   {addresses.http}, gRPC {addresses.grpc}")
-    OUT.print("\n".join([*lines, "", addresses.curl]), markup=False)
+    OUT.print("\n".join([*lines, "", addresses.curl]))
 
 
 def _print_draining(seconds: float) -> None:
