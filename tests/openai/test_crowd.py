@@ -63,6 +63,7 @@ def test_new_client_is_served_beside_any_number_of_idle_ones(
     served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 10)
+    monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
 
     async def scenario() -> tuple[int, int]:
         async with server(served) as connect:
@@ -84,6 +85,7 @@ def test_connection_that_is_answered_does_not_give_way(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
     release: list[asyncio.Event] = []
 
     async def models(_: Any) -> None:
@@ -183,6 +185,6 @@ def test_file_limit_is_raised_and_bounds_the_connections(
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
     connections.raise_file_limit()
     assert limits[-1] == (800, 800)
-    assert connections.most_connections() == 800 - connections.BACKLOG - connections.OTHER_FILES
+    assert connections.most_connections() == 800 - connections.OTHER_FILES
     limits.append((1 << 20, 1 << 20))
     assert connections.most_connections() == connections.MOST_CONNECTIONS

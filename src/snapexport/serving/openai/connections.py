@@ -18,12 +18,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from snapexport.serving.openai.errors import INVALID, ApiError
 
 MOST_CONNECTIONS = 1000
-BACKLOG = 512
-"""Connections that the kernel holds until the event loop takes them, all at once."""
+BACKLOG = 1024
+"""Connections that the kernel holds until the event loop takes them."""
+ACCEPTED = 32
+"""Connections taken at once. Their requests are read next, before others are taken."""
 OTHER_FILES = 128
 
 HEAD_SECONDS = 10.0
 """From a connection, or the last answer, to the next request's whole head."""
+LEAST_SECONDS = 1.0
+"""No connection gives way sooner: under load its request lies unread in the kernel meanwhile."""
 UNREAD_SECONDS = 60.0
 """Seconds for which a client may leave all of what it was sent unread."""
 READ_BYTES = 1 << 15
@@ -42,7 +46,7 @@ def most_connections() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(files - BACKLOG - OTHER_FILES, 1))
+    return min(MOST_CONNECTIONS, max(files - OTHER_FILES, 1))
 
 
 class State(Enum):
@@ -58,7 +62,7 @@ class Crowd:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_state: dict[State, dict[BoundedConnection, None]] = {one: {} for one in State}
+        self._by_state: dict[State, dict[BoundedConnection, float]] = {one: {} for one in State}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_state.values()))
@@ -66,18 +70,19 @@ class Crowd:
     def move(self, connection: "BoundedConnection", state: State) -> None:
         """Note what a connection waits for now."""
         self.remove(connection)
-        self._by_state[state][connection] = None
+        self._by_state[state][connection] = connection.loop.time()
 
     def remove(self, connection: "BoundedConnection") -> None:
         for connections in self._by_state.values():
             connections.pop(connection, None)
 
-    def has_room(self) -> bool:
+    def has_room(self, now: float) -> bool:
         """Whether one more may come. Closes a connection that waits for its client, if need be."""
         if len(self) < self._most:
             return True
         for state in (State.HEAD, State.BODY):
-            for connection in self._by_state[state]:
+            connection, since = next(iter(self._by_state[state].items()), (None, now))
+            if connection and since <= now - LEAST_SECONDS:
                 self.remove(connection)
                 connection.transport.abort()
                 return True
@@ -99,7 +104,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES
-        if self._crowd.has_room():
+        if self._crowd.has_room(self.loop.time()):
             self._note_state()
         else:
             self._refuse(ApiError(503, "too many connections: try again later", code="unavailable"))

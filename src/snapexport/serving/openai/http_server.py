@@ -11,7 +11,12 @@ import uvicorn
 
 from snapexport.contract.errors import UserError
 from snapexport.serving.openai.api_server import Api
-from snapexport.serving.openai.connections import BACKLOG, connections, raise_file_limit
+from snapexport.serving.openai.connections import (
+    ACCEPTED,
+    BACKLOG,
+    connections,
+    raise_file_limit,
+)
 from snapexport.serving.openai.signals import Signals
 
 CLOSING_SECONDS = 3
@@ -67,7 +72,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
         lifespan="off",
         log_level="error",  # a warning for each bad request would fill the log
         access_log=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTED,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )
     server = _Uvicorn(config)
@@ -78,6 +83,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
                 host, port = listener.getsockname()[:2]
                 raise _refused(host, port, "--port", serving.exception())
             await asyncio.sleep(0.01)
+        listener.listen(BACKLOG)  # asyncio has one number for both
         yield
     finally:
         server.should_exit = True
