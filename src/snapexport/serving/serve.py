@@ -53,7 +53,7 @@ def serve(options: ServeOptions, report: Report) -> None:
         if options.triton:
             with needs_extra("triton"):
                 from snapexport.serving.triton.behind import started
-            start = stack.enter_context(started(options))
+            start = stack.enter_context(started(options, signals.hurried.is_set, _log))
         else:
             start = _load(options)
         asyncio.run(_answer(options, preprocessor, listener, start, signals, report))

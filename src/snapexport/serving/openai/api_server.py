@@ -37,6 +37,7 @@ from snapexport.serving.openai.streaming import (
     collected,
     events,
     merged,
+    require_client,
     unless_gone,
 )
 from snapexport.serving.openai.turns import Turns
@@ -81,6 +82,7 @@ class Api:
 
     async def _chat(self, request: Request) -> Response:
         body = await self.bodies.read(request, ChatRequest)
+        await require_client(request)
         self._require(body.model)
         requests = await self.chats.run(self.preprocessor.chat, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
@@ -89,6 +91,7 @@ class Api:
 
     async def _complete(self, request: Request) -> Response:
         body = await self.bodies.read(request, CompletionRequest)
+        await require_client(request)
         self._require(body.model)
         requests = await self.completions.run(self.preprocessor.completion, body)
         echoes = await self.completions.run(self.preprocessor.echoes, body)
@@ -104,6 +107,7 @@ class Api:
         requests: Sequence[runtime.Request],
         writer: ResponseWriter,
     ) -> Response:
+        await require_client(request)
         prompt_tokens = sum(len(one.prompt_token_ids) for one in prompts)
         outputs = merged(self.health.generator, requests)
         if not body.stream:
