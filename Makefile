@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz-http-short fuzz-http soak test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,27 @@ test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environmen
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
 	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
+
+FUZZ := $(BIN)/python -m tests.fuzz_http
+SERVED := build/served.build
+
+$(SERVED): $(STAMP)
+	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
+		--batch 8 --prefill-chunk 256 --overwrite --out $@
+
+fuzz-http-short: $(STAMP) ## a slice of the hostile requests, half a minute
+	$(BIN)/python -m pytest tests/fuzz_http
+
+fuzz-http: $(SERVED)     ## hostile requests, templates, large bodies and idle connections, 5 minutes
+	$(FUZZ).fuzz $(SERVED) --count 2000
+	$(FUZZ).templates --count 600
+	$(FUZZ).stall $(SERVED)
+	$(FUZZ).idle $(SERVED)
+
+soak: REQUESTS ?= 10000
+soak: MINUTES ?= 5
+soak: $(SERVED)          ## requests with cancels, then 200 clients of whom half leave, 10 minutes
+	$(FUZZ).soak $(SERVED) --requests $(REQUESTS) --minutes $(MINUTES)
 
 planted-faults: $(STAMP) ## plant faults in a copy, and see that tests catch each, an hour
 	$(BIN)/python tools/planted_faults.py

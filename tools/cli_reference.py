@@ -17,7 +17,8 @@ HEAD = """# Command line
 
 Every command has `--help`. Results go to standard output. Progress goes to standard error, if that
 is a terminal. Wrong input ends with exit status 2 and two lines on standard error: `error:` says
-what is wrong, `hint:` says what to do.
+what is wrong, `hint:` says what to do. A defect of snapexport ends with exit status 70 and
+`error: internal: ...`; `snapexport --traceback COMMAND ...` prints where it happened.
 
 """
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import numpy as np
@@ -24,7 +24,7 @@ from tritonclient.utils import (
 
 from snapexport.runtime.requests import OutputDelta, SamplingParams
 from snapexport.serving.token_text import token_texts
-from snapexport.serving.triton.interface import CODE_IN_MESSAGE
+from snapexport.serving.triton.interface import CODE_IN_MESSAGE, Code
 from tests.openai.watched_llm import WatchedLLM
 
 IDLE_SECONDS = 0.002
@@ -56,18 +56,27 @@ class FakeTriton(GRPCInferenceServiceServicer):
     async def ModelStreamInfer(
         self, requests: AsyncIterator[ModelInferRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ModelStreamInferResponse]:
-        assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
+        assert "triton_grpc_error" not in dict(context.invocation_metadata())
         async for request in requests:
             assert request.parameters[CODE_IN_MESSAGE].bool_param
-            await self._refuse(context)
+            if refusal := await self._refuse(context):
+                yield refusal
+                continue
             async for delta in self._follow(inputs_of(request)):
-                await self._refuse(context)
+                if refusal := await self._refuse(context):
+                    yield refusal
+                    break
                 answer = response(request, delta, self._text_of)
                 yield ModelStreamInferResponse(infer_response=answer)
 
-    async def _refuse(self, context: grpc.aio.ServicerContext) -> None:
-        if self.refusal:
-            await context.abort(*self.refusal)
+    async def _refuse(self, context: grpc.aio.ServicerContext) -> ModelStreamInferResponse | None:
+        """The model's own errors, which begin with their code, are messages; Triton's end calls."""
+        if not self.refusal:
+            return None
+        status, text = self.refusal
+        if not text.startswith(get_args(Code)):
+            await context.abort(status, text)
+        return ModelStreamInferResponse(error_message=text)
 
     async def _follow(self, inputs: dict[str, Any]) -> AsyncIterator[OutputDelta]:
         request = self.llm.read(inputs["input_ids"], params_of(inputs))

@@ -15,6 +15,7 @@ from snapexport.serving.backing import Backing
 from snapexport.serving.openai import health as health_module
 from snapexport.serving.openai.errors import ApiError
 from snapexport.serving.openai.health import FAILED, SILENT, Health, supervise
+from snapexport.serving.triton.behind import MOST_RESTARTS, Restarts
 from snapexport.serving.triton.client import TritonGenerator
 from tests.openai.conftest import Served, in_process
 from tests.openai.watched_llm import SleepingLLM, make_llm
@@ -147,6 +148,52 @@ def test_model_that_fails_twice_ends_the_command(
     assert stale.triton
     stale.triton.refusal = grpc.StatusCode.INTERNAL, "the stub is not healthy"
     assert "no longer answers" in str(failing.exception(3))
+
+
+def test_server_that_has_ended_is_started_again_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_module, "PROCESS_SECONDS", 0.001)
+    server, log = FakeTritonServer(), list[str]()
+
+    async def scenario() -> UserError:
+        backing = Backing(None, server, restart=Restarts(server, log.append))  # type: ignore[arg-type]
+        with pytest.raises(UserError) as ended:
+            await asyncio.wait_for(supervise(backing, None), 5)  # type: ignore[arg-type]
+        return ended.value
+
+    assert "ended by itself" in asyncio.run(scenario()).message
+    assert server.starts == MOST_RESTARTS
+    assert [line for line in log if "starting it again" in line][-1].endswith("(3 of 3)")
+    assert log.count("Triton answers again") == MOST_RESTARTS
+
+
+class FakeTritonServer:
+    """Dies as soon as it has been ready once."""
+
+    needs_probe = False
+
+    def __init__(self) -> None:
+        self.is_running = False
+        self.starts = 0
+        self._looks = 0
+
+    def kill(self) -> None:
+        assert not self.is_running
+
+    def start(self) -> None:
+        self.is_running, self.starts, self._looks = True, self.starts + 1, 0
+
+    def reasons(self) -> str:
+        return "API misuse"
+
+    def is_ready(self) -> bool:
+        self._looks += 1
+        self.is_running = self._looks < 3
+        return not self.is_running
+
+    def require_starting(self, end: float) -> None:
+        assert self.is_running
 
 
 def test_idle_worker_is_not_probed_until_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,19 @@ from snapexport.vault import CHECKPOINT
         ({"drain_seconds": -1}, "--drain-seconds -1"),
         ({"drain_seconds": float("nan")}, "--drain-seconds nan"),
         ({"max_pending": -1}, "--max-pending -1"),
+        ({"api_key": ""}, "--api-key is empty.*long random one"),
+        ({"api_key": "a b"}, "--api-key is empty, or has other"),
+        ({"allowed_host": ("http://a",)}, "--allowed-host http://a is no host"),
         ({"name": "a b"}, "'a b' cannot be a model's name"),
     ],
 )
 def test_wrong_option_is_refused_by_its_flag(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         ServeOptions(Path("llama.build"), **given)
+
+
+def test_api_key_does_not_show_in_the_options_text() -> None:
+    assert "secret" not in repr(ServeOptions(Path("llama.build"), api_key="secret"))
 
 
 def test_model_is_named_after_its_build() -> None:
@@ -92,6 +99,7 @@ def test_preprocessor_opens_a_build(tiny_build: Build, tmp_path: Path) -> None:
     preprocessor = Preprocessor.open(tmp_path, max_pending=99)
     assert preprocessor.most_answers == 64
     assert preprocessor.template is not None and preprocessor.template.render([], True) == "<s>"
+    preprocessor.close()
     for broken in ("{{ bos_token", "{{ bos_token | unheard_of }}"):
         (tmp_path / "chat_template.jinja").write_text(broken)
         with pytest.raises(UserError, match="the chat template cannot be read"):

@@ -7,8 +7,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import openai
 import pytest
@@ -64,6 +66,39 @@ def test_drain_seconds_bound_the_drain(build: Path, flags: Flags, tmp_path: Path
             list(stream)
         assert serving.ended() == (0, draining(0.1))
     assert list(tmp_path.glob("snapexport-*")) == []
+
+
+def test_second_signal_ends_it_within_seconds(build: Path, flags: Flags, tmp_path: Path) -> None:
+    with serve(build, tmp_path, *flags, "--drain-seconds", "600") as serving:
+        stream = serving.client().completions.create(**LONG | {"max_tokens": 30_000})
+        next(iter(stream))
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.stderr is not None
+        assert "draining" in serving.process.stderr.readline()
+        started = time.monotonic()
+        serving.process.send_signal(signal.SIGTERM)
+        serving.ended()
+        assert time.monotonic() - started < (15 if flags else 5)
+
+
+def test_api_key_and_hosts_are_checked_and_requests_logged(
+    build: Path, flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPEXPORT_API_KEY", "sk-test")
+    options = {"model": "vault", "prompt": "The secret prompt", "max_tokens": 1}
+    with serve(build, tmp_path, *flags, "--access-log") as serving:
+        with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
+            serving.client().completions.create(**options)
+        known = serving.client().with_options(api_key="sk-test")
+        known.completions.create(**options)
+        with pytest.raises(openai.PermissionDeniedError, match="--allowed-host evil"):
+            known.completions.create(**options, extra_headers={"Host": "evil.example"})
+        with urlopen(f"{serving.url}/health", timeout=SECONDS) as answer:
+            assert answer.status == 200
+        _, log = serving.end()
+    lines = [line for line in log.splitlines() if '"POST /v1/completions"' in line]
+    assert [line.split('" ')[1].split()[0] for line in lines] == ["401", "200", "403"]
+    assert '"GET /health" 200' in log and "secret" not in log and "sk-test" not in log
 
 
 def test_port_in_use_is_refused(build: Path, flags: Flags, tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import openai
 import pytest
 
+from snapexport.serving.triton.behind import MOST_RESTARTS
 from tests.serving.process import SECONDS, Serving, serve, start
 from tests.serving.served_command import *  # noqa: F403
 from tests.serving.served_command import LONG, refused
 
 
-def test_backend_that_dies_ends_the_serve_command(build: Path, tmp_path: Path) -> None:
+def test_backend_that_dies_is_started_again(build: Path, tmp_path: Path) -> None:
     """Requests of the dead process end with an error. Now and then the server dies with it."""
     with serve(build, tmp_path, "--triton") as serving:
         stream = serving.client().completions.create(**LONG)
@@ -20,21 +22,40 @@ def test_backend_that_dies_ends_the_serve_command(build: Path, tmp_path: Path) -
         os.kill(backend, signal.SIGKILL)
         with pytest.raises(openai.APIError):
             list(stream)
-        status, errors = serving.ended()
-    assert status == 2
-    noticed = "error: the model no longer answers; ", "error: the server has ended by itself; "
-    assert errors.startswith(noticed)
+        answers_again(serving)
+        status, errors = serving.end()
+    assert status == 0
+    assert "starting it again (1 of 3)" in errors
     assert list(tmp_path.glob("snapexport-*")) == []
 
 
-def test_server_that_dies_ends_the_serve_command(build: Path, tmp_path: Path) -> None:
+def test_server_that_dies_is_started_again_three_times(build: Path, tmp_path: Path) -> None:
     with serve(build, tmp_path, "--triton") as serving:
+        for _ in range(MOST_RESTARTS):
+            stream = serving.client().completions.create(**LONG)
+            next(iter(stream))
+            os.kill(_triton(serving), signal.SIGKILL)
+            with pytest.raises(openai.APIError):
+                list(stream)
+            answers_again(serving)
         os.kill(_triton(serving), signal.SIGKILL)
         status, errors = serving.ended()
     assert status == 2
-    assert errors.startswith("error: the server has ended by itself; the end of")
+    assert "\nerror: the server has ended by itself; the end of" in errors
     assert "HTTPService" in errors and "\n\nhint: " in errors
     assert list(tmp_path.glob("snapexport-*")) == []
+
+
+def answers_again(serving: Serving) -> None:
+    """Wait until a request is answered; until then the others get status 503 or 500."""
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            serving.client().completions.create(**LONG | {"max_tokens": 1, "stream": False})
+            return
+        except openai.InternalServerError:
+            assert time.monotonic() < end
+            time.sleep(0.2)
 
 
 def test_signal_before_the_server_is_ready_leaves_nothing(build: Path, tmp_path: Path) -> None:

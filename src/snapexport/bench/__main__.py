@@ -27,7 +27,7 @@ from snapexport.bench.turns import Row
 from snapexport.contract.errors import UserError
 from snapexport.runtime.backend import DeviceError
 
-ERR = Console(stderr=True)
+ERR = Console(stderr=True, markup=False, emoji=False)
 RESULTS = Path("docs/results/performance")
 WORK = Path("build/bench")
 
@@ -80,7 +80,11 @@ def measure(arguments: argparse.Namespace, setup: Setup, out: Path) -> int:
     """Run each experiment; its results are written even if it fails."""
     status = 0
     options = {name: _options(arguments, setup, name) for name in _names(arguments)}
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=ERR) as progress:
         for name, one in options.items():
             line = progress.add_task(name)
@@ -218,7 +222,7 @@ def _draw(report: Row, out: Path) -> None:
     try:
         from snapexport.bench import plots
     except ModuleNotFoundError:
-        ERR.print("no plots: they need snapexport\\[eval]", style="dim")
+        ERR.print("no plots: they need snapexport[eval]", style="dim")
         return
     plots.draw(report, out, kinds=("png",))
 

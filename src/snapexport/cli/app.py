@@ -3,11 +3,15 @@
 error: what is wrong
 <blank line>
 hint: what to do                                                        (exit status 2)
+
+An exception that nobody expected is a defect of snapexport: `error: internal: ...`, exit status 70.
 """
 
 import argparse
 import os
+import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -30,7 +34,7 @@ from snapexport.cli import (
 )
 from snapexport.cli.renamed import require_current_flags
 from snapexport.cli.signals import end_on_signals
-from snapexport.contract.errors import UserError
+from snapexport.contract.errors import UserError, first_line
 
 COMMANDS = {
     "plan": plan,
@@ -47,6 +51,9 @@ COMMANDS = {
     "demo": demo,
 }
 BAD_INPUT = 2
+INTERNAL = 70
+"""EX_SOFTWARE of sysexits.h."""
+TRACEBACK = "--traceback"
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +72,9 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     root.add_argument("--version", action="version", version=f"snapexport {snapexport.__version__}")
+    root.add_argument(
+        TRACEBACK, action="store_true", help="print the traceback of an internal error"
+    )
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         one = commands.add_parser(
@@ -100,8 +110,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{error.strerror or error}{where}",
             "check the path, its permissions and the free space",
         )
+    except MemoryError:
+        return _print_error("there is not enough memory", "see what it takes: `snapexport plan`")
+    except Exception as error:
+        return _print_internal(error, words)
 
 
 def _print_error(message: str, hint: str) -> int:
-    print(f"error: {message}\n\nhint: {hint}", file=sys.stderr)
+    print(f"error: {_printable(message)}\n\nhint: {_printable(hint)}", file=sys.stderr)
     return BAD_INPUT
+
+
+def _print_internal(error: Exception, words: Sequence[str]) -> int:
+    """A defect: the user can only report it."""
+    if TRACEBACK in words[:1]:
+        traceback.print_exception(error)
+    repeated = shlex.join(["snapexport", TRACEBACK, *(word for word in words if word != TRACEBACK)])
+    _print_error(
+        f"internal: {type(error).__name__}: {first_line(error)}",
+        f"this is a defect of snapexport: please report it, with what `{repeated}` prints",
+    )
+    return INTERNAL
+
+
+def _printable(text: str) -> str:
+    """The text without what a terminal takes for commands, which names of files may hold."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

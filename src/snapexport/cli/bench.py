@@ -23,8 +23,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.markup import escape
-
 from snapexport.bench.options import BenchOptions, LoadOptions
 from snapexport.bench.results import Results
 from snapexport.cli import bench_view, flags
@@ -157,7 +155,7 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
     results.path = out / RESULTS
     results.write()
     written = [RESULTS, *_plots(results, out)]
-    ERR.print(escape(f"{out}: {', '.join(written)}"), style="dim", soft_wrap=True)
+    ERR.print(f"{out}: {', '.join(written)}", style="dim", soft_wrap=True)
     report = results.as_json()
     if not as_json:
         bench_view.print_report(report)
@@ -169,6 +167,6 @@ def _plots(results: Results, out: Path) -> list[str]:
     try:
         from snapexport.bench import plots
     except ModuleNotFoundError:
-        ERR.print("no plots: they need snapexport\\[eval]", style="dim")
+        ERR.print("no plots: they need snapexport[eval]", style="dim")
         return []
     return plots.draw(results.as_json(), out)

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from snapexport.bench import tables
-from snapexport.cli.console import OUT, _OneLine
+from snapexport.cli.console import DESCRIPTION, OUT, _OneLine
 from snapexport.contract.bytes import spelled
 
 Row = dict[str, Any]
@@ -17,7 +17,7 @@ class BenchProgress(_OneLine):
     """A bar that counts measurements, with the time that is left."""
 
     def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        columns = DESCRIPTION, BarColumn(), MofNCompleteColumn()
         super().__init__(*columns, TimeRemainingColumn(), total=None)
 
     def tell(self, what: str, done: int, total: int) -> None:
@@ -36,9 +36,11 @@ def print_report(report: Row) -> None:
         f"load before: {machine['load_average'][0]}"
     )
     if machine["load_average"][0] > machine["cores"] / 2:
-        OUT.print("[yellow]other processes were busy before: trust ratios, and not too much[/]")
+        OUT.print(
+            "other processes were busy before: trust ratios, and not too much", style="yellow"
+        )
     if not report["complete"]:
-        OUT.print("[yellow]interrupted: this is what was measured until then[/]")
+        OUT.print("interrupted: this is what was measured until then", style="yellow")
     _print_rates(report["sections"].get("rates", []))
     report = report | {"sections": defaultdict(list, report["sections"])}
     for table in (load if report["experiment"] == "load" else speed).tables(report):
@@ -70,5 +72,5 @@ def _print(table: tables.Table) -> None:
     if table.rows:
         OUT.print(shown)
     for note in table.notes:
-        OUT.print(note, style="dim", markup=False)
+        OUT.print(note, style="dim")
     OUT.print()

@@ -1,4 +1,8 @@
-"""Prints results to standard output and, on a terminal, progress to standard error."""
+"""Prints results to standard output and, on a terminal, progress to standard error.
+
+A text is printed as it is: names of files and models may hold what rich takes for markup. Styles
+are given by `style` or as `rich.text.Text`.
+"""
 
 import io
 import sys
@@ -21,10 +25,12 @@ from rich.progress import (
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
 
-ERR = Console(stderr=True, highlight=False)
-OUT = Console(highlight=False, soft_wrap=True)
+ERR = Console(stderr=True, highlight=False, markup=False, emoji=False)
+OUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 if not OUT.is_terminal:
     OUT.width = 120  # a pipe has no width, and 80 columns would cut the tables
+
+DESCRIPTION = TextColumn("{task.description}", markup=False)
 
 
 class _OneLine:
@@ -51,7 +57,7 @@ class BuildProgress(_OneLine):
     """Shows the stage of a build, and the bytes of weights written."""
 
     def __init__(self) -> None:
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        columns = SpinnerColumn(), DESCRIPTION, TimeElapsedColumn()
         super().__init__(*columns, total=None)
 
     def stage(self, text: str) -> None:

@@ -177,10 +177,10 @@ def _print_prompt(prompt: VaultPrompt) -> None:
     """Print how the prompt begins and ends, and the expected answer."""
     lines = prompt.text.splitlines()
     left_out = len(lines) - 2 * EXCERPT_LINES
-    OUT.print(f"\n[bold]the prompt[/] {prompt.tokens} tokens")
+    OUT.print(Text.assemble(("\nthe prompt", "bold"), f" {prompt.tokens} tokens"))
     for line in lines[:EXCERPT_LINES]:
         OUT.print(Text("  " + line))
-    OUT.print(f"  [dim]... {left_out} more lines ...[/]")
+    OUT.print(f"  ... {left_out} more lines ...", style="dim")
     for line in lines[-EXCERPT_LINES:]:
         OUT.print(Text("  " + line))
     OUT.print(Text("the register says").append(prompt.answer, style="bold"))
@@ -188,22 +188,20 @@ def _print_prompt(prompt: VaultPrompt) -> None:
 
 def _print_cache(name: str) -> None:
     """Print the name of the cache whose answer comes next, on the same line."""
-    OUT.print(f"\n[bold]{name}[/] answers", end="")
+    OUT.print(Text.assemble(("\n" + name, "bold"), " answers"), end="")
 
 
 def _print_text(text: str) -> None:
     """Print a delta of the answer."""
-    OUT.print(text, end="", markup=False)
+    OUT.print(text, end="")
 
 
 def _print_answer(answer: Answer) -> None:
     """Print whether it was right, its cache and its time."""
-    verdict = "[green]right[/]" if answer.right else "[red]wrong[/]"
+    verdict = ("right", "green") if answer.right else ("wrong", "red")
     others = f"{answer.others_right} of {answer.others} other prompts right, "
-    OUT.print(
-        f"\n{verdict}, {others if answer.others else ''}{spelled(answer.cache_bytes)} of cache, "
-        f"{answer.seconds:.2f} s"
-    )
+    rest = f"{spelled(answer.cache_bytes)} of cache, {answer.seconds:.2f} s"
+    OUT.print(Text.assemble("\n", verdict, f", {others if answer.others else ''}{rest}"))
 
 
 def _print_kept(build: Build, kept: list[NDArray[np.int64]], prompt_tokens: int) -> None:

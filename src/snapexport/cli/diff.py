@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from snapexport.eval.accuracy.graph_loader import GraphLoader
 
 HELP = "logits against transformers, through Polygraphy"
-_COMPRESSED = "[yellow]compressed[/]"
+_COMPRESSED = Text("compressed", style="yellow")
 BACKENDS: tuple[BackendName, ...] = ("onnxruntime", "tensorrt")
 """Those that Polygraphy runs here; ONNX Runtime on the CPU."""
 
@@ -242,7 +242,7 @@ def _legend(build: Build, found: "list[Difference]") -> str:
     return "; ".join(f"{word}: {meaning}" for word, meaning in meanings.items() if meaning)
 
 
-def _cells(one: "Difference") -> tuple[str, ...]:
+def _cells(one: "Difference") -> tuple[str | Text, ...]:
     return (
         str(one.prompt_length),
         one.output.removesuffix(".logits"),
@@ -254,11 +254,11 @@ def _cells(one: "Difference") -> tuple[str, ...]:
     )
 
 
-def _verdict(one: "Difference") -> str:
+def _verdict(one: "Difference") -> Text:
     if one.quantized:
-        return "[yellow]quantized[/]"
+        return Text("quantized", style="yellow")
     if one.rounded:
-        return "[yellow]rounded[/]"
+        return Text("rounded", style="yellow")
     if not one.lossless:
         return _COMPRESSED
-    return "[red]DIFFERS[/]" if one.broken else "[green]equal[/]"
+    return Text("DIFFERS", style="red") if one.broken else Text("equal", style="green")

@@ -18,8 +18,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
@@ -132,7 +132,7 @@ def _print_estimate(needed: Estimate, *, as_json: bool) -> None:
         table.add_column(heading, justify="left" if heading.endswith("least") else "right")
     for name, needs in needed.graphs.items():
         table.add_row(
-            f"[bold]{name}[/]",
+            Text(name, style="bold"),
             *map(spelled, (needs.host, needs.gpu, needs.engine, needs.scratch)),
         )
     OUT.print(table)
@@ -165,11 +165,10 @@ def _estimate_report(needed: Estimate) -> dict[str, Any]:
 def _print_entry(title: str, name: str, entry: EngineEntry) -> None:
     gpus = entry.gpu or f"compute capability {', '.join(entry.compute_capabilities)}"
     facts = ", ".join([f"{title} {entry.version}", gpus, *_choices(entry)])
-    OUT.print(f"[bold]engines/{name}[/]: {facts}")
+    OUT.print(Text.assemble((f"engines/{name}", "bold"), f": {facts}"))
     for graph, engine in entry.graphs.items():
         OUT.print(
-            f"  {graph}: {spelled(engine.size)}, {spelled(engine.device_memory)} of activations",
-            markup=False,
+            f"  {graph}: {spelled(engine.size)}, {spelled(engine.device_memory)} of activations"
         )
 
 
@@ -179,5 +178,5 @@ def _choices(entry: EngineEntry) -> list[str]:
     if entry.workspace is not None:
         choices.append(f"workspace {spelled(entry.workspace)}")
     if entry.plugins:
-        choices.append(f"plugins {escape(Path(entry.plugins.file).name)}")
+        choices.append(f"plugins {Path(entry.plugins.file).name}")
     return choices

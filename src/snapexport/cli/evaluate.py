@@ -17,8 +17,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         written = plots.draw(report, arguments.out)
         files = f"{arguments.out}: report.json, samples.jsonl, {', '.join(written)}"
-        ERR.print(escape(files), style="dim", soft_wrap=True)
+        ERR.print(files, style="dim", soft_wrap=True)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -93,13 +93,13 @@ def _print_report(report: dict[str, Any]) -> None:
             rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
             _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
     OUT.print(
-        "[dim]accuracy ± standard error; rest: share of answers right after the first token[/]"
+        "accuracy ± standard error; rest: share of answers right after the first token", style="dim"
     )
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
     if options["hit_samples"] and not report["hit_rate"]:
         OUT.print(
-            "[dim]no hit rate: no cache votes, or the model soft-caps its attention scores[/]"
+            "no hit rate: no cache votes, or the model soft-caps its attention scores", style="dim"
         )
 
 
@@ -117,27 +117,28 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
     OUT.print()
 
 
-def _score(row: dict[str, Any]) -> str:
-    spread = "" if row["stderr"] is None else f" [dim]±{row['stderr']:.2f}[/]"
-    return _coloured(row["score"]) + spread
+def _score(row: dict[str, Any]) -> Text:
+    spread = "" if row["stderr"] is None else f" ±{row['stderr']:.2f}"
+    return _coloured(row["score"]).append(spread, style="dim")
 
 
-def _mean(rows: list[dict[str, Any]]) -> str:
-    return f"[bold]{_coloured(sum(row['score'] for row in rows) / len(rows))}[/]"
+def _mean(rows: list[dict[str, Any]]) -> Text:
+    mean = _coloured(sum(row["score"] for row in rows) / len(rows))
+    mean.stylize("bold")
+    return mean
 
 
 def _rest(rows: list[dict[str, Any]]) -> str:
     return f"{sum(row['after_first'] for row in rows) / len(rows):.3f}"
 
 
-def _coloured(score: float) -> str:
+def _coloured(score: float) -> Text:
     colour = "red" if score < BAD else "yellow" if score < POOR else "green"
-    return f"[{colour}]{score:.3f}[/]"
+    return Text().append(f"{score:.3f}", style=colour)
 
 
 def _print_hit_rate(rate: dict[str, Any]) -> None:
     layers = ", ".join("-" if one is None else f"{one:.2f}" for one in rate["by_layer"])
-    OUT.print(
-        f"[bold]hit rate[/] of {rate['system']} with {rate['slots']} cache slots, by layer: "
-        f"{layers} [dim](attention above {rate['theta']}, {rate['prompts']} prompts)[/]"
-    )
+    counted = f"(attention above {rate['theta']}, {rate['prompts']} prompts)"
+    of = f" of {rate['system']} with {rate['slots']} cache slots, by layer: {layers} "
+    OUT.print(Text.assemble(("hit rate", "bold"), of, (counted, "dim")))

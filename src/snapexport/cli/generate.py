@@ -100,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(json.dumps(report) if arguments.json else "")
     if ERR.is_terminal and not arguments.json:
         ERR.print(
-            f"[dim]first token after {report['time_to_first_token_s']} s, then "
-            f"{report['decode_tokens_per_s']} tokens/s, {report['finish_reason']}[/]"
+            f"first token after {report['time_to_first_token_s']} s, then "
+            f"{report['decode_tokens_per_s']} tokens/s, {report['finish_reason']}",
+            style="dim",
         )
     return 0

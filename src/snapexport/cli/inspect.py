@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.text import Text
 
 from snapexport.cli import flags, page, prompt
 from snapexport.cli.console import OUT
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kept:
         _print_kept(build, kept)
     if arguments.html:
-        OUT.print(f"{report['html']['file']}: {spelled(report['html']['bytes'])}", markup=False)
+        OUT.print(f"{report['html']['file']}: {spelled(report['html']['bytes'])}")
     return 0
 
 
@@ -138,11 +139,12 @@ def kept_positions(build: Build, text: str, backend: BackendName | None) -> dict
 
 def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
     if counts is None:
-        OUT.print("[dim]operators: not shown, since they need snapexport\\[build][/]")
+        OUT.print("operators: not shown, since they need snapexport[build]", style="dim")
         return
     for graph, operators in counts.items():
         often = sorted(operators.items(), key=lambda item: -item[1])
-        OUT.print(f"[bold]{graph}[/] " + ", ".join(f"{count} {name}" for name, count in often))
+        counted = ", ".join(f"{count} {name}" for name, count in often)
+        OUT.print(Text.assemble((graph, "bold"), f" {counted}"))
 
 
 def _print_verified(unverified: list[str]) -> None:

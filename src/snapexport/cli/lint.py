@@ -16,6 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
@@ -89,15 +91,10 @@ def _print(build: Build, title: str, findings: "list[Finding]") -> None:
     for one, nodes in alike.items():
         more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         where = " ".join(filter(None, (one.operator, nodes[0]))) + more
-        OUT.print(f"[bold]{one.graph}[/]: {_plain(where)}: {_plain(one.message)}")
-        OUT.print(f"  rule: {one.rule} ({_plain(one.source)})")
-        OUT.print(f"  way out: {_plain(one.way_out)}")
+        OUT.print(Text.assemble((one.graph, "bold"), f": {where}: {one.message}"))
+        OUT.print(f"  rule: {one.rule} ({one.source})")
+        OUT.print(f"  way out: {one.way_out}")
     graphs = Counter(finding.graph for finding in findings)
     found = ", ".join(f"{count} in {graph}" for graph, count in graphs.items()) or "nothing"
     checked = ", ".join(sorted(build.manifest.graphs))
     OUT.print(f"found for {title}: {found} (checked: {checked})")
-
-
-def _plain(text: str) -> str:
-    """The text with rich's markup escaped."""
-    return text.replace("[", "\\[")

@@ -35,7 +35,7 @@ _NAMES = {
 def print_plan(plan: Plan) -> None:
     """Caches at the recommended chunk, chunks at the recommended cache, the recommendation."""
     chosen = plan.recommendation.alternative
-    OUT.print(_model_line(plan), markup=False)
+    OUT.print(_model_line(plan))
     same_chunk = [one for one in plan.alternatives if one.chunk == chosen.chunk]
     same_cache = [one for one in plan.alternatives if one.geometry == chosen.geometry]
     batch = plan.recommendation.batch
@@ -93,8 +93,8 @@ def _print_recommendation(plan: Plan) -> None:
     chosen = plan.recommendation
     taken = parts(chosen.alternative.at(chosen.batch))
     counted = ", ".join(f"{name} {spelled(taken[key])}" for key, name in _NAMES.items())
-    OUT.print("\n[bold]recommended[/]")
+    OUT.print("\nrecommended", style="bold")
     for line in reasons(plan.request, chosen):
-        OUT.print(f"  {line}", markup=False)
-    OUT.print(f"  peak: {spelled(taken['prefill_peak'])} = {counted}", markup=False)
-    OUT.print(f"\n{command(chosen.options)}", markup=False)
+        OUT.print(f"  {line}")
+    OUT.print(f"  peak: {spelled(taken['prefill_peak'])} = {counted}")
+    OUT.print(f"\n{command(chosen.options)}")

@@ -13,6 +13,7 @@ examples:
 import argparse
 import dataclasses
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,11 +23,18 @@ from snapexport.contract.errors import needs_extra
 from snapexport.serving.addresses import Addresses
 from snapexport.serving.options import ServeOptions
 
+API_KEY = "SNAPEXPORT_API_KEY"
 HELP = "serve a build: an OpenAI-compatible API, in one process or before Triton"
 
 API = {
     "host": "address of the API",
     "port": "port of the API; 0: a free one",
+}
+ACCESS = {
+    "api_key": f"key that requests must send, but for /health (default: ${API_KEY}, or none)",
+    "allowed_host": "further names by which clients reach the server, in the header Host; *: any "
+    "(default: loopback names if it listens on loopback, else any)",
+    "access_log": "write a line for each request to standard error, without its content",
 }
 MODEL = {
     "name": "name of the model (default: the build directory's)",
@@ -53,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, and the fields of ServeOptions."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     flags.add_fields(parser.add_argument_group("API"), ServeOptions, API)
+    flags.add_fields(parser.add_argument_group("access"), ServeOptions, ACCESS)
     model = parser.add_argument_group("model")
     flags.add_fields(model, ServeOptions, MODEL)
     flags.add_backend(model)
@@ -63,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | MODEL | TIMES | TRITON)
+    given = flags.values(arguments, API | ACCESS | MODEL | TIMES | TRITON)
+    if given["api_key"] is None:  # the environment does not show in a list of processes
+        given["api_key"] = os.environ.get(API_KEY)
     options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)
     with needs_extra("serve"):
         from snapexport.serving.serve import Report, serve
@@ -80,7 +91,7 @@ def _print(addresses: Addresses) -> None:
     ]
     if addresses.grpc:
         lines.append(f"  Triton   {addresses.http}, gRPC {addresses.grpc}")
-    OUT.print("\n".join([*lines, "", addresses.curl]), markup=False)
+    OUT.print("\n".join([*lines, "", addresses.curl]))
 
 
 def _print_draining(seconds: float) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
@@ -80,7 +81,7 @@ def print_summary(build: Build) -> None:
     if composed := composed_attention(manifest):
         rows["attention"] = _composed_line(composed)
     for name, text in rows.items():
-        table.add_row(f"[bold]{name}[/]", text)
+        table.add_row(Text(name, style="bold"), text)
     OUT.print(table)
 
 

@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         build=arguments.build, out=arguments.out, **flags.values(arguments, OPTIONS)
     )
     out = write_repository(options)
-    OUT.print(f"{out}: models {options.model_name} and {options.unary_name}", markup=False)
+    OUT.print(f"{out}: models {options.model_name} and {options.unary_name}")
     where = shlex.quote(f"--model-repository={out.absolute()}")
-    OUT.print(f"tritonserver {where}", markup=False)
+    OUT.print(f"tritonserver {where}")
     return 0
 
 
@@ -66,5 +66,5 @@ def _check(arguments: argparse.Namespace) -> int:
     with needs_extra("triton"):
         from snapexport.serving.triton.checks import require_sound
     require_sound(arguments.check)
-    OUT.print(f"{arguments.check}: sound", markup=False)
+    OUT.print(f"{arguments.check}: sound")
     return 0

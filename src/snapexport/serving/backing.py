@@ -1,6 +1,6 @@
 """Pairs a generator with the process or thread that runs its model."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,15 @@ class Backing:
     http: str | None = None
     grpc: str | None = None
     metrics: str | None = None
+    restart: Callable[[UserError], Awaitable[None]] | None = None
+    """Starts what runs the model again after this error, or raises it."""
+
+    async def recover(self, reason: str) -> None:
+        """Start again what runs the model. Raises UserError if it cannot be."""
+        error = self.failed(reason)
+        if self.restart is None:
+            raise error
+        await self.restart(error)
 
     def failed(self, reason: str) -> UserError:
         """The error that ends the command."""

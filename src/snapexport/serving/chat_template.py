@@ -82,7 +82,7 @@ class ChatTemplate:
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template; `config` is its tokenizer_config.json. Raises UserError."""
     path = directory / FILE
-    source = path.read_text("utf-8") if path.is_file() else _default(config.get("chat_template"))
+    source = _text(path) if path.is_file() else _default(config.get("chat_template"))
     if source is None:
         raise UserError(
             f"{directory} has no chat template",
@@ -98,7 +98,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}", "copy it from the checkpoint") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} does not hold a JSON object", "copy it from the checkpoint")
@@ -115,10 +115,18 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}", "copy it from the checkpoint") from None
+
+
 def _default(value: Any) -> str | None:
     """A config's template; from a list of named ones, the one named default."""
     if isinstance(value, list):
-        value = {entry["name"]: entry["template"] for entry in value}.get("default")
+        named = [entry for entry in value if isinstance(entry, dict)]
+        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
     return value if isinstance(value, str) else None
 
 

@@ -1,7 +1,7 @@
 """Options of `snapexport serve`, validated once."""
 
 import re
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from snapexport.contract.errors import UserError
@@ -13,6 +13,7 @@ MOST_PORT = 65535
 TRITON_ONLY = ("http_port", "grpc_port", "metrics_port", "repository", "device")
 """Fields that need `triton`."""
 
+_HOST = re.compile(r"\*|[A-Za-z0-9]([A-Za-z0-9.-]*)|\[[0-9A-Fa-f:.]+\]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -60,6 +61,9 @@ class ServeOptions(ModelOptions):
     backend: BackendName | None = None
     request_seconds: float = 600
     drain_seconds: float = 30
+    api_key: str | None = field(default=None, repr=False)
+    allowed_host: tuple[str, ...] = ()
+    access_log: bool = False
     triton: bool = False
     http_port: int | None = None
     grpc_port: int | None = None
@@ -76,7 +80,22 @@ class ServeOptions(ModelOptions):
             raise _wrong(self, "request_seconds", "a number above 0")
         if not self.drain_seconds >= 0:
             raise _wrong(self, "drain_seconds", "0 or more")
+        self._require_usable_access()
         super().__post_init__()
+
+    def _require_usable_access(self) -> None:
+        key = self.api_key
+        if key is not None and not (key.isascii() and key.isprintable() and key.split() == [key]):
+            raise UserError(
+                "--api-key is empty, or has other characters than ASCII's without spaces",
+                "give a long random one, such as `openssl rand -hex 32` makes",
+            )
+        for name in self.allowed_host:
+            if not _HOST.fullmatch(name):
+                raise UserError(
+                    f"--allowed-host {name} is no host's name",
+                    "give a name or an address without scheme and port, or * for any",
+                )
 
     def _require_own_way(self) -> None:
         if self.triton:

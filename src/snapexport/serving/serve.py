@@ -6,8 +6,9 @@ Each part starts after the parts it needs, and ends before them.
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from snapexport.contract.errors import UserError, needs_extra
@@ -16,6 +17,7 @@ from snapexport.runtime.llm import LLM
 from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.backing import Backing
 from snapexport.serving.metrics import constant_gauges
+from snapexport.serving.openai.access import Access, allowed_hosts
 from snapexport.serving.openai.api_server import Api
 from snapexport.serving.openai.errors import ApiError
 from snapexport.serving.openai.health import Health, supervise
@@ -47,10 +49,11 @@ def serve(options: ServeOptions, report: Report) -> None:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
         signals = stack.enter_context(Signals())
         preprocessor = Preprocessor.open(options.build, options.max_pending)
+        stack.callback(preprocessor.close)
         if options.triton:
             with needs_extra("triton"):
                 from snapexport.serving.triton.behind import started
-            start = stack.enter_context(started(options))
+            start = stack.enter_context(started(options, signals.hurried.is_set, _log))
         else:
             start = _load(options)
         asyncio.run(_answer(options, preprocessor, listener, start, signals, report))
@@ -103,7 +106,7 @@ async def _answer(
         generator = backing.generator
         await _require_answer(backing)
         health = Health(generator)
-        api = Api(options.model_name, preprocessor, health)
+        api = Api(options.model_name, preprocessor, health, _access(options, listener))
         signals.listen()
         async with listening(api, listener):
             report.serving(_addresses(options, listener, backing))
@@ -125,6 +128,16 @@ async def _require_answer(backing: Backing) -> None:
         await first_of(health.require_token(), supervision)
     except ApiError as error:
         raise backing.failed(str(error)) from None
+
+
+def _access(options: ServeOptions, listener: socket.socket) -> Access:
+    hosts = allowed_hosts(listener.getsockname()[0], options.allowed_host)
+    return Access(hosts, options.api_key, _log if options.access_log else None)
+
+
+def _log(line: str) -> None:
+    with suppress(OSError):  # nobody may be there any more to read it
+        print(line, file=sys.stderr, flush=True)
 
 
 def _addresses(options: ServeOptions, listener: socket.socket, backing: Backing) -> Addresses:

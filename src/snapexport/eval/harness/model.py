@@ -7,6 +7,7 @@ and the rest is decoded on the compressed cache. So the scores show what compres
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -22,6 +23,7 @@ from snapexport.eval.harness.prompts import Encoder
 from snapexport.eval.harness.requests import Scored, Tokens, complete, fit, score
 from snapexport.runtime.llm import LLM
 from snapexport.serving import chat_template as templates
+from snapexport.serving.template_process import TemplateProcesses
 
 
 class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
@@ -144,7 +146,7 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
     def apply_chat_template(
         self, chat_history: Sequence[templates.Message], add_generation_prompt: bool = True
     ) -> str:
-        template = self._chat_template
+        template = self._chat_template_apart
         with _flags_in_hint("--system_instruction, or --apply_chat_template"):
             return template.render(chat_history, add_generation_prompt)
 
@@ -161,6 +163,11 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
     def _chat_template(self) -> templates.ChatTemplate:
         with _flags_in_hint("--apply_chat_template"):
             return templates.load(self._args.directory, self._config)
+
+    @cached_property
+    def _chat_template_apart(self) -> TemplateProcesses:
+        with _flags_in_hint("--apply_chat_template"):
+            return TemplateProcesses(self._chat_template)
 
     @property
     def tokenizer_name(self) -> str:

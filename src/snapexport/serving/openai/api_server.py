@@ -3,7 +3,6 @@
 Knows the `Generator` protocol, and neither the LLM nor Triton.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,11 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from snapexport.runtime import requests as runtime
+from snapexport.serving.openai.access import Access
+from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.middleware import HANDLERS, Gate, Gated
@@ -23,7 +25,6 @@ from snapexport.serving.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     RequestBody,
-    parse,
 )
 from snapexport.serving.openai.responses import (
     ChatWriter,
@@ -36,12 +37,16 @@ from snapexport.serving.openai.streaming import (
     collected,
     events,
     merged,
+    require_client,
     unless_gone,
 )
+from snapexport.serving.openai.turns import Turns
+from snapexport.serving.template_process import PROCESSES
 
-MOST_BYTES = 32 << 20
-BODY_SECONDS = 60.0
-"""Limits of a body: its size, and the time until it has arrived."""
+READERS = 2
+"""Threads that tokenize completions. The tokenizer uses all cores by itself."""
+MOST_READ = 128
+"""Requests of a route whose prompts are rendered and tokenized, or wait for it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,18 @@ class Api:
     name: str
     preprocessor: Preprocessor
     health: Health
+    access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
+    bodies: BodyReader = field(default_factory=BodyReader)
+    # Apart: a chat template may take its time.
+    chats: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
+    completions: Turns = field(default_factory=lambda: Turns(READERS, MOST_READ))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
         gated = [Middleware(Gated, gate=self.gate)]
-        return Starlette(
+        routes = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"], middleware=gated),
                 Route("/v1/completions", self._complete, methods=["POST"], middleware=gated),
@@ -68,21 +78,23 @@ class Api:
             ],
             exception_handlers=HANDLERS,
         )
+        return self.access.guard(routes)
 
     async def _chat(self, request: Request) -> Response:
-        body = parse(ChatRequest, await _read_body(request))
+        body = await self.bodies.read(request, ChatRequest)
+        await require_client(request)
         self._require(body.model)
-        requests = await asyncio.to_thread(self.preprocessor.chat, body)
+        requests = await self.chats.run(self.preprocessor.chat, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
         writer = ChatWriter(self.name, text_of)
         return await self._answer(request, body, requests[:1], requests, writer)
 
     async def _complete(self, request: Request) -> Response:
-        body = parse(CompletionRequest, await _read_body(request))
+        body = await self.bodies.read(request, CompletionRequest)
+        await require_client(request)
         self._require(body.model)
-        requests = await asyncio.to_thread(self.preprocessor.completion, body)
-        prompts = body.prompt if body.echo else []
-        echoes = [self.preprocessor.prompt_text(one) for one in prompts for _ in range(body.n)]
+        requests = await self.completions.run(self.preprocessor.completion, body)
+        echoes = await self.completions.run(self.preprocessor.echoes, body)
         text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
         writer = CompletionWriter(self.name, text_of, echoes)
         return await self._answer(request, body, requests[:: body.n], requests, writer)
@@ -95,6 +107,7 @@ class Api:
         requests: Sequence[runtime.Request],
         writer: ResponseWriter,
     ) -> Response:
+        await require_client(request)
         prompt_tokens = sum(len(one.prompt_token_ids) for one in prompts)
         outputs = merged(self.health.generator, requests)
         if not body.stream:
@@ -135,17 +148,3 @@ class Api:
         if model != self.name:
             message = f"the model '{model}' is not served here, '{self.name}' is"
             raise ApiError(404, message, INVALID, "model", "model_not_found")
-
-
-async def _read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError if it is too large or too slow."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MOST_BYTES:
-                    raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", INVALID)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s", INVALID) from None
-    return bytes(body)

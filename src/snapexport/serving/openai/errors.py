@@ -6,8 +6,14 @@ from typing import Any
 from snapexport.contract.errors import UserError
 from snapexport.serving.generator import FailureCode, GenerationError
 
+MOST_MESSAGE, MOST_PARAM = 600, 64
+"""Characters of an error's texts. A client's value of a megabyte is not sent back to it."""
+
 RETRY_AFTER = "1"
 """Seconds in the Retry-After header of every 503."""
+
+CLIENT_GONE = 499
+"""Status of an answer that its client did not wait for, as nginx logs it."""
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 
@@ -37,12 +43,27 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.body: dict[str, Any] = {
-            "error": {"message": message, "type": kind, "param": param, "code": code}
+            "error": {
+                "message": shortened(message, MOST_MESSAGE),
+                "type": kind,
+                "param": param and shortened(param, MOST_PARAM),
+                "code": code,
+            }
         }
 
     @property
     def headers(self) -> dict[str, str]:
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": RETRY_AFTER} if self.status == 503 else {}
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning and end if it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - 3]}...{text[-end:]}"
 
 
 def from_generation(error: GenerationError) -> ApiError:

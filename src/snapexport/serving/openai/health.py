@@ -1,4 +1,4 @@
-"""Checks whether the model answers, and ends the command if it does not.
+"""Checks whether the model answers; if not, starts it again or ends the command.
 
 `check` is healthy if a token was produced in the last 5 s, a one-token probe succeeds, or the model
 reports a full queue; unhealthy after 30 s of silence. A live process is not enough: Triton 24.10
@@ -78,17 +78,23 @@ def _unhealthy(why: str, code: str) -> ApiError:
 
 
 async def supervise(backing: Backing, health: Health) -> NoReturn:
-    """Wait until the model can no longer answer. Raises UserError."""
+    """Start again what runs the model whenever it can no longer answer. Raises UserError."""
+    while True:
+        await backing.recover(await _end(backing, health))
+
+
+async def _end(backing: Backing, health: Health) -> str:
+    """Wait until the model can no longer answer; the reason."""
     failures, next_check = 0, time.monotonic() + MODEL_SECONDS
     while failures < FAILURES:
         await asyncio.sleep(min(PROCESS_SECONDS, MODEL_SECONDS))
         if not backing.supervised.is_running:
-            raise backing.failed("the server has ended by itself")
+            return "the server has ended by itself"
         if time.monotonic() >= next_check:
             failed = backing.supervised.needs_probe and await _fails(health)
             failures = failures + 1 if failed else 0
             next_check = time.monotonic() + MODEL_SECONDS
-    raise backing.failed("the model no longer answers")
+    return "the model no longer answers"
 
 
 async def _fails(health: Health) -> bool:

@@ -9,10 +9,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snapexport.serving.generator import GenerationError
-from snapexport.serving.openai.errors import INVALID, ApiError, from_generation, shutting_down
+from snapexport.serving.openai.errors import (
+    CLIENT_GONE,
+    INVALID,
+    ApiError,
+    from_generation,
+    shutting_down,
+)
 from snapexport.serving.openai.streaming import ClientGoneError
-
-CLIENT_GONE = 499
 
 
 class Gate:

@@ -20,7 +20,10 @@ from snapexport.runtime.requests import Request, SamplingParams
 from snapexport.serving import chat_template
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
 from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
+from snapexport.serving.template_process import TemplateProcesses
 from snapexport.serving.token_text import TokenText, token_texts
+
+Template = chat_template.ChatTemplate | TemplateProcesses
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Preprocessor:
     """A build's tokenizer, chat template and limits. template None: chats are refused."""
 
     tokenizer: Tokenizer
-    template: chat_template.ChatTemplate | None
+    template: Template | None
     limits: Limits
     most_answers: int = 64
     """Most answers of one body: prompts times n."""
@@ -47,6 +50,11 @@ class Preprocessor:
         limits = Limits.of(manifest, full_cache=not manifest.geometry.compresses)
         room = limits.batch + max_pending
         return cls(tokenizer, _template(build), limits, min(cls.most_answers, room))
+
+    def close(self) -> None:
+        """End the chat template's processes."""
+        if isinstance(self.template, TemplateProcesses):
+            self.template.close()
 
     def chat(self, body: ChatRequest) -> list[Request]:
         """The chat's request, n times. Raises ApiError."""
@@ -71,10 +79,13 @@ class Preprocessor:
         """A request for each prompt, n times in a row. Raises ApiError."""
         return self._requests(body, body.prompt, "prompt")
 
-    def prompt_text(self, prompt: str | list[int]) -> str:
-        """The text of a prompt, for `echo`."""
-        text: str = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-        return text
+    def echoes(self, body: CompletionRequest) -> list[str]:
+        """The prompt's text for each answer; none without `echo`."""
+        texts = [
+            one if isinstance(one, str) else self.tokenizer.decode(one)
+            for one in (body.prompt if body.echo else ())
+        ]
+        return [text for text in texts for _ in range(body.n)]
 
     @cached_property
     def text_of(self) -> TokenText:
@@ -143,7 +154,7 @@ def _too_long(message: str, param: str) -> ApiError:
     return invalid(message, param, "context_length_exceeded")
 
 
-def _require_known(options: Mapping[str, Any], template: chat_template.ChatTemplate) -> None:
+def _require_known(options: Mapping[str, Any], template: Template) -> None:
     if unread := sorted(options.keys() - template.options):
         raise invalid(
             f"chat_template_kwargs: the template does not read '{unread[0]}'",
@@ -151,12 +162,11 @@ def _require_known(options: Mapping[str, Any], template: chat_template.ChatTempl
         )
 
 
-def _template(build: Path) -> chat_template.ChatTemplate | None:
+def _template(build: Path) -> TemplateProcesses | None:
     """The build's chat template, or None. Raises UserError for a broken one."""
     config = chat_template.read_config(build)
     try:
         template = chat_template.load(build, config)
     except UserError:
         return None
-    template.require_sound()
-    return template
+    return TemplateProcesses(template)

@@ -98,9 +98,15 @@ Stops = Annotated[
 """Up to four texts; a single one needs no list."""
 
 
+MOST_PROMPTS = 1024
+"""Prompts of one body before they are counted against the room for answers."""
+
+
 def _prompts(value: Any) -> Any:
     if isinstance(value, str) or _are_ids(value):
         return [value]
+    if isinstance(value, list) and len(value) > MOST_PROMPTS:
+        raise ValueError(f"give at most {MOST_PROMPTS} prompts")
     if isinstance(value, list) and value and all(isinstance(p, str) or _are_ids(p) for p in value):
         return value
     raise ValueError("give a text, a list of texts, token ids, or a list of lists of token ids")

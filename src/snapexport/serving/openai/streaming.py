@@ -83,6 +83,15 @@ async def collected(outputs: Outputs, count: int) -> list[OutputDelta]:
     return [joined(answer) for answer in answers]
 
 
+async def require_client(request: HttpRequest) -> None:
+    """Raise ClientGoneError if the client has left: under load many leave while they wait.
+
+    For use after the body was read.
+    """
+    if await request.is_disconnected():
+        raise ClientGoneError
+
+
 async def unless_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, which is cancelled if the client leaves. Raises ClientGoneError.
 

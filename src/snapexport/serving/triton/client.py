@@ -1,9 +1,16 @@
-"""Triton as a `Generator`: one gRPC stream for each request. Closing it early cancels at once."""
+"""Triton as a `Generator`: one gRPC stream for each request. Closing it early cancels at once.
+
+Triton 24.10 was seen to end a gRPC call twice, which aborts the whole server, where a cancellation
+meets the call's end. So a stream that has given its last output is read to its end and not
+cancelled. Errors come as messages: Triton's mode that turns them into the call's status
+(`triton_grpc_error`) ends the call from another place, and uses freed memory before 26.04.
+"""
 
 import asyncio
 import json
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from time import monotonic
 from typing import Any, cast
@@ -24,8 +31,15 @@ from snapexport.serving.triton.interface import (
 )
 from snapexport.serving.worker import STOPPING
 
-ERRORS_AS_STATUS = {"triton_grpc_error": "true"}
-"""Makes Triton's streams send the code of an error beside its text."""
+CHANNEL = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A server that was started again is found at once: gRPC itself waits for up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+ENDING_SECONDS = 5.0
+"""Seconds for Triton to end a stream after its last output."""
 
 CODES: Mapping[Any, FailureCode] = {
     "INVALID_ARG": "invalid",
@@ -47,7 +61,8 @@ class TritonGenerator:
         """address: of gRPC, host:port. seconds: a request's timeout. metrics: the server's URL."""
         self.last_output = float("-inf")
         self.request_seconds = seconds
-        self._client = InferenceServerClient(address)
+        self._client = InferenceServerClient(address, channel_args=CHANNEL)
+        self._ending: set[asyncio.Task[None]] = set()
         self._model = model
         self._metrics = metrics
 
@@ -57,16 +72,18 @@ class TritonGenerator:
             "inputs": inputs_of(request),
             "parameters": {CODE_IN_MESSAGE: True},
         }
-        responses = self._client.stream_infer(
-            _once(sent), stream_timeout=self.request_seconds, headers=ERRORS_AS_STATUS
-        )
+        responses = self._client.stream_infer(_once(sent), stream_timeout=self.request_seconds)
+        is_over = False
         try:
             async for result, error in responses:
                 if error is not None:
-                    raise _internal(error.message())
+                    is_over = True
+                    raise _failure(error.message())
                 self.last_output = monotonic()
-                yield (output := output_of(result))
-                if output.finish_reason:
+                output = output_of(result)
+                is_over = output.finish_reason is not None
+                yield output
+                if is_over:
                     return
             raise _internal("the model's answer broke off")
         except grpc.aio.AioRpcError as error:
@@ -77,7 +94,16 @@ class TritonGenerator:
                 raise
             raise GenerationError(STOPPING) from None  # `close` has cancelled the call
         finally:
-            responses.cancel()
+            if is_over:
+                self._end_later(responses)
+            else:
+                responses.cancel()
+
+    def _end_later(self, responses: Any) -> None:
+        """Read a stream to its end, for which nobody waits."""
+        task = asyncio.create_task(_end(responses))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def metrics(self) -> bytes:
         """Triton's metrics, with the model's among them."""
@@ -90,6 +116,7 @@ class TritonGenerator:
     async def close(self) -> None:
         """Close the connection, which cancels running requests."""
         await self._client.close()
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _translated(self, error: grpc.aio.AioRpcError) -> GenerationError:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -99,6 +126,21 @@ class TritonGenerator:
         own, message = code_and_message(details)
         code = error.code() if message == details else own
         return GenerationError(Failure(message, CODES.get(code, "internal")))
+
+
+async def _end(responses: Any) -> None:
+    with suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
+        async with asyncio.timeout(ENDING_SECONDS):
+            async for _ in responses:
+                pass
+        return
+    responses.cancel()
+
+
+def _failure(text: str) -> GenerationError:
+    """The error of a message from the model, which begins with its code, or from Triton."""
+    code, message = code_and_message(text)
+    return GenerationError(Failure(message, CODES.get(code, "internal")))
 
 
 def _fetch(url: str) -> bytes:

@@ -79,24 +79,42 @@ class Server:
         self._scratch = tempfile.TemporaryDirectory(prefix="snapexport-triton-")
         self._log = Path(self._scratch.name) / "triton.log"
         self._shared_memory = f"snapexport-{secrets.token_hex(8)}-"
-        command = self._command(installation, Path(repository), chosen, flags)
+        self._command_line = self._command(installation, Path(repository), chosen, flags)
+        self._environment = _environment(installation)
+        has_metrics = "--allow-metrics=false" not in flags  # they come last
+        self._signs = [f"{self.http}/v2/health/ready", *([self.metrics] if has_metrics else [])]
+        self.start()
+        try:
+            end = time.monotonic() + ready_seconds
+            while not self.is_ready():
+                self.require_starting(end)
+                time.sleep(0.05)
+        except BaseException:
+            self.stop(0)
+            raise
+
+    def start(self) -> None:
+        """Start the process, at the same ports as before; a process of before must be gone."""
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command,
-                env=_environment(installation),
+                self._command_line,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own: Ctrl-C is the caller's to pass on
             )
-        try:
-            end = time.monotonic() + ready_seconds
-            self._wait_for(f"{self.http}/v2/health/ready", end)
-            if "--allow-metrics=false" not in flags:
-                self._wait_for(self.metrics, end)  # they come last
-        except BaseException:
-            self.stop(0)
-            raise
+
+    def is_ready(self) -> bool:
+        """Whether the models are loaded."""
+        return all(map(_answers, self._signs))
+
+    def require_starting(self, end: float) -> None:
+        """Raise UserError if the process has ended, or the time of time.monotonic() is over."""
+        if not self.is_running:
+            raise self._failed(f"Triton's server ended with status {self._process.returncode}")
+        if time.monotonic() > end:
+            raise self._failed("Triton's server was not ready in time")
 
     @property
     def pid(self) -> int:
@@ -113,6 +131,11 @@ class Server:
             return ""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
+    def reasons(self) -> str:
+        """The last lines of the log that may tell why the server failed."""
+        reasons = [line for line in self.log(1000).splitlines() if not _ROUTINE.match(line)]
+        return "\n".join(reasons[-_LOG_LINES:])
+
     def stop(self, seconds: float = EXIT_SECONDS + 3) -> None:
         """End the server: by SIGINT, and after `seconds` by SIGKILL. May be called twice.
 
@@ -123,12 +146,16 @@ class Server:
             self._process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
+        self.kill()
+        self._scratch.cleanup()
+
+    def kill(self) -> None:
+        """End the server and its models' processes at once. `start` may follow."""
         with suppress(ProcessLookupError):  # the models' processes are of its group
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for region in _SHARED_MEMORY.glob(f"{self._shared_memory}*"):
             region.unlink(missing_ok=True)
-        self._scratch.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -154,18 +181,8 @@ class Server:
             *flags,
         ]
 
-    def _wait_for(self, url: str, end: float) -> None:
-        while not _answers(url):
-            if not self.is_running:
-                raise self._failed(f"Triton's server ended with status {self._process.returncode}")
-            if time.monotonic() > end:
-                raise self._failed("Triton's server was not ready in time")
-            time.sleep(0.05)
-
     def _failed(self, what: str) -> UserError:
-        reasons = [line for line in self.log(1000).splitlines() if not _ROUTINE.match(line)]
-        log = "\n".join(reasons[-_LOG_LINES:])
-        return UserError(f"{what}:\n{log}", "see the server's log above")
+        return UserError(f"{what}:\n{self.reasons()}", "see the server's log above")
 
 
 def _leash() -> list[str]:

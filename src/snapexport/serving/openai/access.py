@@ -1,0 +1,126 @@
+"""Decides which requests may enter, by their headers alone, and logs each with its answer.
+
+A web page can make its reader's browser send requests to a server on the reader's own machine. It
+can neither set `Content-Type: application/json` unasked nor choose the header Host, so both are
+checked. Knows no routes but /health, which needs no key.
+"""
+
+import hmac
+import ipaddress
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from snapexport.serving.openai.errors import CLIENT_GONE, INVALID, ApiError
+
+FREE = "/health"
+"""For load balancers, which have no key. It says whether the model answers, and nothing else."""
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+ANY = "*"
+
+MOST_LOGGED = 200
+"""Characters of a path in the log."""
+
+
+def allowed_hosts(address: str, names: Sequence[str]) -> frozenset[str] | None:
+    """Values of the header Host for a server that listens on `address`. None: any.
+
+    Without names a server is restricted only if it listens on a loopback address.
+    """
+    local = ipaddress.ip_address(address)
+    if ANY in names or not (names or local.is_loopback):
+        return None
+    own = f"[{local}]" if local.version == 6 else str(local)
+    return LOOPBACK | {own} | {name.lower() for name in names}
+
+
+@dataclass(frozen=True)
+class Access:
+    """hosts None: any. api_key None: none is needed. log None: no log."""
+
+    hosts: frozenset[str] | None = None
+    api_key: str | None = field(default=None, repr=False)
+    log: Callable[[str], None] | None = None
+
+    def guard(self, app: ASGIApp) -> ASGIApp:
+        """The application behind these checks, and its log in front of them."""
+        guarded = Guarded(app, self)
+        return Logged(guarded, self.log) if self.log else guarded
+
+    def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:
+        """The reason to refuse a request."""
+        if self.hosts is not None and (host := _host(headers.get("host", ""))) not in self.hosts:
+            message = f"the host '{host}' is not served: `--allowed-host {host}` would allow it"
+            return ApiError(403, message, INVALID, code="host_not_allowed")
+        if path != FREE and not self._has_key(headers.get("authorization", "")):
+            message = "the API key is missing or wrong: send `Authorization: Bearer KEY`"
+            return ApiError(401, message, INVALID, code="invalid_api_key")
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if method == "POST" and kind != "application/json":
+            message = f"the body is '{kind}': send `Content-Type: application/json`"
+            return ApiError(415, message, INVALID)
+        return None
+
+    def _has_key(self, authorization: str) -> bool:
+        if self.api_key is None:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        # Starlette reads headers as Latin-1.
+        same = hmac.compare_digest(given.strip().encode("latin-1"), self.api_key.encode())
+        return same and scheme.lower() == "bearer"
+
+
+def _host(header: str) -> str:
+    """The name or address of a header Host, without its port."""
+    name, colon, port = header.strip().lower().rpartition(":")
+    return name if colon and port.isdecimal() else header.strip().lower()
+
+
+class Guarded:
+    """Refuses what `Access` refuses, before any of the body is read."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._access.problem(scope["method"], scope["path"], Headers(scope=scope))
+        app = JSONResponse(error.body, error.status, error.headers) if error else self._app
+        await app(scope, receive, send)
+
+
+class Logged:
+    """Logs one line for each request, at its end: nothing of its body or its answer."""
+
+    def __init__(self, app: ASGIApp, log: Callable[[str], None]) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, status, size = time.monotonic(), CLIENT_GONE, 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status, size
+            status = message.get("status", status)
+            size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._log(_line(scope, status, size, time.monotonic() - started))
+
+
+def _line(scope: Scope, status: int, size: int, seconds: float) -> str:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    client = scope.get("client") or ("-", 0)
+    # As JSON: a path may have quotes, and must not end the line.
+    asked = json.dumps(f"{scope['method']} {scope['path']}"[:MOST_LOGGED])
+    return f"{now} {client[0]}:{client[1]} {asked} {status} {size} B {seconds:.3f} s"
