@@ -256,10 +256,11 @@ class BuildOptions(GraphOptions):
         """Batch slots of each decode graph for fewer than all."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
-        # Each further graph would hold a copy of 16-bit weights: ONNX Runtime converts them. All
-        # its graphs read one copy of fp32 weights in place. It rearranges 4-bit weights; there one
-        # more copy is worth its memory.
-        if capabilities(self.target).weights_per_graph or self.dtype != "fp32":
+        # Unless weights are shared, each further graph would hold a copy of 16-bit weights: ONNX
+        # Runtime converts them. All its graphs read one copy of fp32 weights in place. It
+        # rearranges 4-bit weights; there one more copy is worth its memory.
+        holds_copy = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
+        if holds_copy and not self.graph_options.share_weights:
             return []
         return _powers_of_4(self.batch)[: 1 if self.weights else None]
 
