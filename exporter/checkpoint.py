@@ -53,9 +53,9 @@ class Checkpoint:
 def _tensors(directory: Path) -> dict[str, TensorSpan]:
     """As transformers does: of the single file if there is one, else of the index's shards."""
     index = directory / SHARD_INDEX
-    if (directory / SINGLE_FILE).exists() or not index.exists():
+    weight_map = _weight_map(index) if index.exists() else {}
+    if (directory / SINGLE_FILE).exists() or not weight_map:
         return read_header(_weight_file(directory, SINGLE_FILE))
-    weight_map = _weight_map(index)
     shards = {
         name: read_header(_weight_file(directory, name)) for name in sorted({*weight_map.values()})
     }

@@ -60,7 +60,7 @@ def test_safetensors_header_is_read_back_as_written(tmp_path: Path) -> None:
         ({"x": entry(0, 4, (1,))}, "4 bytes at its end that belong to no tensor"),
         ({"x": entry(0, 8), "__metadata__": {"format": 1}}, "does not map names to texts"),
         ({"x": 1}, "no readable"),
-        ([], "does not hold a JSON object"),
+        ([], "no readable safetensors header: it does not hold a JSON object"),
     ],
 )
 def test_inconsistent_safetensors_header_is_refused(

@@ -59,7 +59,6 @@ class Configs:
 
         options = BuildOptions(model=str(directory), out=directory / "out", **material.FLAGS)
         resolved = resolve(options)
-        self._require_shapes(resolved)
         self._require_numbers(resolved.model.model_dump())
         model = self._reference(self._family, directory)
         config = model.config
@@ -71,11 +70,6 @@ class Configs:
             self._require_same_tokens(directory, model)
             return OTHER, "built, with transformers' tokens"
         return SAME, ""
-
-    def _require_shapes(self, resolved: Any) -> None:
-        from snapexport.exporter.shapes import require_shapes
-
-        require_shapes(resolved.checkpoint, resolved.config)
 
     def _require_numbers(self, facts: dict[str, Any]) -> None:
         for name, value in facts.items():

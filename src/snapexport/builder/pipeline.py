@@ -30,7 +30,7 @@ from snapexport.contract.manifest import (
     TraceName,
 )
 from snapexport.contract.targets import DType
-from snapexport.exporter import architectures, hub, int4, link, trace, weights
+from snapexport.exporter import architectures, hub, int4, link, shapes, trace, weights
 from snapexport.exporter.checkpoint import Checkpoint
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
@@ -80,6 +80,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     geometry = options.geometry(model)
     options.require_vocabulary(model.vocab_size)
+    shapes.require_tensors(checkpoint, config)
     texts, chunk = read_texts(checkpoint.directory), options.chunk(geometry)
     return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk)
 

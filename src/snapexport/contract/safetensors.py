@@ -88,7 +88,10 @@ def read_header(file: Path) -> dict[str, TensorSpan]:
     with open_regular(file, _DOWNLOAD_AGAIN) as stream:
         prefix, length = _length(file, stream)
         raw, size = stream.read(length), os.fstat(stream.fileno()).st_size
-    entries = parse_object(raw, f"the header of {file}", _DOWNLOAD_AGAIN)
+    try:
+        entries = parse_object(raw, "it", _DOWNLOAD_AGAIN)
+    except UserError as error:
+        raise _unreadable(file, error.message) from None
     _require_texts(file, entries.pop(_METADATA, None))
     start = len(prefix) + length
     spans = {name: _span(file, start, name, entry) for name, entry in entries.items()}
