@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import DIGEST, MANIFEST
 from tests.fuzz import material
 from tests.fuzz.children import WronglyAcceptedError
 from tests.fuzz.mutations import bytes_mutated
-from tests.fuzz.outcomes import OTHER, SAME
+from tests.fuzz.outcomes import OTHER, SAME, VERIFY
 
 LOCATIONS = (
     "/etc/passwd", "../llama/model.safetensors", "manifest.json", "weights/../manifest.json", "",
     "weights/", "weights/nothing.safetensors", "/dev/zero", "a\0b", "prefill.onnx", "[/b]",
     "./weights/model.norm.weight.safetensors", "//weights/x", "weights//lm_head.weight.safetensors",
 )  # fmt: skip
+
+
+LEAVING = ("/etc/passwd", "../llama/model.safetensors", "/dev/zero", "//weights/x")
 
 
 class Graphs:
@@ -28,6 +32,8 @@ class Graphs:
         import onnx
         import onnxruntime  # noqa: F401
 
+        import snapexport.builder.verify
+        import snapexport.cli.inspect
         import snapexport.runtime.llm
         import snapexport.runtime.ort.backend  # noqa: F401
 
@@ -57,10 +63,23 @@ class Graphs:
         digest = f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n"
         material.replace(directory / DIGEST, digest.encode())
         self._foreign = "external" in told
+        self._leaves = any(f"-> {place!r}" in told for place in LEAVING)
         return f"{file}: {told}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
+        from snapexport.builder.verify import verify
+        from snapexport.cli.inspect import operators
+        from snapexport.contract.build_directory import Build
+
         found = material.tokens(directory)
+        if found != self._expected and self._leaves:
+            raise WronglyAcceptedError("bytes from outside of the build were read as a weight")
+        build = Build.open(directory)
+        operators(build)
+        try:
+            verify(build)
+        except UserError as error:
+            return VERIFY, str(error)
         if found == self._expected:
             return SAME, ""
         if self._foreign:

@@ -7,6 +7,8 @@ from typing import Any
 
 REFUSED = "refused"
 """By a UserError."""
+VERIFY = "verify"
+"""Accepted by a run, and refused by `inspect --verify`."""
 SAME = "same"
 """Accepted, and what came out is as without the mutation."""
 OTHER = "other"
@@ -15,7 +17,7 @@ WRONG = "wrong"
 """Accepted, although it contradicts itself, another file, or the reference."""
 TRACEBACK, HANG, MEMORY, DIED = "traceback", "hang", "memory", "died"
 
-OUTCOMES = (REFUSED, SAME, OTHER, WRONG, TRACEBACK, HANG, MEMORY, DIED)
+OUTCOMES = (REFUSED, VERIFY, SAME, OTHER, WRONG, TRACEBACK, HANG, MEMORY, DIED)
 FAILED = frozenset({WRONG, TRACEBACK, HANG, MEMORY, DIED})
 
 

@@ -1,5 +1,6 @@
 """Mutated tokenizers and chat templates."""
 
+import importlib.util
 import json
 import random
 from pathlib import Path
@@ -94,12 +95,20 @@ class Templates:
         from snapexport.serving import chat_template
 
         config = chat_template.read_config(directory)
-        template = chat_template.load(directory, config)
-        template.require_sound()
+        template = _bounded(chat_template.load(directory, config))
         sorted(template.options)
         text = template.render(MESSAGES, add_generation_prompt=True)
         expected = "<s><<be brief>>\n[user] what is it?</s>\n[assistant]"
         return (SAME, "") if text == expected else (OTHER, "another text")
+
+
+def _bounded(template: Any) -> Any:
+    """As the server renders it: in a process of its own, where there is one."""
+    if importlib.util.find_spec("snapexport.serving.template_process") is None:
+        template.require_sound()
+        return template
+    processes = importlib.import_module("snapexport.serving.template_process")
+    return processes.TemplateProcesses(template)
 
 
 def _spliced(template: str, rng: random.Random) -> tuple[bytes, str]:

@@ -24,6 +24,8 @@ DIGEST = "manifest.json.sha256"
 
 Quantization = Literal["int4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+WEIGHTS = "weights"
+"""A build's folder of weights."""
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
