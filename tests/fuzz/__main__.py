@@ -61,8 +61,8 @@ def run(name: str, arguments: argparse.Namespace, work: Path) -> Summary:
     results = []
     for done, result in enumerate(found, 1):
         results.append(result)
-        if arguments.only:
-            print(result)
+        if arguments.only or result.failed:
+            print(result, file=sys.stdout if arguments.only else sys.stderr, flush=True)
         elif done % 200 == 0:
             print(f"{name}: {done}, {sum(one.failed for one in results)} failed", file=sys.stderr)
     children.remove_leftovers(work)

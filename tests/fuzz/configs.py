@@ -10,7 +10,7 @@ from tests.fuzz.children import WronglyAcceptedError
 from tests.fuzz.mutations import dumped, mutated
 from tests.fuzz.outcomes import OTHER, SAME
 
-BUILT = 25
+BUILT = 100
 """One accepted config of so many is built and run."""
 
 

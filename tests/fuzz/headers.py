@@ -46,7 +46,7 @@ class Headers:
         if rng.random() < 0.05:
             length = rng.choice([0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1, 10**8 + 1])
             more += f" length {length}"
-        raw = struct.pack("<Q", length) + text + self._data
+        raw = struct.pack("<Q", max(0, length)) + text + self._data
         if rng.random() < 0.05:
             raw, extra = bytes_mutated(raw, rng)
             more += f" {extra}"

@@ -75,8 +75,20 @@ def _changed(original: dict[str, Any], manifest: Manifest) -> list[str]:
             elif old != new:
                 names.append(key)
             continue
-        names += [f"{key}.{part}" for part in old if old[part] != new.get(part)]
+        names += [
+            f"{key}.{part}" for part in old if _unordered(old[part]) != _unordered(new.get(part))
+        ]
     return names
+
+
+def _unordered(fact: Any) -> Any:
+    """Inputs and outputs are bound by name: their order is no fact."""
+    if not isinstance(fact, dict) or "inputs" not in fact:
+        return fact
+    return fact | {
+        kind: sorted(fact[kind], key=lambda spec: str(spec["name"]))
+        for kind in ("inputs", "outputs")
+    }
 
 
 def _files(weights: list[dict[str, Any]]) -> list[list[Any]]:

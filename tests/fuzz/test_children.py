@@ -52,6 +52,11 @@ def wait() -> None:
     time.sleep(60)
 
 
+def loop() -> None:
+    while True:
+        pass
+
+
 WAYS = {
     outcomes.REFUSED: refuse,
     outcomes.TRACEBACK: crash,
@@ -60,6 +65,7 @@ WAYS = {
     outcomes.MEMORY: eat,
     outcomes.HANG: wait,
     outcomes.SAME: lambda: None,
+    "hang by looping": loop,
 }
 
 
@@ -67,8 +73,9 @@ WAYS = {
 def test_every_end_of_a_case_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(children, "SECONDS", 1.0)
+    monkeypatch.setattr(children, "SECONDS", 4.0)
+    monkeypatch.setattr(children, "CPU_SECONDS", 1)
     (result,) = children.run(Fake(way), 0, [5], tmp_path, workers=1)
-    assert (result.index, result.outcome) == (5, way)
+    assert (result.index, result.outcome) == (5, way.split()[0])
     children.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -68,7 +68,7 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
     if has_baseline:
         yield from (f"{BASELINE}prefill", f"{BASELINE}decode")
     for prefix in ("", BASELINE) if has_baseline else ("",):
-        for slots in manifest.decode_graphs(prefix):
+        for slots in manifest.decode_graphs():  # the baseline has the same ones
             if slots < manifest.batch:
                 yield f"{prefix}decode.{slots}"
 
