@@ -66,6 +66,8 @@ class Manifests:
 def _changed(original: dict[str, Any], manifest: Manifest) -> list[str]:
     """Names of the facts that differ, to a depth of two."""
     now = json.loads(manifest.model_dump_json())
+    if not now["traces"]:  # as in a build that was derived from another
+        original = original | {"traces": {}}
     names = []
     for key, old in original.items():
         new = now[key]
