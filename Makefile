@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz-http-short fuzz-http soak test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -83,6 +83,13 @@ soak: $(SERVED)          ## requests with cancels, then 200 clients of whom half
 
 planted-faults: $(STAMP) ## plant faults in a copy, and see that tests catch each, an hour
 	$(BIN)/python tools/planted_faults.py
+
+fuzz: $(STAMP)           ## files from outside, mutated, and builds that are killed: 20 minutes
+	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz.kills
+
+fuzz-short: $(STAMP)     ## a few cases of each kind, and all that once failed: two minutes
+	$(BIN)/python -m tests.fuzz --short
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

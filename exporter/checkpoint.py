@@ -3,12 +3,13 @@
 Reads headers only, never a weight.
 """
 
-import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.outside import CONFIG_BYTES, INDEX_BYTES, is_plain_name, read_object
 from snapexport.contract.safetensors import TensorSpan, read_header
 
 CONFIG = "config.json"
@@ -41,46 +42,62 @@ class Checkpoint:
                 "point --model at a directory made by `save_pretrained`",
             )
         generation = directory / GENERATION_CONFIG
-        tensors: dict[str, TensorSpan] = {}
-        for file in _weight_files(directory):
-            tensors |= read_header(file)
         return cls(
             directory,
-            _read_object(directory / CONFIG),
-            _read_object(generation) if generation.is_file() else {},
-            tensors,
+            read_object(directory / CONFIG, CONFIG_BYTES, _DOWNLOAD_AGAIN),
+            read_object(generation, CONFIG_BYTES, _DOWNLOAD_AGAIN) if generation.exists() else {},
+            _tensors(directory),
         )
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    names = _shards(directory / SHARD_INDEX) or [SINGLE_FILE]
-    for name in names:
-        if not (directory / name).is_file():
-            raise UserError(f"{directory} has no {name}", _weights_hint(directory))
-    return [(directory / name).resolve() for name in names]
+def _tensors(directory: Path) -> dict[str, TensorSpan]:
+    """As transformers does: of the single file if there is one, else of the index's shards."""
+    index = directory / SHARD_INDEX
+    weight_map = _weight_map(index) if index.exists() else {}
+    if (directory / SINGLE_FILE).exists() or not weight_map:
+        return read_header(_weight_file(directory, SINGLE_FILE))
+    shards = {
+        name: read_header(_weight_file(directory, name)) for name in sorted({*weight_map.values()})
+    }
+    _require_once(directory, shards)
+    for tensor, shard in weight_map.items():
+        if tensor not in shards[shard]:
+            raise UserError(f"{index} names the tensor {tensor}, {shard} lacks it", _DOWNLOAD_AGAIN)
+    return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
 
 
-def _shards(index: Path) -> list[str]:
-    """Names of the shards; empty without an index."""
-    if not index.is_file():
-        return []
-    weight_map = _read_object(index).get("weight_map")
+def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:
+    homes: dict[str, str] = {}
+    for shard, tensors in shards.items():
+        for tensor in tensors:
+            if (first := homes.setdefault(tensor, shard)) != shard:
+                raise UserError(
+                    f"{directory} has the tensor {tensor} twice, in {first} and in {shard}",
+                    _DOWNLOAD_AGAIN,
+                )
+
+
+def _weight_file(directory: Path, name: str) -> Path:
+    if not (directory / name).is_file():
+        raise UserError(f"{directory} has no {name}", _weights_hint(directory))
+    return (directory / name).resolve()
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """{tensor: name of its shard}, a plain name beside the index."""
+    weight_map = read_object(index, INDEX_BYTES, _DOWNLOAD_AGAIN).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
         raise UserError(f"{index} has no weight_map of file names", _DOWNLOAD_AGAIN)
-    return sorted(set(weight_map.values()))
+    for shard in weight_map.values():
+        if not is_plain_name(shard):
+            raise UserError(
+                f"{index} names {shard!r:.200}, which is no name of a file beside it",
+                _DOWNLOAD_AGAIN,
+            )
+    return weight_map
 
 
 def _weights_hint(directory: Path) -> str:
     if any(directory.glob("*.bin")):
         return "only safetensors weights are read: save the model with `save_pretrained` first"
     return "a checkpoint holds model.safetensors, or shards and model.safetensors.index.json"
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", _DOWNLOAD_AGAIN) from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a JSON object", _DOWNLOAD_AGAIN)
-    return content

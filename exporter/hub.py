@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 
 from snapexport.contract.errors import UserError, first_line
+from snapexport.contract.outside import read_text
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SHA256 = re.compile("[0-9a-f]{64}")
+_TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+_METADATA_BYTES = 1 << 12
 _METADATA = ".cache/huggingface/download"
 _WANTED = ["*.json", "*.safetensors"]
 _UNWANTED = ["consolidated*", "*/*"]
@@ -42,8 +45,11 @@ def recorded_sha256(file: Path) -> str | None:
     if _SHA256.fullmatch(file.name):
         return file.name
     metadata = file.parent / _METADATA / f"{file.name}.metadata"
-    lines = metadata.read_text().split() if metadata.is_file() else []
-    if len(lines) != 3 or not _SHA256.fullmatch(lines[1]):
+    try:
+        lines = read_text(metadata, _METADATA_BYTES, "").split()
+    except (UserError, OSError):
+        return None  # it is a help, and not needed
+    if len(lines) != 3 or not _SHA256.fullmatch(lines[1]) or not _TIME.fullmatch(lines[2]):
         return None
     # The lines are commit, etag and time of the download. A later file has other content.
     return lines[1] if file.stat().st_mtime <= float(lines[2]) + 1 else None

@@ -7,11 +7,11 @@ from onnx_ir.passes import common as common_passes
 from onnxscript import optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.shapes import require_present, require_shape
 from snapexport.exporter.weights import WEIGHTS
 
 if TYPE_CHECKING:
@@ -35,26 +35,15 @@ def checkpoint_tensors(
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     values = {name: value for name, value in model.graph.initializers.items() if _is_fake(value)}
     wanted = {name: tied.get(name, name) for name in values}
-    missing = [name for name in wanted.values() if name not in checkpoint.tensors]
-    if missing:
-        raise UserError(
-            f"the checkpoint lacks {len(missing)} tensors that its architecture needs, "
-            f"among them {missing[0]}",
-            "download the checkpoint again, or check config.json against it",
-        )
+    require_present(wanted.values(), checkpoint)
     for name, source in wanted.items():
-        _require_shape(source, values[name], checkpoint.tensors[source])
+        require_shape(source, _shape(values[name]), checkpoint.tensors[source])
     return wanted
 
 
-def _require_shape(name: str, value: ir.Value, span: TensorSpan) -> None:
+def _shape(value: ir.Value) -> tuple[int, ...]:
     assert value.shape is not None
-    expected = tuple(value.shape.numpy())
-    if expected != span.shape:
-        raise UserError(
-            f"the tensor {name} has shape {list(span.shape)}, config.json wants {list(expected)}",
-            "check config.json against the checkpoint",
-        )
+    return tuple(value.shape.numpy())
 
 
 def _is_fake(value: ir.Value) -> bool:

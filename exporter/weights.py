@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from snapexport.contract.copying import clone_file, copy_file
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
+from snapexport.contract.manifest import WEIGHTS as WEIGHTS
 from snapexport.contract.manifest import WeightFile
 from snapexport.contract.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
 from snapexport.contract.targets import DType
@@ -29,7 +30,6 @@ from snapexport.exporter.tensor_file import (
     place_of,
 )
 
-WEIGHTS = "weights"
 _FLOATS = tuple(DTYPES.values())
 _HASHED_BYTES = 1 << 30
 """Larger weights get a hash only if it is known without reading them again."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.bytes import ITEM_BYTES
+from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName, TensorSpec
 
 Work = Callable[[], None]
@@ -24,6 +25,10 @@ Work = Callable[[], None]
 
 class DeviceError(RuntimeError):
     """CUDA, TensorRT or a closed executor failed at something that worked before."""
+
+
+class GraphError(UserError, DeviceError):
+    """A graph that was loaded failed while it ran: it may be damaged, and its hash with it."""
 
 
 @dataclass(frozen=True, slots=True)

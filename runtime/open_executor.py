@@ -68,7 +68,13 @@ def _onnxruntime(
 
     graphs = GraphSet.of(build, baseline=baseline)
     backend = OnnxRuntimeBackend(build, graphs, threads=threads, prepack=prepack)
-    return _executor(build, graphs, backend, prompt_cache)
+    try:
+        return _executor(build, graphs, backend, prompt_cache)
+    except MemoryError:
+        raise UserError(
+            f"the caches of {build.directory} don't fit into memory",
+            "see `snapexport inspect`, and build it again with a smaller --batch or --L-max",
+        ) from None
 
 
 def _on_gpu(

@@ -3,6 +3,7 @@
 All checks happen here, before anything is queued. Knows no scheduler and no executor.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -12,6 +13,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.outside import TOKENIZER_BYTES, read_text
+from snapexport.contract.tokenizer_file import (
+    COPY_AGAIN,
+    TOKENIZER,
+    parse_tokenizer,
+    tokenizer_errors,
+)
 from snapexport.runtime.executor import Limits
 from snapexport.runtime.requests import Request, SamplingParams
 
@@ -27,16 +35,10 @@ LEAST_BYTES = 1 << 16
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
     """Return the build's tokenizer, if it has one, with truncation and padding off."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
+    path = directory / TOKENIZER
+    if not os.path.lexists(path):
         return None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path} cannot be read: {error}", "copy it from the checkpoint") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    return parse_tokenizer(read_text(path, TOKENIZER_BYTES, COPY_AGAIN, links=False), path)
 
 
 def read(
@@ -167,7 +169,8 @@ def _encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> li
     if not text:
         return []  # it could become a lone BOS
     # `encode` holds the interpreter's lock for seconds a megabyte; `encode_batch` releases it.
-    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_start)
+    with tokenizer_errors("the tokenizer cannot encode a prompt"):
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_start)
     ids: list[int] = encoding.ids
     return ids
 

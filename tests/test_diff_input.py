@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from snapexport.builder import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from tests.oracle import checkpoints
@@ -87,10 +88,10 @@ def test_diff_of_a_build_without_config_needs_the_checkpoint(
 
 
 def test_diff_refuses_a_bf16_build_on_the_cpu(
-    capsys: pytest.CaptureFixture[str], own_build: Build
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
 ) -> None:
-    own_build.manifest.model_copy(update={"dtype": "bf16"}).write(own_build.directory)
-    assert "is a bf16 build" in refused(capsys, "diff", own_build.directory)
+    made = build(checkpoint, tmp_path / "bf16", L_max=64, dtype="bf16", batch=1, baseline=True)
+    assert "is a bf16 build" in refused(capsys, "diff", made.directory)
 
 
 def test_diff_writes_into_no_directory_with_other_files(

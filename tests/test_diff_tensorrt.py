@@ -197,9 +197,9 @@ def test_no_plain_commands_for_stripped_engines(
     capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
     stripped = ENTRY.model_copy(update={"stripped": True})
-    with_engines(build, sm_90=entry_of(build, build.directory / "s", stripped)).manifest.write(
-        build.directory
-    )
+    with_engines(
+        build, sm_90=entry_of(build, build.directory / "engines/s", stripped)
+    ).manifest.write(build.directory)
     text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
     assert "is stripped" in text and "--model-type engine" not in text
 
@@ -207,8 +207,9 @@ def test_no_plain_commands_for_stripped_engines(
 def test_plain_commands_only_for_engines_of_this_machine(
     gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
 ) -> None:
-    library = file(build.directory / "lib.so", LIBRARY)
-    folder = build.directory / "e"
+    folder = build.directory / "engines"
+    made = file(folder / "e" / "lib.so", LIBRARY)
+    library = made.model_copy(update={"file": "engines/e/lib.so"})
     kinds: dict[str, dict[str, Any]] = {
         "fused": {"plugins": library},
         "portable": {"plugins": library, "version_compatible": True, "version": "10.15.1.2"},
@@ -223,7 +224,7 @@ def test_plain_commands_only_for_engines_of_this_machine(
     with_engines(build, **entries).manifest.write(build.directory)
     text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
     offered = [line for line in text.splitlines() if "--model-type engine" in line]
-    named = {name: [line for line in offered if f"/e/{name}/" in line] for name in kinds}
+    named = {name: [line for line in offered if f"/engines/{name}/" in line] for name in kinds}
     assert {name for name, lines in named.items() if lines} == {"fused", "portable", "alike"}
     assert all(parsed(line).plugins == ["registering.so"] for line in named["fused"])
     assert not any("PLUGINS" in line for line in named["portable"] + named["alike"])

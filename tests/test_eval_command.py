@@ -215,9 +215,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no baseline": (lambda b: edited(b, traces={}), "has no baseline"),
     "policy full": (
         lambda b: edited(b, traces={}, geometry=CacheGeometry.full(600, 2)),
-        "has no baseline",
+        "has the graph compress too much",
     ),
-    "bf16": (lambda b: edited(b, dtype="bf16"), "is a bf16 build"),
+    "bf16": (lambda b: edited(b, dtype="bf16"), "its geometry wants bfloat16"),
     "no tokenizer": (lambda b: (b / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "a broken tokenizer": (
         lambda b: (b / "tokenizer.json").write_text("{"),

@@ -196,7 +196,9 @@ def test_int8_cache_outputs_do_not_depend_on_neighbours(case: Case) -> None:
 
 def test_manifest_of_an_int8_cache_lists_the_scales() -> None:
     manifest = build_of(INT8).manifest
-    assert manifest.graph_options == GraphOptions(cache_dtype="int8", decode_attention="valid")
+    assert manifest.graph_options == GraphOptions(
+        cache_dtype="int8", decode_attention="valid", share_weights=False
+    )
     specs = {
         (graph, spec.name): (spec.dtype, spec.shape)
         for graph in ("compress", "decode")
@@ -247,4 +249,6 @@ def test_int8_cache_is_refused_with_unsupported_options(
 
 def test_int8_cache_is_supported_with_int4_weights(tmp_path: Path) -> None:
     options = BuildOptions(model="m", out=tmp_path, L_max=64, cache_dtype="int8", weights="int4")
-    assert options.graph_options == GraphOptions(cache_dtype="int8", decode_attention="valid")
+    assert options.graph_options == GraphOptions(
+        cache_dtype="int8", decode_attention="valid", share_weights=False
+    )

@@ -16,11 +16,11 @@ HOMES = {
     "safetensors headers": (r"data_offsets|\"<Q\"", {"contract/safetensors.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
-        {"contract/files.py", "builder/staging.py", PEER},
+        {"contract/files.py", "builder/hidden.py", PEER},
     ),
     "renames": (
         r"os\.(rename|replace)\(|\w\.rename\(",
-        {"builder/staging.py", "bench/builds.py", PEER},
+        {"builder/renames.py", "builder/staging.py", "bench/builds.py", PEER},
     ),
     "hard links": (r"os\.link\(", {"exporter/weights.py", "eval/systems.py", "bench/builds.py"}),
     "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/bytes.py"}),

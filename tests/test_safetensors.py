@@ -17,7 +17,7 @@ def entry(begin: int, end: int, shape: tuple[int, ...] = (2,), dtype: str = "F32
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def written(file: Path, text: str, data: bytes = bytes(64)) -> Path:
+def written(file: Path, text: str, data: bytes = bytes(8)) -> Path:
     file.write_bytes(struct.pack("<Q", len(text)) + text.encode() + data)
     return file
 
@@ -54,8 +54,13 @@ def test_safetensors_header_is_read_back_as_written(tmp_path: Path) -> None:
         ({"x": entry(0, 8, (True, 2))}, "no readable"),
         ({"x": entry(0, 8) | {"dtype": 32}}, "no readable"),
         ({"x": {"dtype": "F32"}}, "no readable"),
+        ({"x": entry(0, 8) | {"dtype": "F3"}}, "type of x, 'F3', is not known"),
+        ({"x": entry(0, 8, (2**62, 2**62))}, "not the size"),
+        ({"x": entry(4, 8, (1,))}, "4 bytes before x that belong to no tensor"),
+        ({"x": entry(0, 4, (1,))}, "4 bytes at its end that belong to no tensor"),
+        ({"x": entry(0, 8), "__metadata__": {"format": 1}}, "does not map names to texts"),
         ({"x": 1}, "no readable"),
-        ([], "no readable"),
+        ([], "no readable safetensors header: it does not hold a JSON object"),
     ],
 )
 def test_inconsistent_safetensors_header_is_refused(
@@ -67,7 +72,7 @@ def test_inconsistent_safetensors_header_is_refused(
 
 def test_safetensors_header_with_a_repeated_name_is_refused(tmp_path: Path) -> None:
     one = json.dumps({"x": entry(0, 8)})[1:-1]
-    with pytest.raises(UserError, match="no readable"):
+    with pytest.raises(UserError, match="occurs twice"):
         read_header(written(tmp_path / "f", "{" + one + "," + one + "}"))
 
 

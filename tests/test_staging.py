@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder.staging import staged
+from snapexport.builder import renames
+from snapexport.builder.hidden import CONTENT, REPLACED, identity, mark
+from snapexport.builder.staging import scratch, staged
 from snapexport.cli.app import main
 from snapexport.cli.console import BuildProgress
 from snapexport.contract.errors import UserError
@@ -125,11 +127,145 @@ def test_target_name_with_an_asterisk_is_not_a_pattern(tmp_path: Path) -> None:
     assert other.is_dir()
 
 
-def test_staging_keeps_the_unfinished_directory_of_a_running_build(tmp_path: Path) -> None:
+def test_staging_refuses_a_place_that_a_running_build_is_written_for(tmp_path: Path) -> None:
     with staged(tmp_path / "b", overwrite=False) as first:
-        with pytest.raises(ZeroDivisionError), staged(tmp_path / "b", overwrite=False):
-            raise ZeroDivisionError
+        with (
+            pytest.raises(UserError, match="another process is writing"),
+            staged(tmp_path / "b", overwrite=False),
+        ):
+            pass
         assert first.is_dir()
+
+
+def test_scratch_beside_a_place_does_not_keep_a_build_from_it(tmp_path: Path) -> None:
+    with scratch(tmp_path / "b") as first:
+        with staged(tmp_path / "b", overwrite=False):
+            pass
+        assert first.is_dir()
+
+
+def test_directory_that_appears_during_a_build_is_left_as_it_is(tmp_path: Path) -> None:
+    target = tmp_path / "b"
+    with pytest.raises(UserError, match="appeared while"), staged(target, overwrite=True):
+        target.mkdir()
+    with pytest.raises(UserError, match="appeared while"), staged(target / "c", overwrite=False):
+        (target / "c").write_text("thesis")
+    assert [path.name for path in target.iterdir()] == ["c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def old_build(target: Path) -> Path:
+    target.mkdir()
+    (target / MANIFEST).write_text("old")
+    return target
+
+
+def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS."""
+    monkeypatch.setattr(renames, "_renameat2", lambda *_: False)
+
+
+both = pytest.mark.parametrize("renameat2", [True, False])
+
+
+@both
+def test_what_takes_an_overwritten_builds_place_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
+) -> None:
+    if not renameat2:
+        without_renameat2(monkeypatch)
+    target = old_build(tmp_path / "b")
+    with pytest.raises(UserError, match="was replaced while"), staged(target, overwrite=True):
+        target.rename(tmp_path / "moved")
+        target.mkdir()
+        (target / MANIFEST).write_text("another build")
+    assert (target / MANIFEST).read_text() == "another build"
+    with pytest.raises(UserError, match="was replaced while"), staged(target, overwrite=True):
+        (target / MANIFEST).rename(target / "thesis.txt")
+    assert (target / "thesis.txt").read_text() == "another build"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "moved"]
+
+
+@both
+def test_overwritten_build_that_was_removed_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
+) -> None:
+    if not renameat2:
+        without_renameat2(monkeypatch)
+    target = old_build(tmp_path / "b")
+    with staged(target, overwrite=True) as directory:
+        (directory / MANIFEST).write_text("new")
+        target.rename(tmp_path / "moved")
+    assert (target / MANIFEST).read_text() == "new"
+
+
+def test_without_renameat2_builds_appear_and_replace_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_renameat2(monkeypatch)
+    for text in ("old", "new"):
+        with staged(tmp_path / "b", overwrite=text == "new") as directory:
+            (directory / MANIFEST).write_text(text)
+    assert (tmp_path / "b" / MANIFEST).read_text() == "new"
+    with pytest.raises(UserError, match="appeared"), staged(tmp_path / "c", overwrite=False):
+        (tmp_path / "c").write_text("thesis")
+    assert (tmp_path / "c").read_text() == "thesis"
+
+
+def test_build_that_a_kill_left_aside_without_renameat2_is_put_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aside = tmp_path / ".b.partial-x"
+    aside.mkdir()
+    old_build(aside / REPLACED)
+    mark(aside, "swapping", identity(aside / REPLACED))
+    with pytest.raises(UserError, match="exists already"), staged(tmp_path / "b", overwrite=False):
+        pass
+    assert (tmp_path / "b" / MANIFEST).read_text() == "old"
+    assert "put back" in capsys.readouterr().err
+    assert not aside.exists()
+
+
+def test_users_directory_with_a_name_like_ours_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / ".b.partial-x"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("x")
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert (mine / "thesis.txt").is_file()
+    assert capsys.readouterr().err == ""
+
+
+def test_removed_leftovers_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left = tmp_path / ".b.partial-x"
+    left.mkdir()
+    mark(left, "writing")
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert capsys.readouterr().err == f"note: removed {left}: its process was killed\n"
+    assert not left.exists()
+
+
+def test_users_directory_that_a_kill_left_exchanged_is_kept_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = tmp_path / ".b.partial-x"
+    (left / CONTENT).mkdir(parents=True)
+    (left / CONTENT / "thesis.txt").write_text("x")
+    mark(left, "swapping", "0:1", "0:2")
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert (left / CONTENT / "thesis.txt").is_file()
+    assert "it is kept" in capsys.readouterr().err
+
+
+def test_overwrite_refuses_a_link_to_a_build(tmp_path: Path) -> None:
+    old_build(tmp_path / "b")
+    (tmp_path / "link").symlink_to("b")
+    with pytest.raises(UserError, match="not a build"), staged(tmp_path / "link", overwrite=True):
+        pass
 
 
 @contextmanager

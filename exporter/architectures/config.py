@@ -5,8 +5,16 @@ Refuses what is not verified and what a static graph cannot express. Names no ar
 
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.errors import UserError, first_line
+from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import ModelFacts
+from snapexport.exporter.architectures.fields import (
+    CORRECT,
+    POSITIONS,
+    require_activation,
+    require_heads,
+    require_ranges,
+    require_rope,
+)
 from snapexport.exporter.architectures.registry import VERIFIED, architecture_of
 from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
 
@@ -23,11 +31,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def require_verified(checkpoint: Checkpoint) -> str:
     """The class that the checkpoint names. Raises UserError, with the verified ones, for others."""
     config = checkpoint.config
-    named = config.get("architectures") or ["(none named in config.json)"]
-    known = VERIFIED.get(named[0])
+    listed = config.get("architectures") or ["(none named in config.json)"]
+    named = listed[0] if isinstance(listed, list) else listed
+    known = VERIFIED.get(named) if isinstance(named, str) else None
     if known is None or config.get("model_type") != known.model_type:
         raise UserError(
-            f"the architecture {named[0]} of a model_type '{config.get('model_type')}' "
+            f"the architecture {named!s:.100} of a model_type '{config.get('model_type')!s:.100}' "
             "is not supported",
             f"these are verified: {', '.join(VERIFIED)}",
         )
@@ -36,7 +45,8 @@ def require_verified(checkpoint: Checkpoint) -> str:
             "the checkpoint is quantized: only fp32, fp16 and bf16 weights are read",
             "start from the original checkpoint",
         )
-    return str(named[0])
+    require_ranges(config)
+    return known.name
 
 
 def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
@@ -49,9 +59,13 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
         )
     except Exception as error:  # transformers raises whatever its validators raise
         raise UserError(
-            f"transformers refuses config.json: {first_line(error)}", "correct config.json"
+            f"transformers refuses config.json: {' '.join(str(error).split())!s:.300}",
+            "correct config.json",
         ) from None
     _require_verified_type(config)
+    require_ranges(vars(config))
+    require_heads(config)
+    require_activation(config)
     _require_causal(config)
     _require_known_layers(config)
     _require_static_rope(config)
@@ -126,6 +140,7 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
                 "keys in the cache would become invalid",
                 f"these types work: {', '.join(STATIC_ROPE)}",
             )
+        require_rope(rope)
 
 
 def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
@@ -141,6 +156,7 @@ def model_facts(
 ) -> ModelFacts:
     """The manifest's facts of the model. Raises UserError."""
     heads = config.num_attention_heads
+    eos = checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
     return ModelFacts(
         architecture=architecture,
         num_hidden_layers=config.num_hidden_layers,
@@ -150,16 +166,21 @@ def model_facts(
         vocab_size=config.vocab_size,
         max_position_embeddings=_position_limit(config),
         sliding_window=sliding_windows(config),
-        eos_token_id=_end_tokens(
-            checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
-        ),
+        eos_token_id=_end_tokens(eos, config.vocab_size),
     )
 
 
 def _position_limit(config: "PretrainedConfig") -> int:
     """The longest sequence of the model, in tokens."""
     limit = int(config.max_position_embeddings)
-    return max(_stretched(limit, rope) for rope in _ropes(config))
+    longest = max(_stretched(limit, rope) for rope in _ropes(config))
+    if longest > POSITIONS:
+        raise UserError(
+            f"config.json: its RoPE's factor makes {longest} positions, at most {POSITIONS} are "
+            "possible",
+            CORRECT,
+        )
+    return longest
 
 
 def _stretched(limit: int, rope: dict[str, Any]) -> int:
@@ -170,12 +191,13 @@ def _stretched(limit: int, rope: dict[str, Any]) -> int:
     return max(limit, int(rope["factor"] * trained))
 
 
-def _end_tokens(eos: object) -> list[int]:
+def _end_tokens(eos: object, vocab_size: int) -> list[int]:
     """The end tokens of a config: one id, several or none."""
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(isinstance(token, int) for token in tokens):
+    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
         raise UserError(
-            f"eos_token_id {eos!r} is neither a token id nor a list of them",
+            f"eos_token_id {eos!r:.100} is neither a token id nor a list of them: the vocabulary "
+            f"has {vocab_size} tokens",
             f"correct config.json or {GENERATION_CONFIG}",
         )
     return list(tokens)

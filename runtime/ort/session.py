@@ -6,7 +6,6 @@ Knows no cache policy and no batch slot.
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
-from snapexport.runtime.backend import Buffers, Work
+from snapexport.runtime.backend import Buffers, GraphError, Work
 from snapexport.runtime.ort.devices import Device
 
 with needs_extra("cpu"):
@@ -86,7 +85,16 @@ def bind(session: Any, entry: GraphEntry, device: str, buffers: Buffers) -> Work
         tie(binding.bind_input, spec)
     for spec in entry.outputs:
         tie(binding.bind_output, spec)
-    return partial(session.run_with_iobinding, binding)
+
+    def run() -> None:
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no narrower public base
+            raise GraphError(
+                f"ONNX Runtime failed while it ran {entry.file}: {first_line(error)}", REBUILD
+            ) from error
+
+    return run
 
 
 def session_options(threads: int | None, prepack: bool, settings: Mapping[str, str]) -> Any:

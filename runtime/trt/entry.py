@@ -87,7 +87,7 @@ def check_files(build: Build, entry: EngineEntry) -> None:
     """Raise UserError for a file that is missing or of another size. `verify` reads contents."""
     for file in _files(entry):
         path = build.directory / file.file
-        size = path.stat().st_size if path.is_file() else None
+        size = build.file(file.file).stat().st_size if path.exists() else None
         if size != file.size:
             found = "is missing" if size is None else f"has {size} bytes"
             raise UserError(

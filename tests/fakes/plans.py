@@ -56,8 +56,17 @@ def entry_of(
         shared = in_place(name, graph) if aliases else {}
         told = tensorrt.PLAN | {"graph": str(build.graph(name)), "aliases": shared} | plan
         made = file(folder / f"{name}.engine", json.dumps(told).encode())
-        plans[name] = GraphEngine(**made.model_dump(), device_memory=told["device_memory"])
+        facts = made.model_dump() | {"file": _within(build, made.file)}
+        plans[name] = GraphEngine(**facts, device_memory=told["device_memory"])
     return entry.model_copy(update={"graphs": plans})
+
+
+def _within(build: Build, file: str) -> str:
+    """The path as a manifest has it, of a file that lies in the build."""
+    path = Path(file)
+    if path.is_relative_to(build.directory):
+        return path.relative_to(build.directory).as_posix()
+    return file
 
 
 def with_engines(build: Build, **engines: EngineEntry) -> Build:

@@ -17,6 +17,7 @@ from snapexport.contract.geometry import (
     POLICIES,
     CacheGeometry,
     Policy,
+    too_small,
     topk_per_layer,
 )
 from snapexport.contract.graph_options import GraphOptions, require_one_of
@@ -283,16 +284,13 @@ class BuildOptions(GraphOptions):
         given = sorted(set(self.prefill_capacities))
         if given:
             self._require_capacities(chunk)
-        least = chunk
-        for capacity in (*given, self.L_max):
-            if capacity < least:
-                flag = f"--prefill-capacities {' '.join(map(str, given))}"
-                raise UserError(
-                    f"{flag}: {capacity} is below {least}",
-                    f"begin at {chunk} (the prefill chunk) or above, at least double from one to "
-                    f"the next, and end at {self.L_max // 2} (half of --L-max) or below",
-                )
-            least = 2 * capacity
+        if found := too_small(given, chunk, self.L_max):
+            capacity, least = found
+            raise UserError(
+                f"--prefill-capacities {' '.join(map(str, given))}: {capacity} is below {least}",
+                f"begin at {chunk} (the prefill chunk) or above, at least double from one to the "
+                f"next, and end at {self.L_max // 2} (half of --L-max) or below",
+            )
         return given
 
     def _require_capacities(self, chunk: int) -> None:

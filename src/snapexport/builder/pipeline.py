@@ -6,7 +6,6 @@ target.
 
 import dataclasses
 import platform
-import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
 
+from snapexport.builder.copied import read_texts
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress
@@ -30,16 +30,9 @@ from snapexport.contract.manifest import (
     TraceName,
 )
 from snapexport.contract.targets import DType
-from snapexport.exporter import architectures, hub, int4, link, trace, weights
+from snapexport.exporter import architectures, hub, int4, link, shapes, trace, weights
 from snapexport.exporter.checkpoint import Checkpoint
 
-COPIED = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 _TORCH: dict[DType, torch.dtype] = {
     "fp32": torch.float32,
@@ -50,10 +43,14 @@ _TORCH: dict[DType, torch.dtype] = {
 
 @dataclass(frozen=True)
 class ResolvedBuild:
-    """A build before its work begins: inputs read, defaults filled in."""
+    """A build before its work begins: inputs read, defaults filled in.
+
+    texts: the files that are copied, by name.
+    """
 
     options: BuildOptions
     checkpoint: Checkpoint
+    texts: dict[str, bytes]
     config: PretrainedConfig
     model: ModelFacts
     geometry: CacheGeometry
@@ -84,9 +81,10 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     geometry = options.geometry(model)
     options.require_vocabulary(model.vocab_size)
-    chunk = options.chunk(geometry)
+    shapes.require_tensors(checkpoint, config)
+    texts, chunk = read_texts(checkpoint.directory), options.chunk(geometry)
     capacities = options.capacities(chunk)
-    return ResolvedBuild(options, checkpoint, config, model, geometry, chunk, capacities)
+    return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk, capacities)
 
 
 def trace_model(
@@ -126,9 +124,8 @@ def write_graphs(
     resolved: ResolvedBuild, traces: Traces, directory: Path
 ) -> dict[GraphName, GraphEntry]:
     """Make the graphs by surgery, and write everything but the manifest."""
-    for name in COPIED:
-        if (resolved.checkpoint.directory / name).is_file():
-            shutil.copyfile(resolved.checkpoint.directory / name, directory / name)
+    for name, text in resolved.texts.items():
+        (directory / name).write_bytes(text)
     options = resolved.options
     graphs = finished_graphs(
         traces,

@@ -1,18 +1,24 @@
 """Writes directories atomically.
 
-Files are written to a hidden directory beside the target, which is renamed at the end and removed
-on failure. A process locks its hidden directory; the next process removes unlocked ones.
+Files are written to a hidden directory beside the target. Its content takes the target's name at
+the end, by one rename that never replaces what it was not told to, and is removed on failure.
 """
 
-import fcntl
-import glob
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from snapexport.builder.hidden import (
+    CONTENT,
+    REPLACED,
+    hidden,
+    identity,
+    is_being_written,
+    mark,
+    remove_leftovers,
+)
+from snapexport.builder.renames import exchange, rename_new
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import MANIFEST
 
@@ -23,43 +29,52 @@ def staged(
 ) -> Iterator[Path]:
     """Yield an empty directory that is renamed to `target` when the block ends without error.
 
-    Overwrites only a directory that contains the file `marker`.
+    Overwrites only a directory that contains the file `marker`, and that was there at the start.
     """
     target = Path(os.path.normpath(target.absolute()))
-    _require_free(target, overwrite, marker, kind)
-    with _parents(target):
-        _remove_abandoned(target)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-        try:
-            with _locked(partial):
-                yield partial
-                partial.chmod(0o777 & ~_umask())
-                _swap(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+    remove_leftovers(target)
+    former = _free(target, overwrite, marker, kind)
+    if is_being_written(target):
+        raise UserError(
+            f"another process is writing {target}", "wait until it ends, or choose another --out"
+        )
+    with _parents(target), hidden(target, "writing") as directory:
+        content = directory / CONTENT
+        content.mkdir()
+        yield content
+        if former is None:
+            _appear(content, target)
+        else:
+            _replace(directory, target, former, marker, kind)
 
 
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
     """Yield an empty hidden directory beside a build; it is removed at the end."""
     beside = Path(os.path.normpath(beside.absolute()))
-    _remove_abandoned(beside)
-    directory = Path(tempfile.mkdtemp(prefix=f".{beside.name}.partial-", dir=beside.parent))
-    try:
-        with _locked(directory):
-            yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    remove_leftovers(beside)
+    with hidden(beside, "scratch") as directory:
+        content = directory / CONTENT
+        content.mkdir()
+        yield content
 
 
-def _require_free(target: Path, overwrite: bool, marker: str, kind: str) -> None:
+def _free(target: Path, overwrite: bool, marker: str, kind: str) -> str | None:
+    """The identity of what is to be replaced; None if there is nothing."""
     if not os.path.lexists(target):
-        return
+        return None
     if not overwrite:
         raise UserError(f"{target} exists already", "choose another --out, or pass --overwrite")
-    if not target.is_dir() or (any(target.iterdir()) and not (target / marker).is_file()):
+    if not _replaceable(target, marker):
         raise UserError(f"{target} is not {kind}: it is not overwritten", "choose another --out")
+    return identity(target)
+
+
+def _replaceable(target: Path, marker: str) -> bool:
+    """Whether it is a directory, itself and not by a link, that is empty or has the marker."""
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return not any(target.iterdir()) or (target / marker).is_file()
 
 
 @contextmanager
@@ -83,35 +98,42 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-def _remove_abandoned(target: Path) -> None:
-    for partial in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        with suppress(OSError), _locked(partial):  # not to be had: its process lives
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock. Raises OSError if another process holds it."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _appear(content: Path, target: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
+        rename_new(content, target)
+    except FileExistsError:
+        raise UserError(
+            f"{target} appeared while it was being written, and is left as it is",
+            "choose another --out, or pass --overwrite",
+        ) from None
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _replace(directory: Path, target: Path, former: str, marker: str, kind: str) -> None:
+    """Put the content in the place of the former target. The latter is removed with `directory`.
 
-
-def _swap(partial: Path, target: Path) -> None:
-    """Rename `partial` to the target. A kill in between leaves the old build as a hidden one."""
-    if not target.exists():
-        partial.rename(target)
+    A kill leaves either of them at the target.
+    """
+    content = directory / CONTENT
+    mark(directory, "swapping", former, identity(content))
+    try:
+        replaced = content if exchange(content, target) else _moved(target, directory / REPLACED)
+    except FileNotFoundError:  # the former target was removed meanwhile
+        _appear(content, target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.replaced-", dir=target.parent))
-    target.rename(old / target.name)
-    partial.rename(target)
-    shutil.rmtree(old)
+    if identity(replaced) != former or not _replaceable(replaced, marker):
+        if replaced == content:
+            exchange(content, target)
+        else:
+            mark(directory, "swapping", identity(content))  # and `hidden` puts the other back
+        raise UserError(
+            f"{target} was replaced while {kind} was being written for it, and is left as it is",
+            "choose another --out, or build again",
+        )
+    if replaced != content:
+        _appear(content, target)
+
+
+def _moved(target: Path, place: Path) -> Path:
+    """Move the target aside. After a kill the next process puts it back."""
+    target.rename(place)
+    return place

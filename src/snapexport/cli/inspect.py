@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+from snapexport.builder.verify import Verified, loaded, verify
 from snapexport.cli import flags, page, prompt
 from snapexport.cli.console import OUT
 from snapexport.cli.picture import kept_picture
@@ -37,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_arguments(parser, required=False)
     flags.add_backend(parser)
     parser.add_argument(
-        "--verify", action="store_true", help="compare all weights and engines with their hashes"
+        "--verify",
+        action="store_true",
+        help="compare all weights and engines with their hashes, the graphs with the manifest",
     )
     parser.add_argument(
         "--html",
@@ -54,8 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     text = _prompt(arguments)
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
-        report["unverified_weights"] = build.verify_weights()
         tensorrt_entry.verify(build)
+        verified = verify(build)
+        report |= {
+            "unverified_weights": verified.unhashed_weights,
+            "graphs_compared": verified.compared_graphs,
+            "other_files": verified.other_files,
+        }
     kept = _kept(build, text, arguments.html, arguments.backend)
     if arguments.html:
         report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
@@ -65,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_summary(build)
     _print_operators(report["operators"])
     if arguments.verify:
-        _print_verified(report["unverified_weights"])
+        _print_verified(verified)
     if kept:
         _print_kept(build, kept)
     if arguments.html:
@@ -111,11 +119,11 @@ def _arrays(kept: dict[str, Any]) -> list[NDArray[np.int64]]:
 def operators(build: Build) -> dict[str, dict[str, int]] | None:
     """The number of each operator in each graph; None where the onnx package is missing."""
     try:
-        import onnx
+        import onnx  # noqa: F401
     except ModuleNotFoundError:
         return None
     return {
-        name: dict(Counter(_operators(onnx.load(build.graph(name), load_external_data=False))))
+        name: dict(Counter(_operators(loaded(build.graph(name)))))
         for name in sorted(build.manifest.graphs)
     }
 
@@ -147,11 +155,21 @@ def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
         OUT.print(Text.assemble((graph, "bold"), f" {counted}"))
 
 
-def _print_verified(unverified: list[str]) -> None:
-    if unverified:
-        OUT.print(f"weights: not verified, as they have no recorded hash: {_few(unverified)}")
+def _print_verified(verified: Verified) -> None:
+    lines = []
+    if verified.unhashed_weights:
+        few = _few(verified.unhashed_weights)
+        lines.append(f"weights: not verified, as they have no recorded hash: {few}")
     else:
-        OUT.print("weights: all hashes match")
+        lines.append("every byte of the graphs, weights and engines matches the manifest's hashes")
+    if verified.compared_graphs:
+        lines.append("graphs: inputs, outputs and references to weights are the manifest's")
+    else:
+        lines.append("graphs: not compared with the manifest, which needs snapexport[build]")
+    if verified.other_files:
+        lines.append(f"not in the manifest, so not verified: {_few(verified.other_files)}")
+    for line in lines:
+        OUT.print(line, markup=False)
 
 
 def _few(names: list[str]) -> str:

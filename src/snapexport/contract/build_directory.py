@@ -3,17 +3,21 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapexport.contract.closed import require_closed
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
+from snapexport.contract.interface import require_interface
 from snapexport.contract.manifest import (
     BASELINE,
     REBUILD,
+    WEIGHTS,
     GraphEntry,
     GraphName,
     Manifest,
     TraceName,
     WeightFile,
 )
+from snapexport.contract.outside import GRAPH_BYTES
 from snapexport.contract.safetensors import TensorSpan, header_sha256, read_header
 
 
@@ -28,13 +32,18 @@ class Build:
     def open(cls, directory: Path | str) -> "Build":
         """Check manifest, graphs (by hash) and weights (by size and header). Raises UserError.
 
+        The manifest's facts agree with each other, and its names do not leave the directory.
+
         Weights may be many gigabytes; `verify_weights` hashes them.
         """
         build = cls(Path(directory), Manifest.read(Path(directory)))
+        require_closed(build.manifest)
+        require_interface(build.manifest)
         for entry in (*build.manifest.graphs.values(), *build.manifest.traces.values()):
             build._check_graph(entry)
         for weights in build.manifest.weights:
             build._check_weights(weights)
+        build._require_known_weights()
         return build
 
     def graph(self, name: GraphName) -> Path:
@@ -65,12 +74,14 @@ class Build:
         return [weights.file for weights in self.manifest.weights if weights.sha256 is None]
 
     def _check_graph(self, entry: GraphEntry) -> None:
-        path = self._existing(entry.file)
+        path = self.file(entry.file)
+        if path.stat().st_size > GRAPH_BYTES:
+            raise UserError(f"{path} is larger than any ONNX file, {GRAPH_BYTES} bytes", REBUILD)
         if sha256_of(path) != entry.sha256:
             raise UserError(f"{path} was changed after the build", REBUILD)
 
     def _check_weights(self, weights: WeightFile) -> None:
-        path = self._existing(weights.file)
+        path = self.file(weights.file)
         if path.stat().st_size != weights.size:
             raise UserError(
                 f"{path} has {path.stat().st_size} bytes, the manifest says {weights.size}", REBUILD
@@ -78,12 +89,22 @@ class Build:
         if header_sha256(path) != weights.header_sha256:
             raise UserError(f"{path} was changed after the build", REBUILD)
 
-    def _existing(self, file: str) -> Path:
-        path = self.directory / file
-        if Path(file).is_absolute() or ".." in Path(file).parts:
-            raise UserError(f"the manifest names {file}, which is outside of the build", REBUILD)
-        if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link", "replace the link by the file itself")
-        if not path.is_file():
+    def _require_known_weights(self) -> None:
+        """A graph may use any file of the folder, so the manifest has to know each."""
+        known = {weights.file for weights in self.manifest.weights}
+        for path in (self.directory / WEIGHTS).iterdir():
+            if f"{WEIGHTS}/{path.name}" not in known:
+                raise UserError(f"{path} is not in the manifest", REBUILD)
+
+    def file(self, name: str) -> Path:
+        """Path of a regular file that the manifest names; no link leads to it. Raises UserError."""
+        path = self.directory
+        for part in Path(name).parts:
+            path /= part
+            if path.is_symlink():
+                raise UserError(f"{path} is a symbolic link", "replace the link by the file itself")
+        if not path.exists():
             raise UserError(f"{path} is missing", REBUILD)
+        if not path.is_file():
+            raise UserError(f"{path} is not a regular file", REBUILD)
         return path

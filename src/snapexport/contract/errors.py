@@ -16,7 +16,7 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """First line of another library's error, to quote in a message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 

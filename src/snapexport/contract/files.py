@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from snapexport.contract.outside import open_regular
+
 PARTIAL = ".partial"
 """Suffix of an unfinished file's name."""
 
@@ -49,9 +51,9 @@ def finish(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Digest of a file, read in blocks."""
+    """Digest of a regular file, read in blocks."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path, "replace it by the file that was there") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

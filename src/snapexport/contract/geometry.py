@@ -10,7 +10,7 @@ The valid slots are always a contiguous prefix, so no mask is needed. The full c
 L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -211,3 +211,17 @@ def pyramid(K: int, layers: int, room: int) -> tuple[int, ...]:
         most, least = room, 2 * K - room
     step = (most - least) / (layers - 1)
     return tuple(round(most - layer * step) for layer in range(layers))
+
+
+def too_small(capacities: Iterable[int], chunk: int, L_max: int) -> tuple[int, int] | None:
+    """The first of the prefill capacities and L_max that is below its bound, and the bound.
+
+    capacities: ascending. The smallest holds a chunk, and each next one twice the one before, so
+    that heads move to new places without overlapping their old ones.
+    """
+    least = 0
+    for capacity in (*capacities, L_max):
+        if capacity < max(least, chunk):
+            return capacity, max(least, chunk)
+        least = 2 * capacity
+    return None

@@ -5,7 +5,6 @@ digest in `manifest.json.sha256` (format of `sha256sum --check`) reveals an edit
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -16,6 +15,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.contract.targets import CacheDType, DType, Target
 
 FORMAT_VERSION = 8
@@ -24,6 +24,8 @@ DIGEST = "manifest.json.sha256"
 
 Quantization = Literal["int4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+WEIGHTS = "weights"
+"""A build's folder of weights."""
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
@@ -34,6 +36,7 @@ GraphName = Annotated[
 batch slots; baseline-NAME for the full cache."""
 TraceName = Literal["prefill", "decode"]
 
+_DIGEST_BYTES = 1 << 12
 REBUILD = "build it again with `snapexport build`"
 
 
@@ -151,8 +154,7 @@ class Manifest(Strict):
     def read(cls, directory: Path) -> "Manifest":
         """Read and check the manifest; `Build.open` checks the files that it names."""
         raw = _read_bytes(directory)
-        fields = _parse_object(directory / MANIFEST, raw)
-        _check_format_version(fields)
+        _check_format_version(parse_object(raw, directory / MANIFEST, REBUILD))
         try:
             manifest = cls.model_validate_json(raw)
         except ValidationError as error:
@@ -165,22 +167,12 @@ class Manifest(Strict):
 
 def _read_bytes(directory: Path) -> bytes:
     try:
-        return (directory / MANIFEST).read_bytes()
+        return read_bytes(directory / MANIFEST, MANIFEST_BYTES, REBUILD, links=False)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{directory} is not a build directory: it has no {MANIFEST}",
             "make one with `snapexport build --model DIR --L-max N --out DIR`",
         ) from None
-
-
-def _parse_object(path: Path, raw: bytes) -> dict[str, object]:
-    try:
-        fields = json.loads(raw)
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", REBUILD) from None
-    if not isinstance(fields, dict):
-        raise UserError(f"{path} does not hold a JSON object", REBUILD)
-    return fields
 
 
 def _check_format_version(fields: dict[str, object]) -> None:
@@ -204,7 +196,8 @@ def _first(error: ValidationError) -> str:
 
 def _check_digest(directory: Path, raw: bytes) -> None:
     try:
-        recorded = (directory / DIGEST).read_bytes().split()[::2]
+        path = directory / DIGEST
+        recorded = read_bytes(path, _DIGEST_BYTES, REBUILD, links=False).split()[::2]
     except FileNotFoundError:
         raise UserError(f"{directory / DIGEST} is missing", REBUILD) from None
     if hashlib.sha256(raw).hexdigest().encode() not in recorded:

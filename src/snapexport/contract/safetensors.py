@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.outside import HEADER_BYTES, open_regular, parse_object
 from snapexport.contract.targets import DType
 
 SUFFIX = ".safetensors"
@@ -24,6 +26,11 @@ ITEM_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
 }
+_ITEM_BITS = {
+    **{dtype: 8 * nbytes for dtype, nbytes in ITEM_BYTES.items()},
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+}
+"""All the types of the safetensors library."""
 
 _METADATA = "__metadata__"
 _PREFIX = struct.Struct("<Q")
@@ -66,80 +73,107 @@ def header(
 
 
 def header_sha256(path: Path) -> str:
-    """Digest of a file's header, which lists its tensors and their offsets."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(_PREFIX.size)
-        length = min(int.from_bytes(prefix, "little"), size)
+    """Digest of a file's header, which lists its tensors and their offsets. Raises UserError."""
+    with open_regular(path, _DOWNLOAD_AGAIN) as file:
+        prefix, length = _length(path, file)
         return hashlib.sha256(prefix + file.read(length)).hexdigest()
 
 
 def read_header(file: Path) -> dict[str, TensorSpan]:
-    """Spans of all tensors in a file. Raises UserError for an invalid header."""
-    raw, start, size = _read(file)
+    """Spans of all tensors in a file.
+
+    Raises UserError for whatever the safetensors library refuses: unknown types, sizes that are not
+    shape * item, tensors that overlap, and bytes that belong to none.
+    """
+    with open_regular(file, _DOWNLOAD_AGAIN) as stream:
+        prefix, length = _length(file, stream)
+        raw, size = stream.read(length), os.fstat(stream.fileno()).st_size
     try:
-        entries = json.loads(raw, object_pairs_hook=_without_duplicates)
-        entries.pop(_METADATA, None)
-        spans = {name: _span(file, start, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{file} has no readable safetensors header", _DOWNLOAD_AGAIN) from None
+        entries = parse_object(raw, "it", _DOWNLOAD_AGAIN)
+    except UserError as error:
+        raise _unreadable(file, error.message) from None
+    _require_texts(file, entries.pop(_METADATA, None))
+    start = len(prefix) + length
+    spans = {name: _span(file, start, name, entry) for name, entry in entries.items()}
     for name, span in spans.items():
         _require_size(file, name, span)
-    _require_apart(file, spans)
-    if any(span.offset + span.nbytes > size for span in spans.values()):
-        raise _truncated(file)
+    _require_dense(file, spans, start, size)
     return spans
 
 
-def _read(file: Path) -> tuple[bytes, int, int]:
-    """The header's text, where the data begins, and the file's size."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(_PREFIX.size)
-        (length,) = _PREFIX.unpack(prefix) if len(prefix) == _PREFIX.size else (size,)
-        if _PREFIX.size + length > size:
-            raise _truncated(file)
-        return stream.read(length), _PREFIX.size + length, size
+def _length(path: Path, file: BinaryIO) -> tuple[bytes, int]:
+    """The length of the header, as stored and as a number. The file is read up to the header."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(_PREFIX.size)
+    (length,) = _PREFIX.unpack(prefix) if len(prefix) == _PREFIX.size else (size,)
+    if _PREFIX.size + length > size:
+        raise _truncated(path)
+    if length > HEADER_BYTES:
+        raise UserError(
+            f"the header of {path} has {length} bytes, at most {HEADER_BYTES} are read",
+            _DOWNLOAD_AGAIN,
+        )
+    return prefix, length
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
+def _require_texts(file: Path, metadata: object) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _unreadable(file, f"{_METADATA} does not map names to texts")
 
 
-def _span(file: Path, start: int, entry: dict[str, Any]) -> TensorSpan:
-    begin, end = map(_natural, entry["data_offsets"])
-    shape, dtype = tuple(map(_natural, entry["shape"])), entry["dtype"]
-    if not isinstance(dtype, str):
-        raise TypeError(f"{dtype!r} is no type")
+def _span(file: Path, start: int, name: str, entry: object) -> TensorSpan:
+    try:
+        if not isinstance(entry, dict):
+            raise TypeError("no object")
+        begin, end = map(_natural, entry["data_offsets"])
+        shape, dtype = tuple(map(_natural, entry["shape"])), entry["dtype"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(file, f"the entry of {name[:200]} is wrong: {error}") from None
+    if not isinstance(dtype, str) or dtype not in _ITEM_BITS:
+        raise _unreadable(file, f"the type of {name[:200]}, {dtype!r:.100}, is not known")
     return TensorSpan(file, start + begin, end - begin, dtype, shape)
 
 
 def _natural(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is no size")
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TypeError(f"{value!r:.100} is no size")
     return value
 
 
 def _require_size(file: Path, name: str, span: TensorSpan) -> None:
-    """Compare a tensor's bytes with its type and shape. Tensors of unknown types pass."""
-    fits = span.dtype not in ITEM_BYTES or span.nbytes == tensor_bytes(span.dtype, span.shape)
-    if span.nbytes < 0 or not fits:
+    """Compare a tensor's bytes with its type and shape."""
+    if 8 * span.nbytes != prod(span.shape) * _ITEM_BITS[span.dtype]:
         raise UserError(
-            f"{file} gives the tensor {name} {span.nbytes} bytes, which is not the size of "
-            f"{span.dtype} {list(span.shape)}",
+            f"{file} gives the tensor {name[:200]} {span.nbytes} bytes, which is not the size of "
+            f"{span.dtype} {list(span.shape)!r:.200}",
             _DOWNLOAD_AGAIN,
         )
 
 
-def _require_apart(file: Path, spans: dict[str, TensorSpan]) -> None:
-    end = 0
+def _require_dense(file: Path, spans: dict[str, TensorSpan], start: int, size: int) -> None:
+    """Every byte of the data has to belong to one tensor."""
+    end = start
     for name, span in sorted(spans.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if span.offset < end:
             raise UserError(f"{file} has two tensors in the bytes of {name}", _DOWNLOAD_AGAIN)
+        if span.offset > end:
+            raise UserError(
+                f"{file} has {span.offset - end} bytes before {name} that belong to no tensor",
+                _DOWNLOAD_AGAIN,
+            )
         end = span.offset + span.nbytes
+    if end > size:
+        raise _truncated(file)
+    if end < size:
+        raise UserError(
+            f"{file} has {size - end} bytes at its end that belong to no tensor", _DOWNLOAD_AGAIN
+        )
+
+
+def _unreadable(file: Path, why: str) -> UserError:
+    return UserError(f"{file} has no readable safetensors header: {why}", _DOWNLOAD_AGAIN)
 
 
 def _truncated(file: Path) -> UserError:

@@ -5,6 +5,7 @@ Knows no model, no server and no tokenizer.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,7 @@ from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.outside import CONFIG_BYTES, TEMPLATE_BYTES, read_object, read_text
 
 CONFIG = "tokenizer_config.json"
 """The special tokens' texts, and an older checkpoint's chat template."""
@@ -25,6 +27,8 @@ FILE = "chat_template.jinja"
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Names defined for every template, beside the special tokens."""
+
+_COPY = "copy it from the checkpoint"
 
 Message = Mapping[str, str]
 
@@ -82,7 +86,8 @@ class ChatTemplate:
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template; `config` is its tokenizer_config.json. Raises UserError."""
     path = directory / FILE
-    source = _text(path) if path.is_file() else _default(config.get("chat_template"))
+    given = os.path.lexists(path)
+    source = _read(path) if given else _default(config.get("chat_template"))
     if source is None:
         raise UserError(
             f"{directory} has no chat template",
@@ -94,15 +99,13 @@ def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
 def read_config(directory: Path) -> dict[str, Any]:
     """The build's tokenizer_config.json; empty if it is missing. Raises UserError."""
     path = directory / CONFIG
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}", "copy it from the checkpoint") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} does not hold a JSON object", "copy it from the checkpoint")
-    return config
+    return read_object(path, CONFIG_BYTES, _COPY, links=False)
+
+
+def _read(path: Path) -> str:
+    return read_text(path, TEMPLATE_BYTES, _COPY, links=False)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -113,13 +116,6 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token")
     }
     return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: {error}", "copy it from the checkpoint") from None
 
 
 def _default(value: Any) -> str | None:

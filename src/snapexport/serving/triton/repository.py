@@ -162,7 +162,15 @@ def _write_record(out: Path, options: RepositoryOptions) -> None:
 
 def _place_build(build: Path, place: Path, copy: bool) -> None:
     if copy:
+        _require_plain(build)
         # By reflink where the file system can.
         shutil.copytree(build, place, copy_function=lambda one, to: copy_file(Path(one), Path(to)))
     else:
         place.symlink_to(build.resolve(), target_is_directory=True)
+
+
+def _require_plain(build: Path) -> None:
+    """Raise UserError for what would be copied without end, or from elsewhere."""
+    for path in build.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is neither a file nor a folder", "remove it from the build")

@@ -1,0 +1,106 @@
+"""Checks a checkpoint's tensors against its config before anything is traced.
+
+Every parameter of the model has a tensor of its shape, whose values are not all NaN or infinite.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.safetensors import TensorSpan
+from snapexport.exporter.architectures import architecture_of
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.quiet import quiet
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, blocks
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_SLICE = 1 << 16
+"""Values read at a time until one is finite: nearly always the first ones suffice."""
+
+
+def require_tensors(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
+    """Raise UserError for a tensor that is missing, misshapen, without values, or tied wrongly."""
+    if config.num_hidden_layers > len(checkpoint.tensors):
+        raise UserError(
+            f"config.json wants {config.num_hidden_layers} layers, and the checkpoint has "
+            f"{len(checkpoint.tensors)} tensors",
+            "check config.json against the checkpoint",
+        )
+    tied = architecture_of(config).tied if config.tie_word_embeddings else {}
+    parameters = _parameters(config)
+    require_present([tied.get(name, name) for name in parameters], checkpoint)
+    for name, shape in parameters.items():
+        source = tied.get(name, name)
+        span = checkpoint.tensors[source]
+        require_shape(source, shape, span)
+        _require_numbers(source, span)
+        if source != name and name in checkpoint.tensors:
+            _require_equal(name, source, checkpoint)
+
+
+def require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
+    """Raise UserError for tensors that the checkpoint lacks."""
+    missing = [name for name in names if name not in checkpoint.tensors]
+    if missing:
+        raise UserError(
+            f"the checkpoint lacks {len(missing)} tensors that its architecture needs, "
+            f"among them {missing[0]}",
+            "download the checkpoint again, or check config.json against it",
+        )
+
+
+def require_shape(name: str, expected: tuple[int, ...], span: TensorSpan) -> None:
+    """Raise UserError for a tensor of another shape than the model's."""
+    if expected != span.shape:
+        raise UserError(
+            f"the tensor {name} has shape {list(span.shape)}, config.json wants {list(expected)}",
+            "check config.json against the checkpoint",
+        )
+
+
+def _parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's parameters, by the checkpoint's names; nothing is allocated."""
+    try:
+        with quiet(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # whatever a constructor does with values that it never expected
+        kind = type(error).__name__
+        raise UserError(
+            f"transformers cannot make the model of config.json: {kind}: {error!s:.200}",
+            "correct config.json",
+        ) from None
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: tuple(parameter.shape) for name, parameter in named}
+
+
+def _require_numbers(name: str, span: TensorSpan) -> None:
+    """Refuse a tensor without a single finite value. Other types than floats are refused later."""
+    if span.dtype not in NUMPY_DTYPE or not span.nbytes:
+        return
+    for block in blocks(span):
+        for start in range(0, block.size, _SLICE):
+            if np.isfinite(block[start : start + _SLICE]).any():
+                return
+    raise UserError(
+        f"every value of the tensor {name} is NaN or infinite",
+        "download the checkpoint again: the file is damaged",
+    )
+
+
+def _require_equal(name: str, source: str, checkpoint: Checkpoint) -> None:
+    """A tensor that config.json ties to another may be stored as well, if it is the same."""
+    one, other = checkpoint.tensors[name], checkpoint.tensors[source]
+    if (one.dtype, one.shape) == (other.dtype, other.shape) and one.dtype in NUMPY_DTYPE:
+        pairs = zip(blocks(one), blocks(other), strict=True)
+        if all(left.tobytes() == right.tobytes() for left, right in pairs):
+            return
+    raise UserError(
+        f"config.json ties {name} to {source}, and the checkpoint has both, with other values",
+        'set "tie_word_embeddings" to false in config.json, if the model has a head of its own',
+    )

@@ -1,0 +1,259 @@
+"""Derives the inputs and outputs of every graph from a build's facts, and compares the manifest's.
+
+A backend compares the manifest's with the graph's own when it loads it. So facts and graphs agree,
+and nothing is allocated by a number that only one place tells. A new input or output has its line
+here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from snapexport.contract import names
+from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry, too_small
+from snapexport.contract.manifest import (
+    BASELINE,
+    REBUILD,
+    GraphEntry,
+    GraphName,
+    Manifest,
+    TensorSpec,
+)
+from snapexport.contract.targets import CacheDType
+from snapexport.contract.tensors import OF_DTYPE
+
+Shape = tuple[int, ...]
+Specs = dict[str, tuple[str, Shape]]
+"""{name: (type, shape)}."""
+
+OfLayer = Callable[[int], str]
+"""The name of a layer's tensor."""
+
+_NAMED: Mapping[CacheDType, str] = {
+    "fp32": OF_DTYPE["fp32"],
+    "fp16": OF_DTYPE["fp16"],
+    "bf16": OF_DTYPE["bf16"],
+    "int8": "int8",
+}
+
+
+def require_interface(manifest: Manifest) -> None:
+    """Raise UserError for graphs that are missing, too many, or not those of the facts."""
+    _require_capacities(manifest)
+    found, wanted = set(manifest.graphs), set(_graph_names(manifest))
+    if found != wanted:
+        missing, more = sorted(wanted - found), sorted(found - wanted)
+        what = f"lacks the graph {missing[0]}" if missing else f"has the graph {more[0]} too much"
+        raise UserError(f"the manifest {what}", REBUILD)
+    for name, entry in manifest.graphs.items():
+        _require_file(entry, f"{name}.onnx")
+        inputs, outputs, optional = _Facts(manifest, name).specs()
+        _compare(name, "inputs", _own_inputs(manifest, entry), inputs, {})
+        _compare(name, "outputs", entry.outputs, outputs, optional)
+    for trace, entry in manifest.traces.items():
+        _require_file(entry, f"{trace}.trace.onnx")
+        inputs, outputs = _Facts(manifest, trace).traced()
+        _compare(f"{trace}.trace", "inputs", entry.inputs, inputs, {})
+        _compare(f"{trace}.trace", "outputs", entry.outputs, outputs, {})
+    if manifest.traces and set(manifest.traces) != {"prefill", "decode"}:
+        raise UserError("the manifest has one trace without the other", REBUILD)
+
+
+def _require_capacities(manifest: Manifest) -> None:
+    """A prompt moves from one prefill capacity to the next, in the same memory."""
+    L_max = manifest.geometry.L_max
+    smaller = [capacity for capacity in manifest.prefill_graphs() if capacity < L_max]
+    if found := too_small(smaller, manifest.prefill_chunk, L_max):
+        raise UserError(
+            f"the manifest has a prefill capacity of {found[0]}, which is below {found[1]}", REBUILD
+        )
+
+
+def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
+    yield from ("prefill", "decode")
+    if manifest.geometry.compresses and not manifest.single_shot:
+        yield "compress"
+    has_baseline = any(name.startswith(BASELINE) for name in manifest.graphs)
+    if has_baseline:
+        yield from (f"{BASELINE}prefill", f"{BASELINE}decode")
+    for prefix in ("", BASELINE) if has_baseline else ("",):  # the baseline has the same ones
+        for slots in manifest.decode_graphs():
+            if slots < manifest.batch:
+                yield f"{prefix}decode.{slots}"
+        for capacity in manifest.prefill_graphs():
+            if capacity < manifest.geometry.L_max:
+                yield f"{prefix}prefill.{capacity}"
+
+
+def _require_file(entry: GraphEntry, file: str) -> None:
+    if entry.file != file:
+        raise UserError(f"the manifest names {entry.file!r:.200} in place of {file}", REBUILD)
+
+
+class _Facts:
+    """The tensors of one graph, by the facts of its build."""
+
+    def __init__(self, manifest: Manifest, name: GraphName) -> None:
+        self._manifest, self._model = manifest, manifest.model
+        self._kind, _, size = name.removeprefix(BASELINE).partition(".")
+        is_smaller = {self._kind: int(size)} if size else {}
+        self._batch = is_smaller.get("decode", manifest.batch)
+        self._capacity = is_smaller.get("prefill", manifest.geometry.L_max)
+        self._dtype = OF_DTYPE[manifest.dtype]
+        self._full = name.startswith(BASELINE) or not manifest.geometry.compresses
+        self._options = manifest.graph_options
+        if self._full:
+            self._options = self._options.of_full_cache()
+
+    @property
+    def _geometry(self) -> CacheGeometry:
+        return self._manifest.geometry
+
+    def specs(self) -> tuple[Specs, Specs, Specs]:
+        """Inputs, outputs, and outputs that may be there."""
+        make = {"prefill": self._prefill, "compress": self._compress, "decode": self._decode}
+        inputs, outputs = make[self._kind]()
+        queries = self._queries() if self._kind == "decode" else {}
+        return inputs, outputs, queries
+
+    def traced(self) -> tuple[Specs, Specs]:
+        """Inputs and outputs of the trace, which has no caches."""
+        rows, tokens = 1, self._manifest.prefill_chunk
+        others: dict[str, Shape] = {names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
+        if self._kind == "decode":
+            rows, tokens = self._batch, 1
+            others = {names.POSITION_IDS: (rows, 1)}
+        shapes = {names.INPUT_IDS: (rows, tokens), **others}
+        logits: Specs = {names.LOGITS: ("float32", (rows, self._model.vocab_size))}
+        return {name: ("int64", shape) for name, shape in shapes.items()}, logits
+
+    def _prefill(self) -> tuple[Specs, Specs]:
+        ids: Specs = {names.INPUT_IDS: ("int64", (1, self._manifest.prefill_chunk))}
+        top_inputs, top_outputs = self._sampled(1)
+        if self._manifest.single_shot and not self._full:
+            length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
+            return ids | length | top_inputs, top_outputs | self._compressed()
+        lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
+        if self._manifest.single_shot:
+            return self._whole_prompt(ids, top_inputs, top_outputs)
+        outputs = top_outputs | self._whole(names.present_key, names.present_value)
+        inputs = ids | lengths | top_inputs | self._whole(names.past_key, names.past_value)
+        return inputs, outputs if self._full else outputs | self._windows()
+
+    def _whole_prompt(self, ids: Specs, inputs: Specs, outputs: Specs) -> tuple[Specs, Specs]:
+        """A single shot into the full cache."""
+        present = self._whole(names.present_key, names.present_value)
+        return ids | {names.PROMPT_LENGTH: ("int64", (1,))} | inputs, outputs | present
+
+    def _compress(self) -> tuple[Specs, Specs]:
+        length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
+        past = self._whole(names.past_key, names.past_value)
+        return length | past | self._windows(), self._compressed()
+
+    def _decode(self) -> tuple[Specs, Specs]:
+        batch = self._batch
+        inputs: Specs = {
+            names.INPUT_IDS: ("int64", (batch, 1)),
+            names.POSITION_IDS: ("int64", (batch, 1)),
+        }
+        if not self._full:
+            inputs[names.PROMPT_LENGTH] = ("int64", (batch,))
+        top_inputs, outputs = self._sampled(batch)
+        caches = self._caches(batch)
+        inputs |= top_inputs | caches
+        outputs |= {names.present_of(name): spec for name, spec in caches.items()}
+        if self._options.attends_valid:
+            for layer in range(self._layers):
+                outputs[names.attended_key(layer)] = caches[names.past_key(layer)]
+                outputs[names.attended_value(layer)] = caches[names.past_value(layer)]
+        return inputs, outputs
+
+    @property
+    def _layers(self) -> int:
+        return self._model.num_hidden_layers
+
+    def _sampled(self, rows: int) -> tuple[Specs, Specs]:
+        logits: Specs = {names.LOGITS: ("float32", (rows, self._model.vocab_size))}
+        if not (count := self._options.top_tokens):
+            return {}, logits
+        top: Specs = {
+            names.TOP_TOKENS: ("int64", (rows, count)),
+            names.TOP_LOGITS: ("float32", (rows, count)),
+            names.LOG_NORMALIZER: ("float32", (rows,)),
+        }
+        return {names.TEMPERATURE: ("float32", (rows,))}, logits | top
+
+    def _whole(self, *name_of: OfLayer) -> Specs:
+        """Caches of a whole prompt."""
+        model = self._model
+        shape = (1, model.num_key_value_heads, self._capacity, model.head_dim)
+        layers = range(self._layers)
+        return {name(layer): (self._dtype, shape) for layer in layers for name in name_of}
+
+    def _caches(self, rows: int) -> Specs:
+        """Decode's caches, before the step."""
+        geometry, model = self._geometry, self._model
+        stored = self._dtype if self._full else _NAMED[self._manifest.cache_dtype]
+        specs: Specs = {}
+        for layer, one in enumerate(geometry.layers):
+            slots = geometry.L_max if self._full else one.cache_slots
+            for name in (names.past_key(layer), names.past_value(layer)):
+                specs[name] = (stored, (rows, model.num_key_value_heads, slots, model.head_dim))
+            if stored == "int8":
+                for name in (names.past_key_scale(layer), names.past_value_scale(layer)):
+                    shape = (rows, model.num_key_value_heads, 1, model.head_dim)
+                    specs[name] = ("float32", shape)
+        return specs
+
+    def _compressed(self) -> Specs:
+        """One compressed prompt, and what it kept."""
+        specs = {names.present_of(name): spec for name, spec in self._caches(1).items()}
+        for layer, one in enumerate(self._geometry.layers):
+            if one.K:
+                shape = (1, self._model.num_key_value_heads, one.K)
+                specs[names.topk_positions(layer)] = ("int64", shape)
+        return specs
+
+    def _windows(self) -> Specs:
+        model = self._model
+        shape = (1, model.num_attention_heads, self._geometry.L_obs, model.head_dim)
+        return {names.query_window(layer): (self._dtype, shape) for layer in range(self._layers)}
+
+    def _queries(self) -> Specs:
+        """Outputs of graphs made to tell the vote's hit rate."""
+        shape = (self._batch, self._model.num_attention_heads, 1, self._model.head_dim)
+        return {names.query(layer): (self._dtype, shape) for layer in range(self._layers)}
+
+
+def _own_inputs(manifest: Manifest, entry: GraphEntry) -> list[TensorSpec]:
+    """All inputs but shared weights, which are compared with their files when they are loaded."""
+    if not manifest.graph_options.share_weights:
+        return entry.inputs
+    return [spec for spec in entry.inputs if not names.is_weight(spec.name)]
+
+
+def _compare(
+    graph: GraphName,
+    kind: str,
+    told: list[TensorSpec],
+    wanted: Specs,
+    optional: Specs,
+) -> None:
+    """optional: tensors that may be missing."""
+    found: Mapping[str, tuple[str, Shape]] = {
+        spec.name: (spec.dtype, tuple(spec.shape)) for spec in told
+    }
+    if len(found) < len(told):
+        raise UserError(f"the manifest names one of {graph}'s {kind} twice", REBUILD)
+    for name in wanted.keys() | found.keys():
+        expected = wanted.get(name, optional.get(name))
+        given = found.get(name)
+        if expected != given and not (given is None and name in optional):
+            raise UserError(
+                f"the manifest's {kind} of {graph} have {_spelled(given)} for {name!r:.200}, its "
+                f"geometry wants {_spelled(expected)}",
+                REBUILD,
+            )
+
+
+def _spelled(spec: tuple[str, Shape] | None) -> str:
+    return f"{spec[0]:.20} {list(spec[1])!r:.100}" if spec else "nothing"

@@ -1,0 +1,81 @@
+"""The harness tells what became of a case, whatever the case did to its process."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from snapexport.contract.errors import UserError
+from tests.fuzz import children, outcomes
+
+
+class Fake:
+    """Does by its number what a hostile input could make of a process."""
+
+    name = "fake"
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def mutate(self, rng: random.Random, directory: Path) -> str:
+        return self.way
+
+    def judge(self, directory: Path) -> tuple[str, str]:
+        WAYS[self.way]()
+        return outcomes.SAME, ""
+
+
+def refuse() -> None:
+    raise UserError("no", "yes")
+
+
+def crash() -> None:
+    raise KeyError("x")
+
+
+def accept_wrongly() -> None:
+    raise children.WronglyAcceptedError("x")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def eat() -> None:
+    bytearray(children.BYTES)
+
+
+def wait() -> None:
+    time.sleep(60)
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+WAYS = {
+    outcomes.REFUSED: refuse,
+    outcomes.TRACEBACK: crash,
+    outcomes.WRONG: accept_wrongly,
+    outcomes.DIED: die,
+    outcomes.MEMORY: eat,
+    outcomes.HANG: wait,
+    outcomes.SAME: lambda: None,
+    "hang by looping": loop,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_end_of_a_case_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(children, "SECONDS", 4.0)
+    monkeypatch.setattr(children, "CPU_SECONDS", 1)
+    (result,) = children.run(Fake(way), 0, [5], tmp_path, workers=1)
+    assert (result.index, result.outcome) == (5, way.split()[0])
+    children.remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
