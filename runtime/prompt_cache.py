@@ -27,8 +27,8 @@ class PromptCache:
         self._memory = memory
         self._chunk: int = specs[names.INPUT_IDS].shape[1]
         self._held: list[int] = []
-        self._largest = self._capacity = next(iter(self._pasts.values())).shape[2]
-        self.buffers = self.of_capacity(self._largest)
+        self._capacity = next(iter(self._pasts.values())).shape[2]
+        self.buffers = self.of_capacity(self._capacity)
 
     def of_capacity(self, capacity: int) -> Buffers:
         """The beginning of the memory, as inputs and outputs of a graph of that capacity."""

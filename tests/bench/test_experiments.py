@@ -82,10 +82,10 @@ def test_derived_builds_keep_top_tokens_and_restore_missing_weights(
     shape = checkpoints.SHAPES["small"] | {"vocab_size": 300, "num_hidden_layers": 1}
     model = tmp_path / "checkpoints" / "small"
     checkpoints.write(model, shape, "fp32")
-    before = setup.builds(top_tokens=8).get(64, 16)
+    before = setup.builds(top_tokens=8).get(1024, 16)
     assert before.manifest.weights and before.manifest.graph_options.top_tokens == 8
     shutil.rmtree(before.directory / "weights")
-    after = setup.builds(top_tokens=8).get(64, 16)
+    after = setup.builds(top_tokens=8).get(1024, 16)
     assert all((after.directory / one.file).is_file() for one in after.manifest.weights)
 
 

@@ -18,7 +18,8 @@ from tests.fakes.plans import LIBRARY, install
 def shared_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     """A build for TensorRT. No test changes it."""
     out = tmp_path_factory.mktemp("tensorrt") / "llama.build"
-    options = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
+    options: dict[str, Any] = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
+    options["decode_batches"] = ()
     return build(checkpoint, out, target="tensorrt", baseline=True, **options)
 
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from snapexport.serving.openai.connections import LEAST_SECONDS
 from tests.fuzz_http.fuzz import PLAIN, copy_with_template
 from tests.fuzz_http.raw_client import connected, exchange
 from tests.fuzz_http.stall import streaming
@@ -29,6 +30,7 @@ async def measure(port: int, count: int) -> dict[str, Any]:
         for index in range(count):
             connection = await stack.enter_async_context(connected(port))
             await connection.send(BEGINNINGS[index % len(BEGINNINGS)])
+        await asyncio.sleep(LEAST_SECONDS)  # none gives way sooner
         served, slowest = 0, 0.0
         for _ in range(NEW_CLIENTS):
             started = time.monotonic()
