@@ -14,11 +14,18 @@ from transformers import PretrainedConfig
 
 from snapexport.contract import names
 from snapexport.exporter.architectures import architecture_of
+from snapexport.exporter.batch import BATCH
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.repeated_layers import repeat_layers, shallow
 from snapexport.exporter.skeleton import skeleton
 
 OPSET = 24
 _MODEL_PREFIX = "model."
+_SLOTS = 2
+"""Batch slots of the traced inputs: a dimension of 1 would be taken for a constant."""
+
+DynamicShapes = dict[str, Any]
+"""{input: {axis: torch.export's Dim}}, as PyTorch takes it."""
 
 
 class _Prefill(nn.Module):
@@ -70,10 +77,11 @@ def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> i
     return _trace(config, dtype, _Prefill, shapes)
 
 
-def trace_decode(config: PretrainedConfig, dtype: torch.dtype, batch: int) -> ir.Model:
-    """Trace decode of one token for each of `batch` batch slots."""
-    shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
-    return _trace(config, dtype, _Decode, shapes)
+def trace_decode(config: PretrainedConfig, dtype: torch.dtype) -> ir.Model:
+    """Trace decode of one token for each batch slot. Their number is a dimension: `with_batch`."""
+    shapes = {names.INPUT_IDS: (_SLOTS, 1), names.POSITION_IDS: (_SLOTS, 1)}
+    slots = {0: torch.export.Dim(BATCH, min=1)}
+    return _trace(config, dtype, _Decode, shapes, dict.fromkeys(shapes, slots))
 
 
 def _trace(
@@ -81,23 +89,27 @@ def _trace(
     dtype: torch.dtype,
     step: type[nn.Module],
     shapes: Mapping[str, tuple[int, ...]],
+    dynamic: DynamicShapes | None = None,
 ) -> ir.Model:
-    with skeleton(config, dtype) as (model, fake), torch.no_grad(), fake:
-        inputs = tuple(torch.empty(shape, dtype=torch.int64) for shape in shapes.values())
-        program = _export(step(model).eval(), inputs, list(shapes))
-    return _with_checkpoint_names(program.model)
+    with skeleton(shallow(config), dtype) as (model, fake), torch.no_grad(), fake:
+        inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
+        program = _export(step(model).eval(), inputs, dynamic)
+    traced = _with_checkpoint_names(program.model)
+    repeat_layers(traced, config)
+    return traced
 
 
-def _export(step: nn.Module, inputs: tuple[Tensor, ...], input_names: list[str]) -> Any:
+def _export(step: nn.Module, inputs: Mapping[str, Tensor], dynamic: DynamicShapes | None) -> Any:
     with quiet():
         return torch.onnx.export(
             step,
-            inputs,
+            tuple(inputs.values()),
+            dynamic_shapes=dynamic,
             dynamo=True,
             optimize=False,  # the optimizer needs data, and fake tensors have none
             verbose=False,
             opset_version=OPSET,
-            input_names=input_names,
+            input_names=list(inputs),
             output_names=[names.LOGITS],
         )
 

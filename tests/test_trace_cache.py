@@ -11,6 +11,7 @@ import torch
 
 from snapexport.exporter import link, trace
 from snapexport.exporter.architectures import load_config
+from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
 from tests import trace_cache
 
@@ -35,10 +36,10 @@ def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path
     config = load_config(found)
     make = inspect.unwrap(trace.trace_decode)
     cached = trace_cache.caching(make, tmp_path)
-    traced, loaded = cached(config, torch.float32, 2), cached(elsewhere(config), torch.float32, 2)
+    traced, loaded = cached(config, torch.float32), cached(elsewhere(config), torch.float32)
     assert len(list(tmp_path.iterdir())) == 1
-    anew = make(elsewhere(config), torch.float32, 2)
-    graphs = {linked(model, found, config) for model in (traced, loaded, anew)}
+    anew = make(elsewhere(config), torch.float32)
+    graphs = {linked(with_batch(model, 2), found, config) for model in (traced, loaded, anew)}
     assert len(graphs) == 1
 
 

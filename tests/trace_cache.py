@@ -1,6 +1,6 @@
 """Keeps traces on disk, by a key of all their inputs, so that tests trace each model once.
 
-A trace takes seconds and depends on a config, a dtype, a number of tokens or slots, the exporter's
+A trace takes seconds and depends on a config, a dtype, prefill's number of tokens, the exporter's
 sources and four libraries: these are the key. The folder is shared by the workers of a run, and by
 runs. Processes that tests start trace for themselves. SNAPEXPORT_TRACE_CACHE=off traces everything
 anew; `pytest --cache-clear` empties the folder.
@@ -30,18 +30,18 @@ LIBRARIES = ("torch", "transformers", "onnxscript", "onnx-ir")
 NO_DATA = "no data"
 """Stands for a weight file's name, for an initializer without data."""
 
-Trace = Callable[[Any, torch.dtype, int], ir.Model]
+Trace = Callable[..., ir.Model]
 
 
 def caching(trace: Trace, folder: Path) -> Trace:
     """The same function, which looks into `folder` first."""
 
     @wraps(trace)
-    def cached(config: Any, dtype: torch.dtype, count: int) -> ir.Model:
-        path = folder / f"{key(trace.__name__, config, dtype, count)}.onnx"
+    def cached(config: Any, dtype: torch.dtype, *tokens: int) -> ir.Model:
+        path = folder / f"{key(trace.__name__, config, dtype, *tokens)}.onnx"
         if path.is_file():
             return load(path)
-        model = trace(config, dtype, count)
+        model = trace(config, dtype, *tokens)
         save(model, path)
         return model
 
@@ -53,10 +53,10 @@ def once(make: Callable[..., Any]) -> Any:
     return staticmethod(cache(make))
 
 
-def key(name: str, config: Any, dtype: torch.dtype, count: int) -> str:
+def key(name: str, config: Any, dtype: torch.dtype, *tokens: int) -> str:
     """Two checkpoints of one config have one key, wherever they lie."""
     described = type(config).__name__, config.to_dict() | {"_name_or_path": ""}
-    made_by = [name, described, str(dtype), count, sources(), [version(one) for one in LIBRARIES]]
+    made_by = [name, described, str(dtype), tokens, sources(), [version(one) for one in LIBRARIES]]
     return hashlib.sha256(json.dumps(made_by, sort_keys=True, default=str).encode()).hexdigest()
 
 

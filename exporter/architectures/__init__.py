@@ -6,6 +6,7 @@ this package names an architecture.
 
 from snapexport.exporter.architectures.architecture import Architecture, RMSNorm
 from snapexport.exporter.architectures.config import (
+    layer_types,
     load_config,
     model_facts,
     require_verified,
@@ -19,6 +20,7 @@ __all__ = [
     "Architecture",
     "RMSNorm",
     "architecture_of",
+    "layer_types",
     "load_config",
     "model_facts",
     "register",

@@ -94,20 +94,20 @@ def _require_causal(config: "PretrainedConfig") -> None:
 def _require_known_layers(config: "PretrainedConfig") -> None:
     slides = architecture_of(config).slides != "never"
     known = (FULL, SLIDING) if slides else (FULL,)
-    others = sorted(set(_layer_types(config)) - set(known))
+    others = sorted(set(layer_types(config)) - set(known))
     if others:
         raise UserError(
             f"layers of type '{others[0]}' are not supported in a model_type '{config.model_type}'",
             f"these are: {', '.join(known)}",
         )
     window = getattr(config, "sliding_window", None)
-    if SLIDING in _layer_types(config) and (window is None or window < 1):
+    if SLIDING in layer_types(config) and (window is None or window < 1):
         raise UserError(
             f"layers are of type '{SLIDING}', but sliding_window is {window}", "correct config.json"
         )
 
 
-def _layer_types(config: "PretrainedConfig") -> list[str]:
+def layer_types(config: "PretrainedConfig") -> list[str]:
     """Each layer's type, from `layer_types`; without that key all layers have the same type."""
     throughout = architecture_of(config).slides == "throughout"
     usual = SLIDING if throughout and config.sliding_window is not None else FULL
@@ -117,7 +117,7 @@ def _layer_types(config: "PretrainedConfig") -> list[str]:
 def sliding_windows(config: "PretrainedConfig") -> list[int]:
     """Each layer's window in positions, the row's own included; 0: no window."""
     windows = {FULL: 0, SLIDING: window_of(config, getattr(config, "sliding_window", None))}
-    return [windows[kind] for kind in _layer_types(config)]
+    return [windows[kind] for kind in layer_types(config)]
 
 
 def window_of(config: "PretrainedConfig", window: int | None) -> int:
@@ -148,7 +148,7 @@ def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
     rope: dict[str, Any] = config.rope_parameters or {}
     if not architecture_of(config).rope_per_layer_type:
         return [rope]
-    return [rope[kind] for kind in sorted(set(_layer_types(config)))]
+    return [rope[kind] for kind in sorted(set(layer_types(config)))]
 
 
 def model_facts(

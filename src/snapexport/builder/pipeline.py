@@ -6,6 +6,7 @@ target.
 
 import dataclasses
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.contract.targets import DType
 from snapexport.exporter import architectures, hub, int4, link, shapes, trace, weights
+from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
@@ -94,10 +96,8 @@ def trace_model(
     options, dtype = resolved.options, _TORCH[resolved.options.dtype]
     progress.stage("tracing prefill")
     models = [trace.trace_prefill(resolved.config, dtype, resolved.prefill_chunk)]
-    batches = [options.batch, *options.smaller_batches]
-    for batch in batches:
-        progress.stage(f"tracing decode, {batch} batch slot{'s' if batch > 1 else ''}")
-        models.append(trace.trace_decode(resolved.config, dtype, batch))
+    progress.stage("tracing decode")
+    models.append(trace.trace_decode(resolved.config, dtype))
     sources = [link.checkpoint_tensors(m, resolved.checkpoint, resolved.config) for m in models]
     if options.weights:
         sources = [int4.mark(m, s) for m, s in zip(models, sources, strict=True)]
@@ -113,11 +113,25 @@ def trace_model(
         link=options.link_weights,
     )
     progress.stage("tying the graphs to the weights")
-    for model, source in zip(models, sources, strict=True):
-        link.link(model, source, placed.tensors)
-    prefill, decode, *smaller = map(ir.to_proto, models)
+    return _linked(resolved, models, sources, placed), placed
+
+
+def _linked(
+    resolved: ResolvedBuild,
+    models: Sequence[ir.Model],
+    sources: Sequence[dict[str, str]],
+    placed: weights.PlacedWeights,
+) -> Traces:
+    """The traces, tied to the weights: prefill's, and decode's for each number of batch slots."""
+    (prefill, decode), (of_prefill, of_decode) = models, sources
+    batches = [resolved.options.batch, *resolved.options.smaller_batches]
+    decodes = [with_batch(decode, batch) for batch in batches]
+    link.link(prefill, of_prefill, placed.tensors)
+    for graph in decodes:
+        link.link(graph, of_decode, placed.tensors)
+    whole, *smaller = map(ir.to_proto, decodes)
     of_fewer = dict(zip(batches[1:], smaller, strict=True))
-    return Traces(prefill, decode, resolved.prefill_chunk, of_fewer), placed
+    return Traces(ir.to_proto(prefill), whole, resolved.prefill_chunk, of_fewer)
 
 
 def write_graphs(

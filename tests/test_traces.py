@@ -1,0 +1,115 @@
+"""One trace of a few layers becomes the same graphs as a trace of each graph and of every layer."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from snapexport.contract import names
+from snapexport.exporter import link, trace
+from snapexport.exporter.architectures import load_config
+from snapexport.exporter.batch import with_batch
+from snapexport.exporter.checkpoint import Checkpoint
+from tests.oracle import checkpoints
+
+CHUNK = 24
+PREFILL, DECODE = inspect.unwrap(trace.trace_prefill), inspect.unwrap(trace.trace_decode)
+"""Without the tests' cache: Gemma 3 computes its two RoPEs in the order of a set of strings, which
+differs between processes."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+MODELS: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {
+    "llama": ("llama", torch.float32, {"num_hidden_layers": 4}),
+    "one-layer": ("llama-tied", torch.float32, {"num_hidden_layers": 1}),
+    "qwen3-sliding": ("qwen3-sliding", torch.bfloat16, {}),
+    "gemma3": (
+        "gemma3",
+        torch.float32,
+        {"num_hidden_layers": 5, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL]},
+    ),
+}
+
+
+class Model:
+    def __init__(self, name: str, directory: Path) -> None:
+        recipe, self.dtype, changes = MODELS[name]
+        made = checkpoints.make(recipe, directory, dtype=self.dtype, **changes)
+        self.checkpoint = Checkpoint.open(made)
+        self.config = load_config(self.checkpoint)
+
+    def linked(self, model: ir.Model) -> list[object]:
+        sources = link.checkpoint_tensors(model, self.checkpoint, self.config)
+        link.link(model, sources, self.checkpoint.tensors)
+        return described(model.graph)
+
+
+def described(graph: ir.Graph) -> list[object]:
+    """Inputs, nodes and outputs in order, without names: a value is its place or its content."""
+    values: dict[ir.Value, object] = {value: str(value.name) for value in graph.inputs}
+    values |= {value: content(value.const_value) for value in graph.initializers.values()}
+    rows: list[object] = [(value.name, value.dtype, value.shape) for value in graph.inputs]
+    for node in graph:
+        operator = node.domain, node.op_type, node.version
+        attributes = sorted((a.name, a.type, a.value) for a in node.attributes.values())
+        inputs = [values[value] if value else None for value in node.inputs]
+        rows.append((operator, attributes, inputs, [(v.dtype, v.shape) for v in node.outputs]))
+        values |= {value: (len(rows), at) for at, value in enumerate(node.outputs)}
+    return [*rows, *((value.name, values[value], value.shape) for value in graph.outputs)]
+
+
+def content(tensor: ir.TensorProtocol | None) -> object:
+    if isinstance(tensor, ir.ExternalTensor):
+        return tensor.location, tensor.offset, tensor.length, tensor.dtype, tensor.shape
+    assert tensor is not None
+    return tensor.dtype, tensor.shape, tensor.tobytes()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(request.param, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def every_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Models are traced whole in this block."""
+    with monkeypatch.context() as patch:
+        patch.setattr(trace, "shallow", lambda config: config)
+        patch.setattr(trace, "repeat_layers", lambda traced, config: None)
+        yield patch
+
+
+def test_decode_of_each_batch_equals_a_whole_trace_of_that_batch(
+    model: Model, every_layer: pytest.MonkeyPatch
+) -> None:
+    whole = {batch: model.linked(whole_decode(model, batch)) for batch in (1, 3)}
+    every_layer.undo()
+    traced = DECODE(model.config, model.dtype)
+    for batch, graph in whole.items():
+        assert model.linked(with_batch(traced, batch)) == graph
+    assert whole[1] != whole[3]
+
+
+def whole_decode(model: Model, batch: int) -> ir.Model:
+    shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
+    return trace._trace(model.config, model.dtype, trace._Decode, shapes)
+
+
+def test_prefill_equals_a_trace_of_every_layer(
+    model: Model, every_layer: pytest.MonkeyPatch
+) -> None:
+    shapes = {names.INPUT_IDS: (1, CHUNK), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
+    whole = model.linked(trace._trace(model.config, model.dtype, trace._Prefill, shapes))
+    every_layer.undo()
+    assert model.linked(PREFILL(model.config, model.dtype, CHUNK)) == whole
+
+
+def test_a_trace_stays_the_same_when_a_batch_is_fixed_in_a_copy(tmp_path: Path) -> None:
+    model = Model("one-layer", tmp_path)
+    traced = DECODE(model.config, model.dtype)
+    before = [str(node) for node in traced.graph]
+    model.linked(with_batch(traced, 2))
+    assert [str(node) for node in traced.graph] == before
+    assert all(value.const_value is not None for value in traced.graph.initializers.values())
