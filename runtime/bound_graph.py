@@ -72,11 +72,10 @@ class BoundGraph:
 def allocate(memory: Memory, entry: GraphEntry, given: Mapping[str, Buffer]) -> Buffers:
     """Return a buffer for each input and output of a graph: a given one, or a new one.
 
-    A cache output shares the buffer of its input. Weights get none: they are loaded once.
+    A cache output shares the buffer of its input.
     """
     buffers = dict(given)
-    inputs = [spec for spec in entry.inputs if not names.is_weight(spec.name)]
-    for spec in (*inputs, *entry.outputs):
+    for spec in (*entry.inputs, *entry.outputs):
         if spec.name not in buffers:
             shared = buffers.get(names.past_of(spec.name))
             buffers[spec.name] = shared or memory.allocate(spec)

@@ -127,7 +127,8 @@ class Executor:
         self._manifest, self._graphs = manifest, graphs
         self._memory = backend.memory
         self._weights = weights or {}
-        whole = allocate(self._memory, self._entry(graphs.decode[self.limits.batch]), {})
+        entry = self._entry(graphs.decode[self.limits.batch])
+        whole = allocate(self._memory, entry, self._weights)
         self._decodes = {
             count: self._bind(name, _first(whole, count)) for count, name in graphs.decode.items()
         }
@@ -251,7 +252,7 @@ class Executor:
             return SingleShot(into_slot)
         entry = self._entry(name)
         cache = self.prompt_cache = self.prompt_cache or PromptCache(self._memory, entry)
-        whole = allocate(self._memory, entry, cache.buffers)
+        whole = allocate(self._memory, entry, self._weights | cache.buffers)
         graphs = {
             capacity: self._bind(name, whole | cache.of_capacity(capacity))
             for capacity, name in self._graphs.prefill.items()
@@ -270,7 +271,7 @@ class Executor:
         return into_slot
 
     def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
-        return BoundGraph(self.backend, name, self._entry(name), self._weights | buffers)
+        return BoundGraph(self.backend, name, self._entry(name), buffers | self._weights)
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]

@@ -18,9 +18,11 @@ from snapexport.runtime.backend import Buffers, Memory
 
 def load_weights(build: Build, graphs: Iterable[GraphName], memory: Memory) -> Buffers:
     """The weights that these graphs take as inputs. Raises UserError if the build lacks one."""
+    if not build.manifest.graph_options.share_weights:
+        return {}
     inputs = (spec for name in graphs for spec in build.manifest.graphs[name].inputs)
     wanted = {spec.name: spec for spec in inputs if names.is_weight(spec.name)}
-    spans = build.weight_spans() if wanted else {}
+    spans = build.weight_spans()
     loaded = {}
     for name, spec in wanted.items():
         span = _span_of(spec, spans)

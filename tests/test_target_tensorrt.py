@@ -257,6 +257,7 @@ def real_build(architecture: str, directory: Path) -> Build:
     small = {"hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 131072}
     model = checkpoints.make(architecture, directory / "model", **REAL[architecture] | small)
     options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "dtype": "bf16"}
+    options["decode_batches"] = ()
     return build(
         model, directory / "b", target="tensorrt", trt_decomposable=True, baseline=True, **options
     )

@@ -228,7 +228,10 @@ def _own_inputs(manifest: Manifest, entry: GraphEntry) -> list[TensorSpec]:
     """All inputs but shared weights, which are compared with their files when they are loaded."""
     if not manifest.graph_options.share_weights:
         return entry.inputs
-    return [spec for spec in entry.inputs if not names.is_weight(spec.name)]
+    own = [spec for spec in entry.inputs if not names.is_weight(spec.name)]
+    if len(own) == len(entry.inputs) and entry.file != "compress.onnx":
+        raise UserError(f"the manifest says that {entry.file} shares weights, it has none", REBUILD)
+    return own
 
 
 def _compare(
