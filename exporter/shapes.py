@@ -34,18 +34,17 @@ def require_tensors(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
         )
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     parameters = _parameters(config)
-    require_present([tied.get(name, name) for name in parameters], checkpoint)
+    _require_present([tied.get(name, name) for name in parameters], checkpoint)
     for name, shape in parameters.items():
         source = tied.get(name, name)
         span = checkpoint.tensors[source]
-        require_shape(source, shape, span)
+        _require_shape(source, shape, span)
         _require_numbers(source, span)
         if source != name and name in checkpoint.tensors:
             _require_equal(name, source, checkpoint)
 
 
-def require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
-    """Raise UserError for tensors that the checkpoint lacks."""
+def _require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
     missing = [name for name in names if name not in checkpoint.tensors]
     if missing:
         raise UserError(
@@ -55,8 +54,7 @@ def require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
         )
 
 
-def require_shape(name: str, expected: tuple[int, ...], span: TensorSpan) -> None:
-    """Raise UserError for a tensor of another shape than the model's."""
+def _require_shape(name: str, expected: tuple[int, ...], span: TensorSpan) -> None:
     if expected != span.shape:
         raise UserError(
             f"the tensor {name} has shape {list(span.shape)}, config.json wants {list(expected)}",

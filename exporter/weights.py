@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from snapexport.contract.copying import clone_file, copy_file
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
-from snapexport.contract.manifest import WEIGHTS as WEIGHTS
 from snapexport.contract.manifest import WeightFile
 from snapexport.contract.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
 from snapexport.contract.targets import DType

@@ -17,7 +17,7 @@ from tests import trace_cache
 
 
 def linked(model: ir.Model, checkpoint: Checkpoint, config: Any) -> bytes:
-    sources = link.checkpoint_tensors(model, checkpoint, config)
+    sources = link.checkpoint_tensors(model, config)
     assert len(sources) > 15
     link.link(model, sources, checkpoint.tensors)
     return ir.to_proto(model).SerializeToString(deterministic=True)

@@ -41,7 +41,7 @@ class Model:
         self.config = load_config(self.checkpoint)
 
     def linked(self, model: ir.Model) -> list[object]:
-        sources = link.checkpoint_tensors(model, self.checkpoint, self.config)
+        sources = link.checkpoint_tensors(model, self.config)
         link.link(model, sources, self.checkpoint.tensors)
         return described(model.graph)
 

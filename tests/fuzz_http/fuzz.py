@@ -14,13 +14,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz_http.bodies import MODEL, Case, cases
 from tests.fuzz_http.raw_client import COMPLETIONS, Answer, exchange, post_json
-from tests.serving.process import serve
+from tests.serving.process import Serving, serve
 
 SECONDS = 30.0
 MOST_MESSAGE = 2000
@@ -114,22 +116,22 @@ def _text(answer: Answer) -> str | None:
     return answer.json["choices"][0]["text"] if answer.status == 200 else None
 
 
-def copy_with_template(build: Path, scratch: Path) -> Path:
-    """A copy of the build that takes chats."""
-    copy = scratch / "fuzzed.build"
-    shutil.copytree(build, copy)
-    (copy / "chat_template.jinja").write_text(TEMPLATE)
-    return copy
+@contextmanager
+def served(build: Path, *flags: str) -> Iterator[Serving]:
+    """A server of a copy of the build that takes chats."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-http-") as scratch:
+        copy = Path(scratch) / "fuzzed.build"
+        shutil.copytree(build, copy)
+        (copy / "chat_template.jinja").write_text(TEMPLATE)
+        with serve(copy, Path(scratch), *flags) as serving:
+            yield serving
 
 
 def run(build: Path, seed: int, count: int) -> dict[str, Any]:
-    """Serve a copy of the build that has a chat template, and send it the cases."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-http-") as scratch:
-        copy = copy_with_template(build, Path(scratch))
-        with serve(copy, Path(scratch)) as serving:
-            port = int(serving.url.rpartition(":")[2])
-            found = asyncio.run(send_all(port, seed, count))
-            status, log = serving.end()
+    """Serve the build, and send it the cases."""
+    with served(build) as serving:
+        found = asyncio.run(send_all(serving.port, seed, count))
+        status, log = serving.end()
     tracebacks = log.count("Traceback")
     if tracebacks or status:
         found.wrong.append(("the log", f"status {status}, {tracebacks} tracebacks: {log[-1500:]}"))

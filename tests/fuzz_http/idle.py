@@ -7,17 +7,15 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from snapexport.serving.openai.connections import LEAST_SECONDS
-from tests.fuzz_http.fuzz import PLAIN, copy_with_template
+from tests.fuzz_http.fuzz import PLAIN, served
 from tests.fuzz_http.raw_client import connected, exchange
 from tests.fuzz_http.stall import streaming
-from tests.serving.process import serve
 
 BEGINNINGS = (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
 NEW_CLIENTS = 20
@@ -54,11 +52,8 @@ def main() -> int:
     parser.add_argument("build", type=Path)
     parser.add_argument("--connections", type=int, default=2000)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="idle-") as scratch:
-        copy = copy_with_template(arguments.build, Path(scratch))
-        with serve(copy, Path(scratch)) as serving:
-            port = int(serving.url.rpartition(":")[2])
-            report = asyncio.run(measure(port, arguments.connections))
+    with served(arguments.build) as serving:
+        report = asyncio.run(measure(serving.port, arguments.connections))
     print(json.dumps(report))
     return 0 if report["served"] == NEW_CLIENTS else 1
 

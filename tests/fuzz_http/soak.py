@@ -11,7 +11,6 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz_http.bodies import MODEL
-from tests.fuzz_http.fuzz import copy_with_template
+from tests.fuzz_http.fuzz import served
 from tests.fuzz_http.raw_client import CHAT, COMPLETIONS, connected, exchange, post_json
-from tests.serving.process import read_metrics, serve
+from tests.serving.process import read_metrics
 
 CLIENTS = 200
 AT_ONCE = 24
@@ -184,15 +183,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--triton", action="store_true", help="with Triton behind the API")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
-        copy = copy_with_template(arguments.build, Path(scratch))
-        flags = ["--triton"] if arguments.triton else []
-        with serve(copy, Path(scratch), *flags) as serving:
-            port = int(serving.url.rpartition(":")[2])
-            watch = Watch(serving.process.pid)
-            work = run(port, serving.url, watch, arguments.requests, arguments.minutes)
-            report = asyncio.run(work)
-            status, log = serving.end()
+    with served(arguments.build, *(["--triton"] if arguments.triton else [])) as serving:
+        watch = Watch(serving.process.pid)
+        work = run(serving.port, serving.url, watch, arguments.requests, arguments.minutes)
+        report = asyncio.run(work)
+        status, log = serving.end()
     report |= {"status": status, "tracebacks": log.count("Traceback")}
     found = problems(report)
     if status or report["tracebacks"]:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz_http.bodies import MODEL
-from tests.fuzz_http.fuzz import copy_with_template
+from tests.fuzz_http.fuzz import served
 from tests.fuzz_http.raw_client import CHAT, COMPLETIONS, connected, exchange, post, post_json
-from tests.serving.process import serve
 
 STREAMS = 4
 ANSWER_SECONDS = 150.0
@@ -135,11 +133,8 @@ def main() -> None:
     parser.add_argument("build", type=Path)
     parser.add_argument("--megabytes", type=float, default=14)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="stall-") as scratch:
-        copy = copy_with_template(arguments.build, Path(scratch))
-        with serve(copy, Path(scratch)) as serving:
-            port = int(serving.url.rpartition(":")[2])
-            rows = asyncio.run(measure(port, int(arguments.megabytes * 1e6)))
+    with served(arguments.build) as serving:
+        rows = asyncio.run(measure(serving.port, int(arguments.megabytes * 1e6)))
     gaps = [row["gap_s"] for name, row in rows.items() if name != "no body"]
     print(json.dumps({"median_gap_s": statistics.median(gaps), "worst_gap_s": max(gaps)}))
 

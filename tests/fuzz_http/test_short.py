@@ -5,7 +5,6 @@ import statistics
 from pathlib import Path
 
 from tests.fuzz_http import fuzz, idle, stall, templates
-from tests.serving.process import serve
 
 SEED = 1
 QUICK = ("empty messages", "wrong roles", "prompts of token ids")
@@ -23,11 +22,10 @@ def test_hostile_templates_end_in_a_text_or_a_refusal() -> None:
     assert report["wrong"] == []
 
 
-def test_large_bodies_and_idle_connections_stall_no_stream(build: Path, tmp_path: Path) -> None:
-    with serve(fuzz.copy_with_template(build, tmp_path), tmp_path) as serving:
-        port = int(serving.url.rpartition(":")[2])
-        rows = asyncio.run(stall.measure(port, 6_000_000, QUICK))
-        beside_idle = asyncio.run(idle.measure(port, 1200))
+def test_large_bodies_and_idle_connections_stall_no_stream(build: Path) -> None:
+    with fuzz.served(build) as serving:
+        rows = asyncio.run(stall.measure(serving.port, 6_000_000, QUICK))
+        beside_idle = asyncio.run(idle.measure(serving.port, 1200))
     assert statistics.median(row["gap_s"] for row in rows.values()) < 1
     assert [row["status"] for row in rows.values() if "status" in row] == [400] * len(QUICK)
     assert beside_idle["served"] == idle.NEW_CLIENTS

@@ -30,6 +30,10 @@ class Serving:
         """The API without its version."""
         return str(self.addresses["openai"]).removesuffix("/v1")
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(
             base_url=self.addresses["openai"], api_key="none", max_retries=0, timeout=SECONDS

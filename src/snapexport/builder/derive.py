@@ -8,7 +8,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.exporter.weights import WEIGHTS, place_again
+from snapexport.contract.manifest import WEIGHTS
+from snapexport.exporter.weights import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
 
 TOKENIZER = "tokenizer.json"

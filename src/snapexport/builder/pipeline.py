@@ -24,6 +24,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
+    WEIGHTS,
     GraphEntry,
     GraphName,
     Manifest,
@@ -98,12 +99,12 @@ def trace_model(
     models = [trace.trace_prefill(resolved.config, dtype, resolved.prefill_chunk)]
     progress.stage("tracing decode")
     models.append(trace.trace_decode(resolved.config, dtype))
-    sources = [link.checkpoint_tensors(m, resolved.checkpoint, resolved.config) for m in models]
+    sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
     if options.weights:
         sources = [int4.mark(m, s) for m, s in zip(models, sources, strict=True)]
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
-    target = directory / weights.WEIGHTS
+    target = directory / WEIGHTS
     placed = weights.place(
         resolved.checkpoint,
         wanted,

@@ -1,8 +1,10 @@
 """Opens a build on disk, and checks its files against its manifest."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapexport.contract import names
 from snapexport.contract.closed import require_closed
 from snapexport.contract.errors import UserError
 from snapexport.contract.files import sha256_of
@@ -14,11 +16,13 @@ from snapexport.contract.manifest import (
     GraphEntry,
     GraphName,
     Manifest,
+    TensorSpec,
     TraceName,
     WeightFile,
 )
 from snapexport.contract.outside import GRAPH_BYTES
 from snapexport.contract.safetensors import TensorSpan, header_sha256, read_header
+from snapexport.contract.tensors import OF_SAFETENSORS
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,19 @@ class Build:
     def has_baseline(self) -> bool:
         return f"{BASELINE}decode" in self.manifest.graphs
 
-    def weight_spans(self) -> dict[str, TensorSpan]:
-        """Where each weight lies, by its name. Raises UserError for an invalid file."""
+    def shared_weights(self, graphs: Iterable[GraphName]) -> list[tuple[TensorSpec, TensorSpan]]:
+        """The weights that these graphs take as inputs, each once, and where they lie.
+
+        Empty for a build whose graphs hold their weights. Raises UserError if a file is invalid, or
+        lacks a weight of that type and shape.
+        """
+        if not self.manifest.graph_options.share_weights:
+            return []
         files = [self.directory / weights.file for weights in self.manifest.weights]
-        return {name: span for file in files for name, span in read_header(file).items()}
+        spans = {name: span for file in files for name, span in read_header(file).items()}
+        inputs = (spec for name in graphs for spec in self.manifest.graphs[name].inputs)
+        wanted = {spec.name: spec for spec in inputs if names.is_weight(spec.name)}
+        return [(spec, _span_of(spec, spans)) for spec in wanted.values()]
 
     def verify_weights(self) -> list[str]:
         """Hash every weight file that has a recorded hash. Raises UserError for a difference.
@@ -108,3 +121,15 @@ class Build:
         if not path.is_file():
             raise UserError(f"{path} is not a regular file", REBUILD)
         return path
+
+
+def _span_of(spec: TensorSpec, spans: Mapping[str, TensorSpan]) -> TensorSpan:
+    span = spans.get(spec.name)
+    found = span and (OF_SAFETENSORS.get(span.dtype), list(span.shape))
+    if span is None or found != (spec.dtype, spec.shape):
+        raise UserError(
+            f"the build has {found} for the weight '{spec.name}', its graphs want "
+            f"{(spec.dtype, spec.shape)}",
+            REBUILD,
+        )
+    return span

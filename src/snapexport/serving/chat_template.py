@@ -86,8 +86,9 @@ class ChatTemplate:
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template; `config` is its tokenizer_config.json. Raises UserError."""
     path = directory / FILE
-    given = os.path.lexists(path)
-    source = _read(path) if given else _default(config.get("chat_template"))
+    source = _default(config.get("chat_template"))
+    if os.path.lexists(path):
+        source = read_text(path, TEMPLATE_BYTES, _COPY, links=False)
     if source is None:
         raise UserError(
             f"{directory} has no chat template",
@@ -102,10 +103,6 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     return read_object(path, CONFIG_BYTES, _COPY, links=False)
-
-
-def _read(path: Path) -> str:
-    return read_text(path, TEMPLATE_BYTES, _COPY, links=False)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

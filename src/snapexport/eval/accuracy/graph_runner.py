@@ -62,7 +62,7 @@ class GraphRunner(SequenceRunner):
         if self._compresses:
             wanted.append("compress")
         self._infer = {name: self._sessions.enter_context(self._loader(name)) for name in wanted}
-        self._weights = {name: shared_weights(self.build, name) for name in wanted}
+        self._weights = {name: _mapped_weights(self.build, name) for name in wanted}
 
     def deactivate_impl(self) -> None:
         """Drop the sessions."""
@@ -158,13 +158,9 @@ class GraphRunner(SequenceRunner):
         return self.build.manifest.graphs[graph]
 
 
-def shared_weights(build: Build, graph: GraphName) -> Feed:
+def _mapped_weights(build: Build, graph: GraphName) -> Feed:
     """The weights that a graph takes as inputs, mapped from the build's files."""
-    inputs = [spec.name for spec in build.manifest.graphs[graph].inputs]
-    wanted = [name for name in inputs if names.is_weight(name)]
-    spans = build.weight_spans() if wanted else {}
-    found = ((name, spans[name]) for name in wanted)
     return {
-        name: np.memmap(one.file, NUMPY_DTYPE[one.dtype], "r", one.offset, one.shape)
-        for name, one in found
+        spec.name: np.memmap(span.file, NUMPY_DTYPE[span.dtype], "r", span.offset, span.shape)
+        for spec, span in build.shared_weights([graph])
     }
