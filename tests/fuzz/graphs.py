@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import DIGEST, MANIFEST
+from snapexport.contract.manifest import MANIFEST
 from tests.fuzz import material
 from tests.fuzz.children import WronglyAcceptedError
 from tests.fuzz.mutations import bytes_mutated
@@ -58,10 +58,7 @@ class Graphs:
         for entry in self._manifest["graphs"].values():
             if entry["file"] == file:
                 entry["sha256"] = hashlib.sha256(raw).hexdigest()
-        text = json.dumps(self._manifest).encode()
-        material.replace(directory / MANIFEST, text)
-        digest = f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n"
-        material.replace(directory / DIGEST, digest.encode())
+        material.replace_manifest(directory, json.dumps(self._manifest).encode())
         self._foreign = "external" in told
         self._leaves = any(f"-> {place!r}" in told for place in LEAVING)
         return f"{file}: {told}"

@@ -1,6 +1,5 @@
 """Mutated manifests with right hashes, and builds with other things in place of files."""
 
-import hashlib
 import json
 import os
 import random
@@ -8,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snapexport.contract.manifest import DIGEST, MANIFEST, Manifest
+from snapexport.contract.manifest import MANIFEST, Manifest
 from tests.fuzz import material
 from tests.fuzz.children import WronglyAcceptedError
 from tests.fuzz.mutations import dumped, mutated
@@ -43,9 +42,7 @@ class Manifests:
             return _misplace(directory, rng)
         fields, told = mutated(self._original, rng)
         raw, more = dumped(fields, rng)
-        material.replace(directory / MANIFEST, raw)
-        digest = f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n"
-        material.replace(directory / DIGEST, digest.encode())
+        material.replace_manifest(directory, raw)
         return f"{told} {more}"
 
     def judge(self, directory: Path) -> tuple[str, str]:

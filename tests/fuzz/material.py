@@ -3,10 +3,13 @@
 In a process of its own (`python -m tests.fuzz.material DIR`): the one that forks starts no threads.
 """
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+from snapexport.contract.manifest import DIGEST, MANIFEST
 
 FAMILIES = ("llama", "gemma3", "qwen2-sliding", "mistral-sliding")
 PROMPTS = ([1, 2, 3] * 5, [5, 9, 31, 7] * 12)
@@ -69,6 +72,13 @@ def replace(path: Path, content: bytes) -> None:
     """Write a new file in the place of a link."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
+
+
+def replace_manifest(directory: Path, raw: bytes) -> None:
+    """Write another manifest, and its digest anew."""
+    replace(directory / MANIFEST, raw)
+    digest = f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST}\n"
+    replace(directory / DIGEST, digest.encode())
 
 
 if __name__ == "__main__":
