@@ -34,7 +34,7 @@ def prefill(executor: Executor, ids: list[int]) -> Logits:
     """Logits after the prompt; its chunks are run as the scheduler would."""
     for end in [*range(C, len(ids), C), len(ids)]:
         start = max(0, end - C)
-        prediction = executor.prefill(0, ids[start:end], start, len(ids))
+        prediction = executor.prefill(0, ids, start, end)
     return prediction.logits.copy()
 
 

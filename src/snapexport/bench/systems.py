@@ -75,8 +75,7 @@ class ExecutorSystem:
     def prefill(self, slot: int, prompt: Sequence[int]) -> None:
         """From a prompt to its first token, from which the slot will go on."""
         for chunk in chunks(len(prompt), self.executor.limits.prefill_chunk):
-            tokens = prompt[chunk.start : chunk.end]
-            prediction = self.executor.prefill(slot, tokens, chunk.start, len(prompt))
+            prediction = self.executor.prefill(slot, prompt, chunk.start, chunk.end)
         self._inputs[:, slot] = sample(prediction, _GREEDY, self._rng), len(prompt), len(prompt)
 
     def decode(self, active: int) -> None:

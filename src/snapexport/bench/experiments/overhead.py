@@ -116,12 +116,12 @@ class Prefill:
         """All chunks; the last one compresses."""
         tokens = self._tokens(length)
         for part in chunks(length, self.executor.limits.prefill_chunk):
-            self.executor.prefill(0, tokens[part.start : part.end], part.start, length)
+            self.executor.prefill(0, tokens, part.start, part.end)
 
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""
         size = self.executor.limits.prefill_chunk
-        self.executor.prefill(0, self._tokens(size), past, past + size + 1)
+        self.executor.prefill(0, self._tokens(past + size + 1), past, past + size)
 
     def _tokens(self, count: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()
