@@ -166,6 +166,15 @@ class Executor:
         self._last_prefilled = slot
         return prefill.run(slot, prompt, start, end, temperature)
 
+    def prefill_prompt(
+        self, slot: int, prompt: Sequence[int], temperature: float = 1.0
+    ) -> Prediction:
+        """Run all chunks of a prompt that is alone, cut as the scheduler cuts them."""
+        chunk, length = self.limits.prefill_chunk, len(prompt)
+        for end in [*range(chunk, length, chunk), length]:
+            prediction = self.prefill(slot, prompt, max(0, end - chunk), end, temperature)
+        return prediction
+
     def decode(
         self,
         input_ids: Integers,

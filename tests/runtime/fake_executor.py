@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
 from snapexport.runtime.decode_inputs import Integers, Temperatures
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.executor import Executor, Limits
 from snapexport.runtime.predictions import Logits, Prediction, Predictions
 
 
@@ -74,6 +74,8 @@ class FakeExecutor:
             self._mark(slot, self.prefill_is_broken)
         logits = self._next(self.in_prefill, self.prefill_is_broken)
         return Prediction(lambda: logits)
+
+    prefill_prompt = Executor.prefill_prompt
 
     def decode(
         self,

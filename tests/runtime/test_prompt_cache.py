@@ -19,11 +19,7 @@ def prompt(length: int, seed: int = 0, common: int = 0) -> list[int]:
 
 def prefill(executor: Executor, ids: list[int]) -> Logits:
     """The whole prompt into slot 0, as the scheduler would feed it."""
-    ends = [*range(C, len(ids), C), len(ids)]
-    for end in ends:
-        start = max(0, end - C)
-        prediction = executor.prefill(0, ids, start, end)
-    return prediction.logits.copy()
+    return executor.prefill_prompt(0, ids).logits.copy()
 
 
 def runs(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -1,13 +1,18 @@
-"""Measure what a compressed cache costs in accuracy, on long-context tasks.
+"""Measure what a compressed cache costs in accuracy, on long-context tasks and on your documents.
+
+With --documents every cache is forced along the continuations of their passages, and compared with
+the full cache: log likelihood, KL divergence, likeliest tokens. Tasks that are named beside them
+hide their needles in the documents' text. A build with a chat template is asked in it.
 
 The caches of other policies and budgets, and the full cache, are made from the build's traces: the
-build needs --baseline. Tasks are generated from a seed and need no data. With --out the report and
-plots are written, and an interrupted evaluation goes on where it was.
+build needs --baseline. Tasks are generated from a seed. With --out the report and plots are
+written, and an interrupted evaluation goes on where it was.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
 examples:
   snapexport eval qwen.build --tasks niah_single vt --samples 2
+  snapexport eval qwen.build --documents reports/ --budgets 512 1024
   snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 --out qwen.eval
   snapexport eval qwen.build --policies full snapstream snapstream:vote=sum-squares,pool=max
 """
@@ -30,7 +35,7 @@ from snapexport.eval.tasks import TASKS
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
 CHOICES = {
-    "tasks": f"one or more of {', '.join(TASKS)} (default: the first eight)",
+    "tasks": f"one or more of {', '.join(TASKS)} (default: the first eight; with --documents none)",
     "lengths": "tokens of a prompt (default: a quarter, a half and nearly all of L_max)",
     "depths": "where the needle is, as shares of the context",
     "samples": "samples for each task, length and depth",
@@ -39,6 +44,10 @@ CHOICES = {
     "modes": f"one or more of {', '.join(MODES)}: the question is in the compressed prompt, comes "
     "after it, or is repeated when the ring holds other text",
     "hit_samples": "prompts of each task on which the vote's hit rate is measured; 0: none",
+    "documents": "text files, or folders of them",
+    "passages": "parts of the documents to measure, at most",
+    "continuation": "tokens after each prompt that are forced and measured",
+    "chat": "ask tasks in the chat template (default: if the build has one)",
     "seed": "the first sample's seed",
     "threads": "CPU threads of ONNX Runtime (default: all cores)",
 }
@@ -64,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         with needs_extra("eval"):
             from snapexport.eval import plots
     grid = make_grid(Build.open(arguments.build), options)
-    with AnswerProgress(grid.answers) as progress:
+    with AnswerProgress(grid.records) as progress:
         report = evaluate(grid, arguments.out, lambda _: progress.advance())
     if arguments.out:
         written = plots.draw(report, arguments.out)
@@ -88,16 +97,22 @@ BAD, POOR = 0.5, 0.9
 def _print_report(report: dict[str, Any]) -> None:
     """Print a table for each mode and length, caches down and tasks across, and the hit rates."""
     options = report["options"]
-    for mode in options["modes"]:
+    for mode in options["modes"] if report["results"] else ():
         for length in options["lengths"]:
             rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
             _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
-    OUT.print(
-        "accuracy ± standard error; rest: share of answers right after the first token", style="dim"
-    )
+    if report["results"]:
+        OUT.print(
+            "accuracy ± standard error; rest: share of answers right after the first token",
+            style="dim",
+        )
+    for length in options["lengths"] if report["continuations"] else ():
+        _print_continuations(
+            length, [row for row in report["continuations"] if row["length"] == length]
+        )
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
-    if options["hit_samples"] and not report["hit_rate"]:
+    if options["hit_samples"] and report["results"] and not report["hit_rate"]:
         OUT.print(
             "no hit rate: no cache votes, or the model soft-caps its attention scores", style="dim"
         )
@@ -115,6 +130,24 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
     OUT.print(table)
     OUT.print()
+
+
+def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
+    title = f"{length} tokens of text, then {rows[0]['tokens'] // rows[0]['passages']} forced"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("cache")
+    for heading in ("slots", "passages", "nats a token", "lost", "KL", "same likeliest token"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        numbers = [_with_error(row, name) for name in ("nll", "loss", "kl", "agreement")]
+        table.add_row(row["system"], str(row["slots"]), str(row["passages"]), *numbers)
+    OUT.print(table)
+    OUT.print()
+
+
+def _with_error(row: dict[str, Any], name: str) -> Text:
+    spread = row[f"{name}_stderr"]
+    return Text(f"{row[name]:.3f}").append("" if spread is None else f" ±{spread:.3f}", style="dim")
 
 
 def _score(row: dict[str, Any]) -> Text:

@@ -10,9 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from snapexport.eval import hit_rate
+from snapexport.eval import continuations, hit_rate
+from snapexport.eval.continuations import Continuation
 from snapexport.eval.grid import Cell, Grid
 from snapexport.eval.outcomes import Journal, Key, Outcome, results
+from snapexport.eval.sample import as_it_is
 from snapexport.eval.systems import LoadedSystems, System, loading
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
@@ -20,18 +22,25 @@ from snapexport.runtime.requests import SamplingParams
 REPORT = "report.json"
 
 
-def run(grid: Grid, out: Path | None, tell: Callable[[Outcome], None]) -> dict[str, Any]:
-    """Run the grid, `tell` each outcome, and return the report; with `out`, write it there too.
+def run(
+    grid: Grid, out: Path | None, tell: Callable[[Outcome | Continuation], None]
+) -> dict[str, Any]:
+    """Run the grid, `tell` each record, and return the report; with `out`, write it there too.
 
-    Outcomes that `out` already holds of the same evaluation are not run again. Raises UserError.
+    Records that `out` already holds of the same evaluation are not made again. Raises UserError.
     """
     outcomes: list[Outcome] = []
+    found: list[Continuation] = []
+    journal = Journal(out, grid.fingerprint()) if out else None
     with loading(grid.build, grid.options.threads) as loaded:
-        for outcome in _resumed(grid, loaded, out):
-            outcomes.append(outcome)
-            tell(outcome)
+        for record in _resumed(grid, loaded, journal):
+            if isinstance(record, Continuation):
+                found.append(record)
+            else:
+                outcomes.append(record)
+            tell(record)
         hit_rates = hit_rate.measure(grid, loaded)
-    report = _report(grid, outcomes, hit_rates)
+    report = _report(grid, outcomes, found, hit_rates)
     if out:
         (out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
     return report
@@ -53,15 +62,31 @@ def outcomes_of(
             yield from _answers(grid, cell, pairs, llms)
 
 
-def _resumed(grid: Grid, loaded: LoadedSystems, out: Path | None) -> Iterator[Outcome]:
-    """The outcomes that `out` has, then fresh ones."""
-    if out is None:
+def _resumed(
+    grid: Grid, loaded: LoadedSystems, journal: Journal | None
+) -> Iterator[Outcome | Continuation]:
+    """The records that the journal has, then fresh ones."""
+    if journal is None:
+        yield from _continuations(grid, loaded)
         yield from outcomes_of(grid, loaded)
         return
-    journal = Journal(out, grid.fingerprint())
+    yield from journal.continuations
     yield from journal.outcomes
+    known = frozenset(one.key for one in journal.continuations)
+    yield from journal.record(_continuations(grid, loaded, known))
     done = frozenset(outcome.key for outcome in journal.outcomes)
     yield from journal.record(outcomes_of(grid, loaded, done))
+
+
+def _continuations(
+    grid: Grid, loaded: LoadedSystems, done: frozenset[continuations.Key] = frozenset()
+) -> Iterator[Continuation]:
+    """One record after the other; those in `done` are left out."""
+    if not grid.prompts:
+        return
+    llms = loaded.load(grid.systems)
+    executors = {one: llm.executor for one, llm in zip(grid.systems, llms, strict=True)}
+    yield from continuations.measure(grid.prompts, executors, done)
 
 
 def _pending(grid: Grid, cell: Cell, done: frozenset[Key]) -> list[tuple[System, str]]:
@@ -102,14 +127,24 @@ def _answers(
 
 
 def _report(
-    grid: Grid, outcomes: list[Outcome], hit_rates: list[hit_rate.HitRate]
+    grid: Grid,
+    outcomes: list[Outcome],
+    found: list[Continuation],
+    hit_rates: list[hit_rate.HitRate],
 ) -> dict[str, Any]:
     report = {
         "build": str(grid.build.directory),
         "model": grid.build.manifest.model.architecture,
-        "options": asdict(grid.options) | {"lengths": grid.requests.lengths},
+        "options": asdict(grid.options)
+        | {
+            "lengths": grid.requests.lengths,
+            "tasks": grid.options.chosen_tasks,
+            "documents": [one.name for one in grid.requests.documents],
+            "chat": grid.requests.frame is not as_it_is,
+        },
         "systems": [system.report() for system in grid.systems],
         "results": results(outcomes),
+        "continuations": continuations.results(found),
         "hit_rate": [rate.report() for rate in hit_rates],
     }
     read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples

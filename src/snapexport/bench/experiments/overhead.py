@@ -15,7 +15,6 @@ from snapexport.bench.costs import Costs
 from snapexport.bench.filled import fill_prompt
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Experiment, Setup
-from snapexport.bench.systems import chunks
 from snapexport.bench.tables import Column, Table
 from snapexport.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.contract.build_directory import Build
@@ -114,9 +113,7 @@ class Prefill:
 
     def prompt(self, length: int) -> None:
         """All chunks; the last one compresses."""
-        tokens = self._tokens(length)
-        for part in chunks(length, self.executor.limits.prefill_chunk):
-            self.executor.prefill(0, tokens, part.start, part.end)
+        self.executor.prefill_prompt(0, self._tokens(length))
 
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""

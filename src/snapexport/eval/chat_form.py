@@ -1,0 +1,45 @@
+"""Puts a task into the checkpoint's chat template, as an instruct model is asked.
+
+Knows no model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.eval.sample import Frame, Text
+from snapexport.serving import chat_template
+
+
+def frame_of(build: Build, wanted: bool | None) -> Frame | None:
+    """The build's chat form; None where it has no template, or where none is wanted.
+
+    wanted: None for a build's own template if it has one. Raises UserError where it is missing.
+    """
+    if wanted is False:
+        return None
+    config = chat_template.read_config(build.directory)
+    if wanted is None and not chat_template.exists(build.directory, config):
+        return None
+    template = chat_template.load(build.directory, config)
+    return lambda text: in_chat(text, lambda user: _rendered(template, user))
+
+
+def in_chat(text: Text, render: Callable[[str], str]) -> Text:
+    """The text as one message of the user's, and the beginning of the answer after it.
+
+    A question's last line begins the answer.
+    """
+    question, newline, answer = text.question.rpartition("\n")
+    rendered = render(text.context + (question if newline else answer))
+    start = rendered.find(text.context)
+    if start < 0:
+        raise UserError("the chat template does not show a message as it is", "use --no-chat")
+    end = start + len(text.context)
+    asked = rendered[end:] + (answer if newline else "")
+    return replace(text, context=rendered[:end], question=asked, in_chat=True)
+
+
+def _rendered(template: chat_template.ChatTemplate, user: str) -> str:
+    return template.render([{"role": "user", "content": user}], add_generation_prompt=True)
