@@ -68,22 +68,36 @@ def run(arguments: argparse.Namespace) -> int:
     options = EvalOptions(**flags.values(arguments, CHOICES))
     with needs_extra("build"):
         from snapexport.eval.grid import make_grid
-        from snapexport.eval.run import run as evaluate
+        from snapexport.eval.run import Evaluation
+    if arguments.out:
+        with needs_extra("eval"):
+            from snapexport.eval import plots  # noqa: F401 (before hours of work)
+    evaluation = Evaluation(make_grid(Build.open(arguments.build), options), arguments.out)
+    try:
+        with AnswerProgress(evaluation.grid.records) as progress:
+            for _ in evaluation.run():
+                progress.advance()
+    finally:  # what was measured until an interrupt is told as well
+        if not evaluation.is_empty:
+            _tell(evaluation.report(), arguments)
+    return 0
+
+
+def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the report, and draw a whole one beside the records."""
     if arguments.out:
         with needs_extra("eval"):
             from snapexport.eval import plots
-    grid = make_grid(Build.open(arguments.build), options)
-    with AnswerProgress(grid.records) as progress:
-        report = evaluate(grid, arguments.out, lambda _: progress.advance())
-    if arguments.out:
-        written = plots.draw(report, arguments.out)
-        files = f"{arguments.out}: report.json, samples.jsonl, {', '.join(written)}"
+        written = plots.draw(report, arguments.out) if report["complete"] else []
+        files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
         ERR.print(files, style="dim", soft_wrap=True)
+    if not report["complete"]:
+        again = "; the same command goes on from here" if arguments.out else ""
+        ERR.print(f"note: interrupted, so that this is a part of the evaluation{again}")
     if arguments.json:
         print(json.dumps(report))
     else:
         _print_report(report)
-    return 0
 
 
 _HEADINGS = {
@@ -100,16 +114,16 @@ def _print_report(report: dict[str, Any]) -> None:
     for mode in options["modes"] if report["results"] else ():
         for length in options["lengths"]:
             rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
-            _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
+            if rows:
+                _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
     if report["results"]:
         OUT.print(
             "accuracy ± standard error; rest: share of answers right after the first token",
             style="dim",
         )
     for length in options["lengths"] if report["continuations"] else ():
-        _print_continuations(
-            length, [row for row in report["continuations"] if row["length"] == length]
-        )
+        if rows := [row for row in report["continuations"] if row["length"] == length]:
+            _print_continuations(length, rows)
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
     if options["hit_samples"] and report["results"] and not report["hit_rate"]:

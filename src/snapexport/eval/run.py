@@ -22,28 +22,55 @@ from snapexport.runtime.requests import SamplingParams
 REPORT = "report.json"
 
 
+class Evaluation:
+    """A grid that is run record by record. The report may be read at any time.
+
+    outcomes, continuations: those made so far, and those of an earlier run.
+    """
+
+    def __init__(self, grid: Grid, out: Path | None) -> None:
+        """out: a directory that keeps the records."""
+        self.grid, self.out = grid, out
+        self.outcomes: list[Outcome] = []
+        self.continuations: list[Continuation] = []
+        self._hit_rates: list[hit_rate.HitRate] | None = None
+
+    def run(self) -> Iterator[Outcome | Continuation]:
+        """Every record, each once it is kept; the journal's are not made again.
+
+        Raises UserError if `out` holds another evaluation.
+        """
+        with loading(self.grid.build, self.grid.options.threads) as loaded:
+            journal = Journal(self.out, self.grid.fingerprint()) if self.out else None
+            for record in _resumed(self.grid, loaded, journal):
+                if isinstance(record, Continuation):
+                    self.continuations.append(record)
+                else:
+                    self.outcomes.append(record)
+                yield record
+            self._hit_rates = hit_rate.measure(self.grid, loaded)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return not (self.outcomes or self.continuations)
+
+    def report(self) -> dict[str, Any]:
+        """The report of what there is; with `out`, written there too."""
+        report = _report(self.grid, self.outcomes, self.continuations, self._hit_rates)
+        if self.out:
+            (self.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        return report
+
+
 def run(
     grid: Grid, out: Path | None, tell: Callable[[Outcome | Continuation], None]
 ) -> dict[str, Any]:
-    """Run the grid, `tell` each record, and return the report; with `out`, write it there too.
-
-    Records that `out` already holds of the same evaluation are not made again. Raises UserError.
-    """
-    outcomes: list[Outcome] = []
-    found: list[Continuation] = []
-    journal = Journal(out, grid.fingerprint()) if out else None
-    with loading(grid.build, grid.options.threads) as loaded:
-        for record in _resumed(grid, loaded, journal):
-            if isinstance(record, Continuation):
-                found.append(record)
-            else:
-                outcomes.append(record)
-            tell(record)
-        hit_rates = hit_rate.measure(grid, loaded)
-    report = _report(grid, outcomes, found, hit_rates)
-    if out:
-        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-    return report
+    """Run a whole grid, `tell` each record, and return the report. Raises UserError."""
+    evaluation = Evaluation(grid, out)
+    for record in evaluation.run():
+        tell(record)
+    return evaluation.report()
 
 
 def outcomes_of(
@@ -130,8 +157,9 @@ def _report(
     grid: Grid,
     outcomes: list[Outcome],
     found: list[Continuation],
-    hit_rates: list[hit_rate.HitRate],
+    hit_rates: list[hit_rate.HitRate] | None,
 ) -> dict[str, Any]:
+    """hit_rates: None if they were not reached."""
     report = {
         "build": str(grid.build.directory),
         "model": grid.build.manifest.model.architecture,
@@ -145,7 +173,8 @@ def _report(
         "systems": [system.report() for system in grid.systems],
         "results": results(outcomes),
         "continuations": continuations.results(found),
-        "hit_rate": [rate.report() for rate in hit_rates],
+        "hit_rate": [rate.report() for rate in hit_rates or ()],
+        "complete": hit_rates is not None,
     }
     read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
     return read_back
