@@ -120,12 +120,12 @@ def test_needles_are_hidden_in_the_documents(folder: Path) -> None:
     assert len(tokenizer.encode(text.context).ids) > 12
 
 
-def test_a_text_in_chat_form_ends_with_the_beginning_of_the_answer() -> None:
+def test_a_text_in_chat_form_ends_with_the_tokens_of_the_template() -> None:
     text = Text("Intro.\nNeedle.\n", "Needle.\n", "What is it?\nIt is", ("x",), " x")
     asked = in_chat(text, lambda user: f"<u>{user}</u><a>")
     assert asked.context == "<u>Intro.\nNeedle.\n"
-    assert asked.question == "What is it?</u><a>It is"
-    assert asked.in_chat and asked.reference == " x"
+    assert asked.question == "What is it?</u><a>"
+    assert asked.in_chat and asked.reference == "It is x"
     without = in_chat(replace(text, question="key"), lambda user: f"<u>{user}</u><a>")
     assert without.question == "key</u><a>"
     with pytest.raises(UserError, match="as it is"):

@@ -27,18 +27,25 @@ def frame_of(build: Build, wanted: bool | None) -> Frame | None:
 
 
 def in_chat(text: Text, render: Callable[[str], str]) -> Text:
-    """The text as one message of the user's, and the beginning of the answer after it.
+    """The text as one message of the user's. The template's own tokens end the question.
 
-    A question's last line begins the answer.
+    The last line of a question of several lines begins the answer: the model has to write it.
     """
-    question, newline, answer = text.question.rpartition("\n")
-    rendered = render(text.context + (question if newline else answer))
+    question, newline, beginning = text.question.rpartition("\n")
+    if not newline:
+        question, beginning = beginning, ""
+    rendered = render(text.context + question)
     start = rendered.find(text.context)
     if start < 0:
         raise UserError("the chat template does not show a message as it is", "use --no-chat")
     end = start + len(text.context)
-    asked = rendered[end:] + (answer if newline else "")
-    return replace(text, context=rendered[:end], question=asked, in_chat=True)
+    return replace(
+        text,
+        context=rendered[:end],
+        question=rendered[end:],
+        reference=(beginning + text.reference).lstrip(),
+        in_chat=True,
+    )
 
 
 def _rendered(template: chat_template.ChatTemplate, user: str) -> str:
