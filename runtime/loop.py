@@ -65,6 +65,10 @@ class Loop:
             deltas += self._prefill(chunk)
         return deltas
 
+    def prefilled(self, request_id: int) -> int:
+        """Prompt tokens of a live request that are prefilled; 0 while it waits."""
+        return self._live[request_id].prefilled
+
     @property
     def busy(self) -> bool:
         """Whether any request is live."""
@@ -115,6 +119,7 @@ class Loop:
             )
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]
+        live.prefilled = chunk.end
         # A broken chunk ends its request now: a later cancel would leave its NaN behind.
         if chunk.is_last or not can_sample(prediction):
             return [self._sample(chunk.request_id, chunk.slot, prediction)]
