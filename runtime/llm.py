@@ -5,7 +5,7 @@ prompt is (prompts.py). Not thread-safe.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Never, NoReturn
@@ -136,7 +136,7 @@ class LLM:
         prompt: Prompt | Request,
         params: SamplingParams | None = None,
         on_prefill: Callable[[int], None] | None = None,
-    ) -> Iterator[OutputDelta]:
+    ) -> Generator[OutputDelta, None, None]:
         """Complete one prompt step by step. Closing the iterator cancels the request.
 
         on_prefill: called between the steps of prefill with the number of prompt tokens done. An
@@ -230,7 +230,7 @@ class LLM:
 
     def _follow(
         self, requests: Sequence[Request], on_prefill: Callable[[int], None] | None = None
-    ) -> Iterator[OutputDelta]:
+    ) -> Generator[OutputDelta, None, None]:
         """Submit, step and yield deltas until the requests end, or the caller leaves.
 
         on_prefill: for a single request.

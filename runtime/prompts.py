@@ -33,6 +33,17 @@ LEAST_BYTES = 1 << 16
 """Texts over max(LEAST_BYTES, longest prompt * BYTES_PER_TOKEN) bytes are refused untokenized."""
 
 
+class PromptTooLongError(UserError):
+    """A prompt of more tokens than the build takes."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"a prompt has {tokens} tokens, the build takes {most}",
+            "shorten it, or build again with a larger --L-max",
+        )
+        self.tokens, self.most = tokens, most
+
+
 def load_tokenizer(directory: Path) -> Tokenizer | None:
     """Return the build's tokenizer, if it has one, with truncation and padding off."""
     path = directory / TOKENIZER
@@ -153,10 +164,7 @@ def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> t
     if not ids:
         raise UserError("a prompt is empty", "give it one token or more")
     if len(ids) > limits.longest_prompt:
-        raise UserError(
-            f"a prompt has {len(ids)} tokens, the build takes {limits.longest_prompt}",
-            "shorten it, or build again with a larger --L-max",
-        )
+        raise PromptTooLongError(len(ids), limits.longest_prompt)
     return tuple(_known_token(token, limits.vocab_size) for token in ids)
 
 
