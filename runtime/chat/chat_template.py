@@ -75,11 +75,6 @@ class ChatTemplate:
         return _environment().from_string(self.source)
 
 
-def exists(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the build has a chat template; `config` is its tokenizer_config.json."""
-    return os.path.lexists(directory / FILE) or _default(config.get("chat_template")) is not None
-
-
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template; `config` is its tokenizer_config.json. Raises UserError."""
     source = template_files.read_source(directory, config)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval.sample import Frame, Text
-from snapexport.serving import chat_template
+from snapexport.runtime.chat import template_files
+from snapexport.runtime.chat.chat_prompts import ChatPrompts
 
 
 def frame_of(build: Build, wanted: bool | None) -> Frame | None:
@@ -17,13 +18,14 @@ def frame_of(build: Build, wanted: bool | None) -> Frame | None:
 
     wanted: None for a build's own template if it has one. Raises UserError where it is missing.
     """
-    if wanted is False:
+    if wanted is False or (wanted is None and not template_files.has_template(build.directory)):
         return None
-    config = chat_template.read_config(build.directory)
-    if wanted is None and not chat_template.exists(build.directory, config):
-        return None
-    template = chat_template.load(build.directory, config)
-    return lambda text: in_chat(text, lambda user: _rendered(template, user))
+    chat = ChatPrompts.open(build.directory, None, frozenset())
+
+    def render(user: str) -> str:
+        return chat.template.render([{"role": "user", "content": user}], True)
+
+    return lambda text: in_chat(text, render)
 
 
 def in_chat(text: Text, render: Callable[[str], str]) -> Text:
@@ -46,7 +48,3 @@ def in_chat(text: Text, render: Callable[[str], str]) -> Text:
         reference=(beginning + text.reference).lstrip(),
         in_chat=True,
     )
-
-
-def _rendered(template: chat_template.ChatTemplate, user: str) -> str:
-    return template.render([{"role": "user", "content": user}], add_generation_prompt=True)
