@@ -28,15 +28,17 @@ from rich.text import Text
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import needs_extra
-from snapexport.eval.options import MODES, EvalOptions
+from snapexport.eval.options import DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.eval.tasks import TASKS
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
 CHOICES = {
-    "tasks": f"one or more of {', '.join(TASKS)} (default: the first eight; with --documents none)",
-    "lengths": "tokens of a prompt (default: a quarter, a half and nearly all of L_max)",
+    "tasks": f"one or more of {', '.join(TASKS)} (default: {' '.join(DEFAULT_TASKS)}; "
+    "with --documents none)",
+    "lengths": "tokens of a prompt (default: half of L_max)",
     "depths": "where the needle is, as shares of the context",
     "samples": "samples for each task, length and depth",
     "policies": "caches to compare, each POLICY or POLICY:FIELD=VALUE,...",
@@ -67,14 +69,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the report."""
     options = EvalOptions(**flags.values(arguments, CHOICES))
     with needs_extra("build"):
+        from snapexport.eval.estimate import estimate
         from snapexport.eval.grid import make_grid
         from snapexport.eval.run import Evaluation
     if arguments.out:
         with needs_extra("eval"):
             from snapexport.eval import plots  # noqa: F401 (before hours of work)
-    evaluation = Evaluation(make_grid(Build.open(arguments.build), options), arguments.out)
+    grid = make_grid(Build.open(arguments.build), options)
+    evaluation = Evaluation(grid, arguments.out)
+    expected = estimate(grid)
+    ERR.print(
+        f"{grid.records} answers and continuations of {len(grid.systems)} caches: about "
+        f"{_duration(expected.seconds)} and {spelled(expected.nbytes)} of weights and caches",
+        style="dim",
+    )
     try:
-        with AnswerProgress(evaluation.grid.records) as progress:
+        with AnswerProgress(grid.records) as progress:
             for _ in evaluation.run():
                 progress.advance()
     finally:  # what was measured until an interrupt is told as well
@@ -98,6 +108,13 @@ def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
         print(json.dumps(report))
     else:
         _print_report(report)
+
+
+def _duration(seconds: float) -> str:
+    """Such as 40 s, 5 min or 3.2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 _HEADINGS = {

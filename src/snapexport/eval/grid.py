@@ -15,6 +15,8 @@ import snapexport
 from snapexport.builder.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import ModelFacts
 from snapexport.eval.chat_form import frame_of
 from snapexport.eval.continuations import Prompt, drops
 from snapexport.eval.documents import Document, lines_of, passages, read_documents
@@ -169,7 +171,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     _require_usable(build)
     _require_full(options)
     model, own = build.manifest.model, build.manifest.geometry
-    lengths = tuple(sorted(options.lengths or _default_lengths(own.L_max)))
+    lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
     budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
     draft = SystemMaker(model, own.L_max, own).systems(options.policies, budgets)
     _require_fitting(build, lengths, draft)
@@ -217,10 +219,10 @@ def _tokenizer(build: Build) -> Tokenizer:
     return tokenizer
 
 
-def _default_lengths(L_max: int) -> tuple[int, ...]:
-    """A quarter, a half and nearly all of what the build takes: the answer needs room too."""
-    most = max(1, L_max - max(64, L_max // 16))
-    return tuple({max(1, most // 4), max(1, most // 2), most})
+def _default_length(own: CacheGeometry, model: ModelFacts) -> int:
+    """Half of what the build takes, and more than its cache: the answer needs room too."""
+    most = max(1, own.L_max - max(64, own.L_max // 16))
+    return min(most, max(most // 2, typical_layer(own, model).cache_slots + 1))
 
 
 def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[System]) -> None:
