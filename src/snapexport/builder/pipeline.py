@@ -79,13 +79,15 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
 def resolve(options: BuildOptions) -> ResolvedBuild:
     """Read headers and configs. Raises UserError for a model or options that cannot be built."""
     checkpoint = Checkpoint.open(hub.resolve(options.model))
+    if options.link_weights:
+        weights.require_linkable(checkpoint)
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
     model = architectures.model_facts(architecture, config, checkpoint)
     geometry = options.geometry(model)
     options.require_vocabulary(model.vocab_size)
     shapes.require_tensors(checkpoint, config)
-    texts, chunk = read_texts(checkpoint.directory), options.chunk(geometry)
+    texts, chunk = read_texts(checkpoint.with_tokenizer()), options.chunk(geometry)
     capacities = options.capacities(chunk)
     return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk, capacities)
 
