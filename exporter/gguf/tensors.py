@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ROPE_FACTORS = "rope_freqs.weight"
 _PLAIN = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 """ggml's names of the types that .safetensors files have too, and the names there."""
+_BLOCK = 1 << 20
+"""Elements dequantized at a time: that takes several times their memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +51,13 @@ class GgufTensor:
         return 4 * prod(self.shape)
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.float32]]:
-        """The elements in order, flat, in blocks of whole rows of about `most` elements."""
+        """The elements in order, flat, in blocks of whole rows, of about `most` elements."""
         if self.values is not None:
             yield self.values
             return
         columns, raw = self.shape[-1], _raw(self.file, self.stored)
         assert columns % multiple == 0, (columns, multiple)
-        step = max(1, most // columns)
+        step = max(1, min(most, _BLOCK) // columns)
         for start in range(0, len(raw), step):
             end = start + step
             block = raw[start:end] if self.rows is None else raw[self.rows[start:end]]
