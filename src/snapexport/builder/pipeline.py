@@ -80,10 +80,12 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
 def resolve(options: BuildOptions) -> ResolvedBuild:
     """Read headers and configs. Raises UserError for a model or options that cannot be built."""
     checkpoint = Checkpoint.open(hub.resolve(options.model))
+    if options.link_weights:
+        weights.require_linkable(checkpoint)
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
     model = architectures.model_facts(architecture, config, checkpoint)
-    texts = read_texts(checkpoint.directory)
+    texts = read_texts(checkpoint.with_tokenizer())
     geometry = options.geometry(model, template_tail(texts))
     options.require_vocabulary(model.vocab_size)
     shapes.require_tensors(checkpoint, config)
