@@ -20,7 +20,7 @@ examples:
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +32,10 @@ from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import needs_extra
 from snapexport.eval.options import DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.eval.tasks import TASKS
+
+if TYPE_CHECKING:
+    from snapexport.eval.estimate import Estimate
+    from snapexport.eval.grid import Grid
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
@@ -77,12 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
             from snapexport.eval import plots  # noqa: F401 (before hours of work)
     grid = make_grid(Build.open(arguments.build), options)
     evaluation = Evaluation(grid, arguments.out)
-    expected = estimate(grid)
-    ERR.print(
-        f"{grid.records} answers and continuations of {len(grid.systems)} caches: about "
-        f"{_duration(expected.seconds)} and {spelled(expected.nbytes)} of weights and caches",
-        style="dim",
-    )
+    if ERR.is_terminal:
+        _print_estimate(grid, estimate(grid))
     try:
         with AnswerProgress(grid.records) as progress:
             for _ in evaluation.run():
@@ -108,6 +108,15 @@ def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
         print(json.dumps(report))
     else:
         _print_report(report)
+
+
+def _print_estimate(grid: "Grid", expected: "Estimate") -> None:
+    ERR.print(
+        f"{grid.records} answers and continuations of {len(grid.systems)} caches: about "
+        f"{_duration(expected.seconds)}, {spelled(expected.nbytes)} of weights and caches",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _duration(seconds: float) -> str:
