@@ -118,6 +118,15 @@ def test_chat_is_refused_without_a_template(
     assert "--system is not supported with --no-chat" in refused(capsys, *with_template)
 
 
+def test_generate_tells_how_to_do_without_a_broken_template(
+    chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(chatting, tmp_path / "broken.build"))
+    (broken / "chat_template.jinja").write_text("{{ raise_exception('no roles') }}")
+    assert main(["generate", str(broken), "--prompt", "a"]) == 2
+    assert capsys.readouterr().err.endswith("template takes; or add --no-chat\n")
+
+
 def test_generate_needs_no_jinja2_without_a_template(chatting: Path, tmp_path: Path) -> None:
     plain = without_template(chatting, tmp_path)
     for build, extra in ((plain, None), (chatting, "snapexport[serve]")):

@@ -75,7 +75,8 @@ class ChatPrompts:
 def require_template(directory: Path) -> None:
     """Raise UserError for a build without a chat template."""
     if not template_files.has_template(directory):
-        raise UserError(f"{directory} has no chat template", template_files.COPY)
+        hint = f"{template_files.COPY}, or give prompts as they are"
+        raise UserError(f"{directory} has no chat template", hint)
 
 
 def is_one(messages: Conversation | Sequence[Conversation]) -> bool:

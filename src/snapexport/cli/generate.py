@@ -22,6 +22,7 @@ from snapexport.contract.errors import UserError
 from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.llm import LLM
+from snapexport.runtime.prompts import PromptTooLongError
 from snapexport.runtime.requests import Request, SamplingParams
 
 HELP = "stream text from a build"
@@ -98,7 +99,12 @@ def _request(
 ) -> Request:
     if not chats:
         return llm.read(text, params)
-    return llm.read_chat([*system_message(system), {"role": "user", "content": text}], params)
+    try:
+        return llm.read_chat([*system_message(system), {"role": "user", "content": text}], params)
+    except PromptTooLongError:
+        raise
+    except UserError as error:
+        raise UserError(error.message, f"{error.hint}; or add --no-chat") from None
 
 
 def _write(text: str) -> None:
