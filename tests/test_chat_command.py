@@ -268,7 +268,10 @@ def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> No
         os.write(terminal, b"no\x7fy\r")  # "ny", and two tokens of the template's
         assert b"4 prompt tokens" in read_until(terminal, b"tokens left")
         read_until(terminal, b"> ")
-        os.write(terminal, b"dropped\x03")
+        os.write(terminal, b"dropped")
+        read_until(terminal, b"dropped")
+        time.sleep(0.2)  # Python misses a signal that comes just before it waits for a key
+        os.write(terminal, b"\x03")
         read_until(terminal, b"\r\n> ")
         os.write(terminal, b"\x04")
         assert os.waitpid(pid, 0)[1] == 0

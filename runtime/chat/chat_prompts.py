@@ -52,13 +52,17 @@ class ChatPrompts:
         self, messages: Conversation, options: Mapping[str, Any] | None = None
     ) -> list[int]:
         """The prompt that asks for the next answer. options: names that the template reads."""
+        return encode(self.text(messages, options), self.tokenizer, False)
+
+    def text(self, messages: Conversation, options: Mapping[str, Any] | None = None) -> str:
+        """The same prompt as text."""
         _require_messages(messages)
         if unread := sorted((options or {}).keys() - self.template.options):
             raise UserError(
                 f"the chat template does not read '{unread[0]}'",
                 "leave it out of chat_template_kwargs",
             )
-        return encode(self.template.render(messages, True, options), self.tokenizer, False)
+        return self.template.render(messages, True, options)
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""

@@ -90,7 +90,9 @@ def test_wrong_stop_tokens_are_refused(tokens: Any) -> None:
 def llm(tiny_build: Build, tmp_path: Path) -> LLM:
     """An LLM on the fake executor, as if it were of a build with a template."""
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    made = LLM.from_executor(FakeExecutor(make_limits(longest_prompt=90, vocab_size=300)), tokenizer())
+    made = LLM.from_executor(
+        FakeExecutor(make_limits(longest_prompt=90, vocab_size=300)), tokenizer()
+    )
     made._directory = tmp_path
     return made
 
