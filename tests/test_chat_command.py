@@ -105,6 +105,18 @@ def test_generate_gives_a_system_message(
     assert capsys.readouterr().out == expected.text + "\n"
 
 
+def test_inspect_shows_the_prompt_that_generate_asks(
+    chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the template's text, and without it if there is --no-chat."""
+    argv = ["inspect", str(chatting), "--prompt", "x" * 40, "--json"]
+    for flags, tokens in (["--system", "Be brief."], 40 + 9 + 4), (["--no-chat"], 40):
+        assert main([*argv, *flags, "--html", str(tmp_path / "kept.html")]) == 0
+        assert json.loads(capsys.readouterr().out)["prompt"]["prompt_tokens"] == tokens
+    assert main([*argv, "--system", "Be brief.", "--html", str(tmp_path / "kept.html")]) == 0
+    assert "!Be brief.\\u003c/s>xxx" in (tmp_path / "kept.html").read_text()
+
+
 def test_chat_is_refused_without_a_template(
     chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
