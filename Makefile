@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -47,10 +47,18 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 	$(BIN)/snapexport demo
 
 test: $(STAMP)           ## all tests, 6 minutes on 2 cores, 8 the first time
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/rtx
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/rtx --ignore tests/real_model
 
 test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every graph, on a CPU
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/rtx
+
+REAL_MODEL := build/real-model
+
+real-model: export OMP_WAIT_POLICY = passive
+real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers, 4 minutes, 93 MB fetched once
+	mkdir -p $(REAL_MODEL)
+	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
+	$(BIN)/python -m pytest tests/real_model
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive

@@ -1,17 +1,23 @@
-"""Opens a checkpoint directory: its configs, and the file and offset of each tensor.
+"""Opens a checkpoint: its configs, and the file and offset of each tensor.
 
-Reads headers only, never a weight.
+A checkpoint is a directory, or a GGUF file (`exporter/gguf/`). Reads headers only, never a weight.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.outside import CONFIG_BYTES, INDEX_BYTES, is_plain_name, read_object
 from snapexport.contract.safetensors import TensorSpan, read_header
 
+if TYPE_CHECKING:
+    from snapexport.exporter.gguf.header import GgufHeader
+    from snapexport.exporter.tensor_file import Tensor
+
+GGUF = ".gguf"
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
@@ -21,33 +27,58 @@ _DOWNLOAD_AGAIN = "download the checkpoint again: the file is damaged or incompl
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A local checkpoint. The spans' files are resolved: no symlinks are left."""
+    """A local checkpoint. The spans' files are resolved: no symlinks are left.
+
+    gguf: the file that `directory` was made of, which lasts as long as `folder` is referred to.
+    """
 
     directory: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
-    tensors: dict[str, TensorSpan]
+    tensors: "Mapping[str, Tensor]"
+    gguf: "GgufHeader | None" = None
+    folder: "TemporaryDirectory[str] | None" = None
 
     @classmethod
-    def open(cls, directory: Path) -> "Checkpoint":
+    def open(cls, path: Path) -> "Checkpoint":
         """Read configs and tensor headers. Raises UserError for what is missing or broken."""
-        if not directory.is_dir():
+        if not path.is_dir() and (path.suffix == GGUF or path.is_file()):
+            from snapexport.exporter.gguf.opening import open_gguf
+
+            return open_gguf(path)
+        if not path.is_dir():
             raise UserError(
-                f"no such directory: {directory}",
-                "--model takes a checkpoint directory or a Hugging Face Hub id (owner/name)",
+                f"no such directory: {path}",
+                "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id "
+                "(owner/name)",
             )
-        if not (directory / CONFIG).is_file():
-            raise UserError(
-                f"{directory} is not a checkpoint: it has no {CONFIG}",
-                "point --model at a directory made by `save_pretrained`",
-            )
+        if not (path / CONFIG).is_file():
+            raise UserError(f"{path} is not a checkpoint: it has no {CONFIG}", _config_hint(path))
+        return cls.of_configs(path, _tensors(path))
+
+    @classmethod
+    def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
+        """The configs of a directory with tensors from anywhere."""
         generation = directory / GENERATION_CONFIG
         return cls(
             directory,
             read_object(directory / CONFIG, CONFIG_BYTES, _DOWNLOAD_AGAIN),
             read_object(generation, CONFIG_BYTES, _DOWNLOAD_AGAIN) if generation.exists() else {},
-            _tensors(directory),
+            tensors,
         )
+
+    @property
+    def source(self) -> Path:
+        """What the user named."""
+        return self.gguf.file if self.gguf else self.directory
+
+    def with_tokenizer(self) -> Path:
+        """The directory, with the tokenizer's files."""
+        if self.gguf:
+            from snapexport.exporter.gguf.texts import write_tokenizer
+
+            write_tokenizer(self.gguf, self.directory)
+        return self.directory
 
 
 def _tensors(directory: Path) -> dict[str, TensorSpan]:
@@ -95,6 +126,13 @@ def _weight_map(index: Path) -> dict[str, str]:
                 _DOWNLOAD_AGAIN,
             )
     return weight_map
+
+
+def _config_hint(directory: Path) -> str:
+    found = next(iter(sorted(directory.glob(f"*{GGUF}"))), None)
+    if found:
+        return f"name the GGUF file itself: --model {found}"
+    return "point --model at a directory made by `save_pretrained`"
 
 
 def _weights_hint(directory: Path) -> str:

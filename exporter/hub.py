@@ -5,6 +5,7 @@ from pathlib import Path
 
 from snapexport.contract.errors import UserError, first_line
 from snapexport.contract.outside import read_text
+from snapexport.exporter.checkpoint import GGUF
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -17,11 +18,10 @@ _UNWANTED = ["consolidated*", "*/*"]
 
 
 def resolve(model: str) -> Path:
-    """The checkpoint's directory. A Hub id is downloaded to the Hub's cache first."""
+    """The checkpoint's directory or GGUF file. A Hub id is downloaded to the Hub's cache first."""
     path = Path(model).expanduser()
-    if path.exists() or model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
-        return path
-    return _download(model)
+    local = path.exists() or model.startswith((".", "/", "~")) or path.suffix == GGUF
+    return path if local or not _HUB_ID.fullmatch(model) else _download(model)
 
 
 def _download(model: str) -> Path:

@@ -14,8 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import TensorSpan
-from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, WeightWriter, blocks
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, Tensor, WeightWriter, blocks
 from snapexport.graphs.markers import BLOCK_MATMUL, TRACE_DOMAIN
 
 BLOCK = 32
@@ -108,16 +107,16 @@ def _is_read(model: ir.Model, name: str) -> bool:
 
 
 def write(
-    name: str, span: TensorSpan, dtype: str, directory: Path, progress: Progress
+    name: str, tensor: Tensor, dtype: str, directory: Path, progress: Progress
 ) -> Iterator[WeightWriter]:
     """Quantize a tensor [N,K] into two files, with scales of `dtype`."""
-    rows, columns = span.shape
+    rows, columns = tensor.shape
     count = -(-columns // BLOCK)
     packed_name, scales_name = parts(name)
     scales = []
     shape = rows, count, BLOCK // 2
     with WeightWriter(directory, packed_name, "U8", shape, progress) as packed_file:
-        for packed, block_scales in _quantized(name, span):
+        for packed, block_scales in _quantized(name, tensor):
             packed_file.write(packed.tobytes())
             scales.append(block_scales.astype(NUMPY_DTYPE[dtype]))
     yield packed_file
@@ -127,11 +126,11 @@ def write(
 
 
 def _quantized(
-    name: str, span: TensorSpan
+    name: str, tensor: Tensor
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float32]]]:
     """Quantize a tensor, some rows at a time."""
-    columns = span.shape[1]
-    for block in blocks(span, columns):
+    columns = tensor.shape[1]
+    for block in blocks(tensor, columns):
         rows = block.astype(np.float32).reshape(-1, columns)
         if not np.isfinite(rows).all():
             raise UserError(

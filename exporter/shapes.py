@@ -11,11 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quiet import quiet
-from snapexport.exporter.tensor_file import NUMPY_DTYPE, blocks
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -26,22 +25,27 @@ _SLICE = 1 << 16
 
 def require_tensors(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
     """Raise UserError for a tensor that is missing, misshapen, without values, or tied wrongly."""
-    if config.num_hidden_layers > len(checkpoint.tensors):
-        raise UserError(
-            f"config.json wants {config.num_hidden_layers} layers, and the checkpoint has "
-            f"{len(checkpoint.tensors)} tensors",
-            "check config.json against the checkpoint",
-        )
+    require_depth(config, len(checkpoint.tensors))
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
-    parameters = _parameters(config)
-    _require_present([tied.get(name, name) for name in parameters], checkpoint)
-    for name, shape in parameters.items():
+    shapes = parameters(config)
+    _require_present([tied.get(name, name) for name in shapes], checkpoint)
+    for name, shape in shapes.items():
         source = tied.get(name, name)
-        span = checkpoint.tensors[source]
-        _require_shape(source, shape, span)
-        _require_numbers(source, span)
+        tensor = checkpoint.tensors[source]
+        _require_shape(source, shape, tensor)
+        _require_numbers(source, tensor)
         if source != name and name in checkpoint.tensors:
             _require_equal(name, source, checkpoint)
+
+
+def require_depth(config: "PretrainedConfig", tensors: int) -> None:
+    """Raise UserError for more layers than tensors, before a model of them is made."""
+    if config.num_hidden_layers > tensors:
+        raise UserError(
+            f"config.json wants {config.num_hidden_layers} layers, and the checkpoint has "
+            f"{tensors} tensors",
+            "check config.json against the checkpoint",
+        )
 
 
 def _require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
@@ -54,15 +58,15 @@ def _require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
         )
 
 
-def _require_shape(name: str, expected: tuple[int, ...], span: TensorSpan) -> None:
-    if expected != span.shape:
+def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None:
+    if expected != tensor.shape:
         raise UserError(
-            f"the tensor {name} has shape {list(span.shape)}, config.json wants {list(expected)}",
+            f"the tensor {name} has shape {list(tensor.shape)}, config.json wants {list(expected)}",
             "check config.json against the checkpoint",
         )
 
 
-def _parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
+def parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
     """Shapes of the model's parameters, by the checkpoint's names; nothing is allocated."""
     try:
         with quiet(), torch.device("meta"):
@@ -77,14 +81,12 @@ def _parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in named}
 
 
-def _require_numbers(name: str, span: TensorSpan) -> None:
+def _require_numbers(name: str, tensor: Tensor) -> None:
     """Refuse a tensor without a single finite value. Other types than floats are refused later."""
-    if span.dtype not in NUMPY_DTYPE or not span.nbytes:
+    if tensor.dtype not in NUMPY_DTYPE or not tensor.nbytes:
         return
-    for block in blocks(span):
-        for start in range(0, block.size, _SLICE):
-            if np.isfinite(block[start : start + _SLICE]).any():
-                return
+    if any(np.isfinite(block).any() for block in blocks(tensor, most=_SLICE)):
+        return
     raise UserError(
         f"every value of the tensor {name} is NaN or infinite",
         "download the checkpoint again: the file is damaged",

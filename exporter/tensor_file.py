@@ -1,4 +1,4 @@
-"""Reads tensors from .safetensors files block by block, and writes a file for each weight.
+"""Reads a checkpoint's tensors block by block, and writes a file for each weight.
 
 Never holds a whole tensor in memory.
 """
@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from snapexport.contract.copying import CLONE_BLOCK, copy_range
 from snapexport.contract.safetensors import SUFFIX, TensorSpan, header, read_header
+from snapexport.exporter.gguf.tensors import GgufTensor
+
+Tensor = TensorSpan | GgufTensor
+"""A tensor of a checkpoint: bytes in a file, or something to be calculated of them."""
 
 NUMPY_DTYPE = {
     "F32": np.dtype(np.float32),
@@ -32,11 +36,18 @@ Progress = Callable[[int], None]
 """Called with the number of bytes just written."""
 
 
-def blocks(span: TensorSpan, multiple: int = 1) -> Iterator[NDArray[np.generic]]:
-    """The tensor's elements in order, flat, in blocks whose size is a multiple of `multiple`."""
-    dtype = NUMPY_DTYPE[span.dtype]
-    data = np.memmap(span.file, dtype, "r", span.offset, shape=(span.nbytes // dtype.itemsize,))
-    step = max(1, BLOCK // multiple) * multiple
+def blocks(tensor: Tensor, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
+    """The tensor's elements in order, flat, in blocks whose size is a multiple of `multiple`.
+
+    most: elements of a block, if `multiple` and the tensor's rows let it.
+    """
+    if isinstance(tensor, GgufTensor):
+        yield from tensor.blocks(multiple, most)
+        return
+    dtype = NUMPY_DTYPE[tensor.dtype]
+    shape = (tensor.nbytes // dtype.itemsize,)
+    data = np.memmap(tensor.file, dtype, "r", tensor.offset, shape=shape)
+    step = max(1, most // multiple) * multiple
     for start in range(0, data.size, step):
         yield data[start : start + step]
 

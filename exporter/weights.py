@@ -24,6 +24,7 @@ from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.tensor_file import (
     NUMPY_DTYPE,
     Progress,
+    Tensor,
     WeightWriter,
     blocks,
     place_of,
@@ -87,19 +88,20 @@ def place(
 
 
 def _written(
-    name: str, span: TensorSpan, wanted: set[str], stored: str, directory: Path, progress: Progress
+    name: str, tensor: Tensor, wanted: set[str], stored: str, directory: Path, progress: Progress
 ) -> Iterator[WeightWriter]:
     """Write the files of one tensor: the tensor itself, its 4-bit parts, or both."""
     if name in wanted:
-        at = place_of(span) if span.dtype == stored else (64, 0)
-        with WeightWriter(directory, name, stored, span.shape, progress, at) as writer:
-            if span.dtype == stored:
-                writer.copy(span)
+        same = tensor if isinstance(tensor, TensorSpan) and tensor.dtype == stored else None
+        at = place_of(same) if same else (64, 0)
+        with WeightWriter(directory, name, stored, tensor.shape, progress, at) as writer:
+            if same:
+                writer.copy(same)
             else:
-                _convert(name, span, stored, writer)
+                _convert(name, tensor, stored, writer)
         yield writer
     if not wanted.isdisjoint(int4.parts(name)):
-        yield from int4.write(name, span, stored, directory, progress)
+        yield from int4.write(name, tensor, stored, directory, progress)
 
 
 def place_again(source: Path, directory: Path, *, link: bool) -> bool:
@@ -118,20 +120,28 @@ def place_again(source: Path, directory: Path, *, link: bool) -> bool:
     return linked
 
 
-def _readable(name: str, span: TensorSpan) -> TensorSpan:
-    if span.dtype not in _FLOATS:
+def _readable(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _FLOATS:
         raise UserError(
-            f"the tensor {name} is stored as {span.dtype}",
+            f"the tensor {name} is stored as {tensor.dtype}",
             f"only {', '.join(_FLOATS)} weights are read: start from the original checkpoint",
         )
-    return span
+    return tensor
 
 
-def _link(
-    sources: dict[str, TensorSpan], stored: str, directory: Path, placed: PlacedWeights
-) -> None:
+def require_linkable(checkpoint: Checkpoint) -> None:
+    """Raise UserError if `link` has no files to link: graphs read .safetensors files alone."""
+    if checkpoint.gguf:
+        raise UserError(
+            f"--link-weights cannot link {checkpoint.source}: graphs read no GGUF files",
+            "leave the flag out: weights are dequantized into the build",
+        )
+
+
+def _link(sources: dict[str, Tensor], stored: str, directory: Path, placed: PlacedWeights) -> None:
     """Hard-link each file that has tensors of the right dtype."""
-    fits = {name: span for name, span in sources.items() if span.dtype == stored}
+    spans = {name: one for name, one in sources.items() if isinstance(one, TensorSpan)}
+    fits = {name: span for name, span in spans.items() if span.dtype == stored}
     links: dict[Path, Path] = {}
     for index, file in enumerate(sorted({span.file for span in fits.values()})):
         # A blob in the Hub's cache is named by its hash alone; readers need the suffix.
@@ -155,8 +165,8 @@ def _link_file(source: Path, target: Path) -> None:
         ) from None
 
 
-def _convert(name: str, span: TensorSpan, dtype: str, writer: WeightWriter) -> None:
-    for block in blocks(span):
+def _convert(name: str, tensor: Tensor, dtype: str, writer: WeightWriter) -> None:
+    for block in blocks(tensor):
         writer.write(_cast(name, block, dtype).tobytes())
 
 

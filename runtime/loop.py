@@ -112,10 +112,10 @@ class Loop:
         if chunk.request_id not in self._live:
             return []
         live = self._live[chunk.request_id]
-        prompt, tokens = live.prompt_token_ids, live.prompt_token_ids[chunk.start : chunk.end]
+        prompt = live.prompt_token_ids
         try:
             prediction = self._executor.prefill(
-                chunk.slot, tokens, chunk.start, len(prompt), live.temperature
+                chunk.slot, prompt, chunk.start, chunk.end, live.temperature
             )
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]

@@ -1,4 +1,4 @@
-"""Sizes in bytes, atomic writes and safetensors headers have one module each."""
+"""Sizes in bytes, atomic writes and headers of binary files have one module each."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ PEER = "bench/peers/llama_cpp_peer.py"
 """Runs in an interpreter without snapexport."""
 
 HOMES = {
-    "safetensors headers": (r"data_offsets|\"<Q\"", {"contract/safetensors.py"}),
+    "safetensors headers": (r"data_offsets", {"contract/safetensors.py"}),
+    "binary headers": (r"\"<Q\"", {"contract/safetensors.py", "exporter/gguf/cursor.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
         {"contract/files.py", "builder/hidden.py", PEER},

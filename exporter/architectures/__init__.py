@@ -4,7 +4,7 @@ To add one, add a file with its record to `families/`, and a test checkpoint. No
 this package names an architecture.
 """
 
-from snapexport.exporter.architectures.architecture import Architecture, RMSNorm
+from snapexport.exporter.architectures.architecture import Architecture, InGguf, RMSNorm
 from snapexport.exporter.architectures.config import (
     layer_types,
     load_config,
@@ -18,6 +18,7 @@ from snapexport.exporter.architectures.registry import VERIFIED, architecture_of
 __all__ = [
     "VERIFIED",
     "Architecture",
+    "InGguf",
     "RMSNorm",
     "architecture_of",
     "layer_types",

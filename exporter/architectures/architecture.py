@@ -26,6 +26,18 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InGguf:
+    """How GGUF files have an architecture.
+
+    name: in their metadata. only: {key of the metadata, without the name: the one value that is
+    read}, for facts that the files lack and transformers takes for given.
+    """
+
+    name: str
+    only: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """One decoder architecture that is verified against transformers.
 
@@ -34,7 +46,8 @@ class Architecture:
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
     and of the logits; None: no soft cap. embedding, head: the tensors' names in a checkpoint.
-    tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`.
+    tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`. gguf: None if
+    GGUF files don't have it under a name of its own.
     """
 
     name: str
@@ -47,6 +60,7 @@ class Architecture:
     logit_softcap: str | None = None
     embedding: str = "model.embed_tokens.weight"
     head: str = "lm_head.weight"
+    gguf: InGguf | None = None
     tied: Mapping[str, str] = field(
         default_factory=lambda: {"lm_head.weight": "model.embed_tokens.weight"}
     )

@@ -29,7 +29,7 @@ def read_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     path = directory / FILE
     if os.path.lexists(path):
         return read_text(path, TEMPLATE_BYTES, _HINT, links=False)
-    return _default(config.get("chat_template"))
+    return default_template(config)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -50,8 +50,9 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
-def _default(value: Any) -> str | None:
-    """A config's template; from a list of named ones, the one named default."""
+def default_template(config: Mapping[str, Any]) -> str | None:
+    """The template in a tokenizer_config.json; of several named ones, the one named default."""
+    value = config.get("chat_template")
     if isinstance(value, list):
         named = [entry for entry in value if isinstance(entry, dict)]
         value = next((e.get("template") for e in named if e.get("name") == "default"), None)

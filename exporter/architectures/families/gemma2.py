@@ -1,6 +1,6 @@
 """Gemma 2: sliding layers, soft-capped scores and logits, norms whose weights lie around zero."""
 
-from snapexport.exporter.architectures.architecture import Architecture, RMSNorm
+from snapexport.exporter.architectures.architecture import Architecture, InGguf, RMSNorm
 
 ARCHITECTURE = Architecture(
     name="Gemma2ForCausalLM",
@@ -10,4 +10,6 @@ ARCHITECTURE = Architecture(
     scaled_embedding=True,
     score_softcap="attn_logit_softcapping",
     logit_softcap="final_logit_softcapping",
+    # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
+    gguf=InGguf(name="gemma2", only={"attention.key_length": 256}),
 )

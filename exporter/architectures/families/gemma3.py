@@ -1,6 +1,6 @@
 """Gemma 3, its text models: as Gemma 2, with a RoPE for each type of layer."""
 
-from snapexport.exporter.architectures.architecture import Architecture, RMSNorm
+from snapexport.exporter.architectures.architecture import Architecture, InGguf, RMSNorm
 
 ARCHITECTURE = Architecture(
     name="Gemma3ForCausalLM",
@@ -11,4 +11,6 @@ ARCHITECTURE = Architecture(
     scaled_embedding=True,
     score_softcap="attn_logit_softcapping",
     logit_softcap="final_logit_softcapping",
+    # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
+    gguf=InGguf(name="gemma3", only={"attention.key_length": 256}),
 )

@@ -1,4 +1,4 @@
-"""Mistral: every layer slides where a window is set."""
+"""Mistral: every layer slides where a window is set. GGUF files call it Llama, without window."""
 
 from snapexport.exporter.architectures.architecture import Architecture
 

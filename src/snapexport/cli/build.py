@@ -4,6 +4,7 @@ examples:
   snapexport build --model Qwen/Qwen3-0.6B --L-max 32768 --kv-budget 2048 --out qwen.build
   snapexport build --model ./llama --L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt \\
       --out llama.build
+  snapexport build --model ./smollm2.Q4_1.gguf --L-max 8192 --out smollm2.build
 """
 
 import argparse
@@ -20,7 +21,7 @@ from snapexport.contract.graph_options import GraphOptions
 HELP = "checkpoint -> build directory"
 
 CHOICES = {
-    "model": "checkpoint directory, or a Hugging Face Hub id",
+    "model": "checkpoint directory, GGUF file, or a Hugging Face Hub id",
     "out": "the build directory to make",
     "L_max": "longest prompt, tokens",
     "batch": "batch slots: requests that decode side by side",

@@ -157,7 +157,9 @@ def _write_f32(model: Path, out: Path) -> None:
         for projection, heads in _ROTATED.items():
             if projection in name:
                 tensor = _interleaved(tensor, config[heads])
-        writer.add_tensor(names.get_name(name, (".weight",)), tensor)
+        stored = names.get_name(name, (".weight",))
+        assert stored is not None, name
+        writer.add_tensor(stored, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -3,6 +3,7 @@
 Refuses a checkpoint that can't be the build's: every difference would mean nothing.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.sequence import Array, SequenceRunner
 from snapexport.exporter import architectures, hub
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.quiet import quiet
 
 
 class ReferenceRunner(SequenceRunner):
@@ -63,6 +65,8 @@ def _model_of(build: Build, model: str) -> Any:
     checkpoint = Checkpoint.open(hub.resolve(model))
     architectures.require_verified(checkpoint)
     config = _matching_config(build, checkpoint)
+    if checkpoint.gguf:
+        return _gguf_model(checkpoint.gguf.file, config)
     try:
         return AutoModelForCausalLM.from_pretrained(
             checkpoint.directory, config=config, dtype=torch.float32
@@ -72,6 +76,19 @@ def _model_of(build: Build, model: str) -> Any:
             f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
             "download the checkpoint again: the file is damaged or incomplete",
         ) from None
+
+
+def _gguf_model(file: Path, config: PretrainedConfig) -> Any:
+    """The model with the tensors that transformers itself reads from a GGUF file."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    # from_pretrained would do the same, and ask for `accelerate`.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with quiet():
+        read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)
+    model.load_state_dict(read["tensors"], strict=False, assign=True)
+    model.tie_weights()
+    return model
 
 
 def _own_model(build: Build) -> Any:
@@ -109,7 +126,7 @@ def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:
 def _require_same(checkpoint: Checkpoint, name: str, value: object, built: object) -> None:
     if value != built:
         raise UserError(
-            f"{checkpoint.directory} is not the model that was built: its {name} is {value}, "
+            f"{checkpoint.source} is not the model that was built: its {name} is {value}, "
             f"the build's is {built}",
             "pass the checkpoint that was built as --model",
         )

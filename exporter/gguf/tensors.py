@@ -1,0 +1,178 @@
+"""The tensors of a GGUF file under the checkpoint's names, dequantized while they are read.
+
+Names come from the package `gguf`; what llama.cpp's converter did to values and rows is undone by
+transformers' processors. A tensor of plain floats that needs neither is read as it lies.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.safetensors import TensorSpan
+from snapexport.exporter.gguf.config import ORIGINAL
+from snapexport.exporter.gguf.header import BlockSizes, GgufHeader, StoredTensor
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+ROPE_FACTORS = "rope_freqs.weight"
+_PLAIN = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+"""ggml's names of the types that .safetensors files have too, and the names there."""
+_BLOCK = 1 << 20
+"""Elements dequantized at a time: that takes several times their memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class GgufTensor:
+    """A tensor that has to be calculated, as float32.
+
+    rows: the file's row for each row of the tensor; None: as they lie. values: of a vector, which
+    is calculated at once.
+    """
+
+    file: Path
+    stored: StoredTensor
+    rows: NDArray[np.int64] | None = None
+    values: NDArray[np.float32] | None = None
+    dtype: str = "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * prod(self.shape)
+
+    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.float32]]:
+        """The elements in order, flat, in blocks of whole rows, of about `most` elements."""
+        if self.values is not None:
+            yield self.values
+            return
+        columns, raw = self.shape[-1], _raw(self.file, self.stored)
+        assert columns % multiple == 0, (columns, multiple)
+        step = max(1, min(most, _BLOCK) // columns)
+        for start in range(0, len(raw), step):
+            end = start + step
+            block = raw[start:end] if self.rows is None else raw[self.rows[start:end]]
+            yield _dequantized(block, self.stored.kind).reshape(-1)
+
+
+def block_sizes() -> BlockSizes:
+    """The types of tensors that `gguf` knows."""
+    from gguf import GGML_QUANT_SIZES
+
+    return {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+
+
+def rope_factors(header: GgufHeader) -> NDArray[np.float32] | None:
+    """What the frequencies of RoPE are divided by, if the file says."""
+    stored = header.tensors.get(ROPE_FACTORS)
+    if stored is None:
+        return None
+    factors = _dequantized(_raw(header.file, stored), stored.kind).reshape(-1)
+    return None if (factors == 1).all() else factors
+
+
+def read_tensors(
+    header: GgufHeader, config: "PretrainedConfig", parameters: Mapping[str, tuple[int, ...]]
+) -> dict[str, TensorSpan | GgufTensor]:
+    """The file's tensors, by the names of the model's parameters. Raises UserError.
+
+    parameters: {name: shape} of the model.
+    """
+    architecture = str(header.metadata["general.architecture"])
+    names = _names(architecture, config.num_hidden_layers, parameters)
+    processor = _processor(architecture, config)
+    found = {}
+    for name, stored in header.tensors.items():
+        if name == ROPE_FACTORS:
+            continue
+        if name not in names:
+            raise UserError(
+                f"{header.file} has the tensor {name!r:.100}, which a {config.model_type} model "
+                "does not have",
+                ORIGINAL,
+            )
+        if stored.shape != parameters[names[name]]:
+            raise UserError(
+                f"the tensor {name} of {header.file} has shape {list(stored.shape)}, its metadata "
+                f"wants {list(parameters[names[name]])}",
+                ORIGINAL,
+            )
+        found[names[name]] = _tensor(header.file, name, stored, processor)
+    return found
+
+
+def _names(
+    architecture: str, layers: int, parameters: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """{name in the file: name in a checkpoint}."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    (number,) = (one for one, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    names = get_tensor_name_map(number, layers)
+    suffixes = (".weight", ".bias")
+    in_file = {name: names.get_name(name, try_suffixes=suffixes) for name in parameters}
+    return {stored: name for name, stored in in_file.items() if stored}
+
+
+def _processor(architecture: str, config: "PretrainedConfig") -> Any:
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    of_architecture: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    return of_architecture(config=config.to_dict())
+
+
+def _tensor(file: Path, name: str, stored: StoredTensor, processor: Any) -> TensorSpan | GgufTensor:
+    _require_readable(file, name, stored)
+    if len(stored.shape) == 1:
+        vector = _dequantized(_raw(file, stored), stored.kind).reshape(-1)
+        return GgufTensor(file, stored, values=processor.process(vector, name).weights)
+    # A processor of matrices moves rows and nothing else: their numbers show it where to.
+    numbers = np.arange(prod(stored.shape[:-1]))
+    rows = processor.process(numbers[:, None], name).weights.reshape(-1)
+    moved = not np.array_equal(rows, numbers)
+    dtype = _PLAIN.get(_kind_name(stored.kind))
+    if dtype and not moved:
+        return TensorSpan(file, stored.offset, stored.nbytes, dtype, stored.shape)
+    return GgufTensor(file, stored, rows=rows if moved else None)
+
+
+def _require_readable(file: Path, name: str, stored: StoredTensor) -> None:
+    _, nbytes = block_sizes()[stored.kind]
+    try:
+        _dequantized(np.zeros((1, nbytes), np.uint8), stored.kind)
+    except NotImplementedError:
+        raise UserError(
+            f"the tensor {name} of {file} is of type {_kind_name(stored.kind)}, which the package "
+            "`gguf` can't dequantize",
+            "use a file of another quantization, such as Q8_0 or Q4_K_M",
+        ) from None
+
+
+def _kind_name(kind: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    return str(GGMLQuantizationType(kind).name)
+
+
+def _raw(file: Path, stored: StoredTensor) -> NDArray[np.uint8]:
+    """The tensor's bytes [rows, bytes of a row], mapped."""
+    rows = prod(stored.shape[:-1])
+    shape = rows, stored.nbytes // rows
+    return np.memmap(file, np.uint8, "r", stored.offset, shape=shape)
+
+
+def _dequantized(rows: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    values: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType(kind))
+    return values
