@@ -105,6 +105,18 @@ def test_generate_gives_a_system_message(
     assert capsys.readouterr().out == expected.text + "\n"
 
 
+def test_inspect_shows_the_prompt_that_generate_asks(
+    chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the template's text, and without it if there is --no-chat."""
+    argv = ["inspect", str(chatting), "--prompt", "x" * 40, "--json"]
+    for flags, tokens in (["--system", "Be brief."], 40 + 9 + 4), (["--no-chat"], 40):
+        assert main([*argv, *flags, "--html", str(tmp_path / "kept.html")]) == 0
+        assert json.loads(capsys.readouterr().out)["prompt"]["prompt_tokens"] == tokens
+    assert main([*argv, "--system", "Be brief.", "--html", str(tmp_path / "kept.html")]) == 0
+    assert "!Be brief.\\u003c/s>xxx" in (tmp_path / "kept.html").read_text()
+
+
 def test_chat_is_refused_without_a_template(
     chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -116,6 +128,15 @@ def test_chat_is_refused_without_a_template(
     assert "is not a build directory" in refused(capsys, "chat", tmp_path / "none")
     with_template = "generate", chatting, "--no-chat", "--system", "a", "--prompt", "a"
     assert "--system is not supported with --no-chat" in refused(capsys, *with_template)
+
+
+def test_generate_tells_how_to_do_without_a_broken_template(
+    chatting: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(chatting, tmp_path / "broken.build"))
+    (broken / "chat_template.jinja").write_text("{{ raise_exception('no roles') }}")
+    assert main(["generate", str(broken), "--prompt", "a"]) == 2
+    assert capsys.readouterr().err.endswith("template takes; or add --no-chat\n")
 
 
 def test_generate_needs_no_jinja2_without_a_template(chatting: Path, tmp_path: Path) -> None:
@@ -259,7 +280,10 @@ def test_chat_on_a_terminal_edits_lines_and_ends_by_ctrl_d(chatting: Path) -> No
         os.write(terminal, b"no\x7fy\r")  # "ny", and two tokens of the template's
         assert b"4 prompt tokens" in read_until(terminal, b"tokens left")
         read_until(terminal, b"> ")
-        os.write(terminal, b"dropped\x03")
+        os.write(terminal, b"dropped")
+        read_until(terminal, b"dropped")
+        time.sleep(0.2)  # Python misses a signal that comes just before it waits for a key
+        os.write(terminal, b"\x03")
         read_until(terminal, b"\r\n> ")
         os.write(terminal, b"\x04")
         assert os.waitpid(pid, 0)[1] == 0

@@ -52,13 +52,17 @@ class ChatPrompts:
         self, messages: Conversation, options: Mapping[str, Any] | None = None
     ) -> list[int]:
         """The prompt that asks for the next answer. options: names that the template reads."""
+        return encode(self.text(messages, options), self.tokenizer, False)
+
+    def text(self, messages: Conversation, options: Mapping[str, Any] | None = None) -> str:
+        """The same prompt as text."""
         _require_messages(messages)
         if unread := sorted((options or {}).keys() - self.template.options):
             raise UserError(
                 f"the chat template does not read '{unread[0]}'",
                 "leave it out of chat_template_kwargs",
             )
-        return encode(self.template.render(messages, True, options), self.tokenizer, False)
+        return self.template.render(messages, True, options)
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
@@ -75,7 +79,8 @@ class ChatPrompts:
 def require_template(directory: Path) -> None:
     """Raise UserError for a build without a chat template."""
     if not template_files.has_template(directory):
-        raise UserError(f"{directory} has no chat template", template_files.COPY)
+        hint = f"{template_files.COPY}, or give prompts as they are"
+        raise UserError(f"{directory} has no chat template", hint)
 
 
 def is_one(messages: Conversation | Sequence[Conversation]) -> bool:

@@ -19,8 +19,9 @@ from typing import Any
 from snapexport.cli import flags
 from snapexport.cli.answer import Answer
 from snapexport.cli.console import ERR
-from snapexport.cli.generate import SAMPLING, SYSTEM
+from snapexport.cli.generate import SAMPLING
 from snapexport.cli.messages import piped, typed
+from snapexport.cli.prompt import SYSTEM
 from snapexport.cli.signals import Interrupts
 from snapexport.cli.talk import Talk
 from snapexport.contract.build_directory import Build

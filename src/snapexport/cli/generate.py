@@ -15,12 +15,7 @@ from pathlib import Path
 
 from snapexport.cli import flags, prompt
 from snapexport.cli.answer import stream
-from snapexport.cli.console import ERR
-from snapexport.cli.talk import system_message
-from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
-from snapexport.runtime.chat.chat_prompts import require_template
-from snapexport.runtime.chat.template_files import has_template
+from snapexport.runtime.chat.chat_prompts import Message
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import Request, SamplingParams
 
@@ -34,19 +29,13 @@ SAMPLING = {
     "seed": "makes sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
-SYSTEM = "the system message, before the conversation"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the prompt, and the fields of SamplingParams."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=True)
-    parser.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="ask in the build's chat template (default: if it has one)",
-    )
-    parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
+    prompt.add_chat(parser)
     sampling = parser.add_argument_group("sampling")
     flags.add_fields(sampling, SamplingParams, SAMPLING)
     flags.add_stop(sampling)
@@ -60,19 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(**flags.values(arguments, SAMPLING), stop=tuple(arguments.stop))
     text = prompt.read(arguments)
     assert text is not None
-    chats = _chats(arguments, text)
+    messages = prompt.messages(arguments, text)
     llm = LLM(
         arguments.build,
         baseline=arguments.baseline,
         threads=arguments.threads,
         backend=arguments.backend,
     )
-    request = _request(llm, text, params, arguments.system, chats)
-    if chats and arguments.chat is None:
-        ERR.print(
-            "asking in the build's chat template; --no-chat gives the prompt as it is",
-            soft_wrap=True,
-        )
+    request = _request(llm, text, messages, params)
+    if messages is not None:
+        prompt.note_template(arguments)
     answer = stream(llm, request, _ignore if arguments.json else _write)
     print(json.dumps(answer.report()) if arguments.json else "")
     if not arguments.json:
@@ -80,25 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chats(arguments: argparse.Namespace, text: str) -> bool:
-    """Whether to ask in the chat template. Raises UserError, before the model is loaded."""
-    if arguments.chat:
-        require_template(Build.open(arguments.build).directory)
-    chats = arguments.chat is not False and has_template(arguments.build)
-    if arguments.system is not None and not chats:
-        why = "--no-chat" if arguments.chat is False else f"{arguments.build}: no chat template"
-        raise UserError(f"--system is not supported with {why}", "write it into the prompt")
-    if chats and not text:
-        raise UserError("a prompt is empty", "give it one token or more")
-    return chats
-
-
 def _request(
-    llm: LLM, text: str, params: SamplingParams, system: str | None, chats: bool
+    llm: LLM, text: str, messages: list[Message] | None, params: SamplingParams
 ) -> Request:
-    if not chats:
+    if messages is None:
         return llm.read(text, params)
-    return llm.read_chat([*system_message(system), {"role": "user", "content": text}], params)
+    with prompt.template_errors():
+        return llm.read_chat(messages, params)
 
 
 def _write(text: str) -> None:

@@ -1,5 +1,7 @@
 """Show a build: geometry, memory, operators, and the positions that it keeps of a prompt.
 
+A build with a chat template is asked in it, as by `generate`: the template's text is shown too.
+
 examples:
   snapexport inspect llama.build
   snapexport inspect llama.build --prompt-file report.txt
@@ -10,23 +12,18 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.text import Text
 
 from snapexport.builder.verify import Verified, loaded, verify
-from snapexport.cli import flags, page, prompt
+from snapexport.cli import flags, kept_prompt, prompt
 from snapexport.cli.console import OUT
 from snapexport.cli.picture import kept_picture
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
-from snapexport.contract.errors import UserError
-from snapexport.runtime.open_executor import BackendName
 from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, and the kept positions of a prompt"
@@ -36,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the build and the prompt."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=False)
+    prompt.add_chat(parser)
     flags.add_backend(parser)
     parser.add_argument(
         "--verify",
@@ -54,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary, the operators of each graph, and the kept positions of the prompt."""
     build = Build.open(arguments.build)
-    text = _prompt(arguments)
+    given = kept_prompt.read(arguments, build)
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         tensorrt_entry.verify(build)
@@ -64,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
             "graphs_compared": verified.compared_graphs,
             "other_files": verified.other_files,
         }
-    kept = _kept(build, text, arguments.html, arguments.backend)
+    kept = kept_prompt.found(build, given, arguments.html, arguments.backend)
     if arguments.html:
         report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
     if arguments.json:
@@ -79,41 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         OUT.print(f"{report['html']['file']}: {spelled(report['html']['bytes'])}")
     return 0
-
-
-def _prompt(arguments: argparse.Namespace) -> str | None:
-    text = prompt.read(arguments)
-    if arguments.html and text is None:
-        raise UserError("--html shows a prompt, but none was given", "add --prompt-file FILE")
-    return text
-
-
-def _kept(
-    build: Build, text: str | None, html: Path | None, backend: BackendName | None
-) -> dict[str, Any] | None:
-    """The kept positions of a prompt, if one is given; written to a page, if --html is given."""
-    if text is None:
-        return None
-    with page.whole_file(html) if html else nullcontext() as write:
-        kept = kept_positions(build, text, backend)
-        if write:
-            write(_page(build, text, kept))
-    return kept
-
-
-def _page(build: Build, text: str, kept: dict[str, Any]) -> str:
-    from snapexport.runtime.prompts import load_tokenizer
-
-    tokenizer = load_tokenizer(build.directory)
-    assert tokenizer is not None, "the prompt was encoded with one"
-    tokenized = page.TokenizedPrompt.of(text, tokenizer.encode(text))
-    assert len(tokenized.offsets) == kept["prompt_tokens"]
-    return page.render(build.directory.name, tokenized, build.manifest.geometry, _arrays(kept))
-
-
-def _arrays(kept: dict[str, Any]) -> list[NDArray[np.int64]]:
-    """The voted positions [Hkv, K] of each layer."""
-    return [np.array(layer, np.int64) for layer in kept["topk_positions"]]
 
 
 def operators(build: Build) -> dict[str, dict[str, int]] | None:
@@ -131,18 +94,6 @@ def operators(build: Build) -> dict[str, dict[str, int]] | None:
 def _operators(model: Any) -> Iterator[str]:
     for node in model.graph.node:
         yield f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-
-
-def kept_positions(build: Build, text: str, backend: BackendName | None) -> dict[str, Any]:
-    """Prefill the prompt, and return the positions that each layer and KV head kept."""
-    from snapexport.runtime.llm import LLM
-    from snapexport.runtime.requests import SamplingParams
-
-    llm = LLM(build.directory, backend=backend)
-    (completion,) = llm.generate(text, SamplingParams(max_tokens=1))
-    length = len(completion.prompt_token_ids)
-    kept = llm.executor.topk_positions() or []
-    return {"prompt_tokens": length, "topk_positions": [layer.tolist() for layer in kept]}
 
 
 def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
@@ -183,5 +134,5 @@ def _print_kept(build: Build, kept: dict[str, Any]) -> None:
     if not kept["topk_positions"]:
         OUT.print(f"all {length} positions are kept: the cache is the full one")
         return
-    for line in kept_picture(build.manifest.geometry, _arrays(kept), length):
+    for line in kept_picture(build.manifest.geometry, kept_prompt.arrays(kept), length):
         OUT.print(line)

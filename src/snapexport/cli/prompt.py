@@ -1,10 +1,23 @@
-"""Reads the prompt of a command from its flags, a file or standard input."""
+"""Reads the prompt of a command from its flags, a file or standard input.
+
+A build with a chat template is asked in it: the prompt becomes a message of the user's.
+"""
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from snapexport.cli.console import ERR
+from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.runtime.chat.chat_prompts import Message, require_template
+from snapexport.runtime.chat.template_files import has_template
+from snapexport.runtime.prompts import PromptTooLongError
+
+SYSTEM = "the system message, before the conversation"
+ASKING = "asking in the build's chat template; --no-chat gives the prompt as it is"
 
 
 def add_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
@@ -12,6 +25,56 @@ def add_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
     group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--prompt", metavar="TEXT", help="the prompt")
     group.add_argument("--prompt-file", metavar="FILE", help="a UTF-8 file; - for standard input")
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    """Add --chat, --no-chat and --system TEXT."""
+    parser.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="ask in the build's chat template (default: if it has one)",
+    )
+    parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
+
+
+def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
+    """The conversation that asks a text in the chat template; None to give the text as it is.
+
+    Raises UserError. Loads no model.
+    """
+    if arguments.chat:
+        require_template(Build.open(arguments.build).directory)
+    chats = arguments.chat is not False and has_template(arguments.build)
+    if arguments.system is not None and not chats:
+        why = "--no-chat" if arguments.chat is False else f"{arguments.build}: no chat template"
+        raise UserError(f"--system is not supported with {why}", "write it into the prompt")
+    if not chats:
+        return None
+    if not text:
+        raise UserError("a prompt is empty", "give it one token or more")
+    return [*system_message(arguments.system), {"role": "user", "content": text}]
+
+
+def note_template(arguments: argparse.Namespace) -> None:
+    """Say that the prompt goes through the chat template, where no flag asked for it."""
+    if arguments.chat is None:
+        ERR.print(ASKING, soft_wrap=True)
+
+
+@contextmanager
+def template_errors() -> Iterator[None]:
+    """Name --no-chat in the hints of errors about the chat template."""
+    try:
+        yield
+    except PromptTooLongError:
+        raise
+    except UserError as error:
+        raise UserError(error.message, f"{error.hint}; or add --no-chat") from None
+
+
+def system_message(text: str | None) -> list[Message]:
+    """The beginning of a conversation: the system message, if there is one."""
+    return [] if text is None else [{"role": "system", "content": text}]
 
 
 def read(arguments: argparse.Namespace) -> str | None:

@@ -6,6 +6,7 @@ Knows no terminal and no flags.
 from collections.abc import Callable
 
 from snapexport.cli.answer import Answer, stream
+from snapexport.cli.prompt import system_message
 from snapexport.contract.errors import UserError
 from snapexport.runtime.chat.chat_prompts import Message
 from snapexport.runtime.llm import LLM
@@ -68,8 +69,3 @@ class Talk:
             f"{what} {error.tokens:,} tokens, the build takes {error.most:,}: {room}",
             hint if known else error.hint,
         )
-
-
-def system_message(text: str | None) -> list[Message]:
-    """The beginning of a conversation: the system message, if there is one."""
-    return [] if text is None else [{"role": "system", "content": text}]

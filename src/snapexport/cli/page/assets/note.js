@@ -68,6 +68,25 @@ function placeNote(note, at) {
   note.style.top = (below ? at.bottom + 8 : Math.max(8, at.top - 8 - height)) + "px";
 }
 
+/** What the strip shows under the pointer: a layer, a column of tokens, and the text there. */
+function showStripNote(token, event) {
+  const box = get("strip").getBoundingClientRect();
+  const clamp = (value, count) => Math.max(0, Math.min(count - 1, Math.floor(value)));
+  const layer = clamp(((event.clientY - box.top) / box.height) * data.layers.length, data.layers.length);
+  const from = clamp(token, data.tokens);
+  const to = clamp(token + data.tokens / box.width, data.tokens);
+  const { sinks, ring } = data.layers[layer];
+  const kept = Math.max(...layerCounts[layer].slice(from, to + 1));
+  const how = from < sinks ? "sink" : to >= ring ? "in the ring" : kept ? `kept by ${kept} of ${chosenHeads.length} heads` : "dropped";
+  const text = shown(spanStart(spanOf(from)), Math.min(spanStart(spanOf(from)) + 60, data.text.length));
+  const head = element("p", "", `layer ${layer}, token ${number(from)}: ${how}`);
+  const note = get("note");
+  noted = -1;
+  note.replaceChildren(head, element("code", "", text + "…"));
+  note.hidden = false;
+  placeNote(note, { left: event.clientX + 12, top: box.top, bottom: box.bottom });
+}
+
 const hideNote = () => (get("note").hidden = true);
 
 /** The note of the current token goes with it; any other would stand beside a token not its own. */

@@ -84,6 +84,8 @@ function listenToStrip() {
   const strip = get("strip");
   const at = (event) => ((event.clientX - strip.getBoundingClientRect().left) / strip.clientWidth) * data.tokens;
   strip.addEventListener("click", (event) => goToToken(at(event)));
+  strip.addEventListener("mousemove", (event) => showStripNote(at(event), event));
+  strip.addEventListener("mouseleave", hideNote);
   strip.addEventListener("keydown", stepThroughStrip);
   strip.setAttribute("aria-valuemin", 0);
   strip.setAttribute("aria-valuemax", data.tokens - 1);
@@ -96,7 +98,7 @@ function stepThroughText(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const step = { ArrowRight: 1, ArrowLeft: -1, n: 1, p: -1 }[event.key];
   if (!step) return;
-  const from = current < 0 ? search(spanCount(), (k) => firstToken[k], visibleTokens()[0]) - step : current;
+  const from = current < 0 ? spanOf(visibleTokens()[0]) - step : current;
   const kept = (i) => data.layers.length && counts[mostKept(i)];
   let i = from + step;
   if (event.key.length === 1) while (i >= 0 && i < spanCount() && !kept(i)) i += step;
@@ -121,7 +123,7 @@ async function start() {
   if (data.layers.length) {
     fillSelect("layer", "all", "layer", data.layers.length, false);
     fillSelect("head", "all", "head", data.heads, true);
-    get("axis").append(element("span", "", `position 0 · layer 0 at the top`), element("span", "", number(data.tokens - 1)));
+    get("axis").append(element("span", "", `position 0 · layers 0 (top) to ${data.layers.length - 1}`), element("span", "", number(data.tokens - 1)));
     choose(true);
     listenToStrip();
   }

@@ -67,5 +67,5 @@ function showView() {
 
 function goToToken(token) {
   const inside = Math.max(0, Math.min(data.tokens - 1, Math.floor(token)));
-  goTo(search(spanCount(), (k) => firstToken[k], inside));
+  goTo(spanOf(inside));
 }

@@ -57,7 +57,7 @@ function showText() {
 
 function showBare() {
   for (const [token, name] of Object.entries(data.bare)) {
-    const i = search(spanCount(), (k) => firstToken[k], Number(token));
+    const i = spanOf(Number(token));
     const node = element("span", spanClass(i), name);
     node.dataset.i = i;
     node.tabIndex = 0;

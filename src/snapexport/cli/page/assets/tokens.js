@@ -36,6 +36,8 @@ function countTokens() {
   for (let i = 0; i < spanCount(); i++) firstToken[i + 1] = firstToken[i] + spans[3 * i + 2];
 }
 
+const spanOf = (token) => search(spanCount(), (k) => firstToken[k], token);
+
 /** The last index whose value is at most `value`; values ascend. */
 function search(length, valueAt, value) {
   let low = 0;
