@@ -1,7 +1,8 @@
 """Runs a build: requests in, text out.
 
     prompts      from what a caller passes to `Request`s; text.py and sampling.py are their way back
-    llm          `LLM`: generate, score, stream; who gets which delta
+    chat         from a conversation to a prompt, by the build's chat template
+    llm          `LLM`: generate, chat, score, stream; who gets which delta
     loop         one step: carries out the scheduler's `Schedule` on an executor
     scheduler    which batch slots to decode, and which chunks to prefill
     generation   one live request: its tokens, random numbers, text and end

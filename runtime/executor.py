@@ -151,20 +151,29 @@ class Executor:
     def prefill(
         self,
         slot: int,
-        token_ids: Sequence[int],
-        past_length: int,
-        prompt_length: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
         temperature: float = 1.0,
     ) -> Prediction:
-        """Run one chunk of a prompt, whose first token is at position `past_length`.
+        """Run one chunk of a prompt: its tokens at positions [start, end).
 
-        The chunk that ends at `prompt_length` also fills batch slot `slot`. The chunks of one
-        prompt follow each other, with decode steps but no other prompt between them. The prediction
-        is of the token after the chunk. temperature, above 0: for builds with top tokens.
+        The last chunk also fills batch slot `slot`. The chunks of one prompt follow each other,
+        with decode steps but no other prompt between them. The prediction is of the token after the
+        chunk. temperature, above 0: for builds with top tokens.
         """
         prefill = self._require_open()
         self._last_prefilled = slot
-        return prefill.run(slot, token_ids, past_length, prompt_length, temperature)
+        return prefill.run(slot, prompt, start, end, temperature)
+
+    def prefill_prompt(
+        self, slot: int, prompt: Sequence[int], temperature: float = 1.0
+    ) -> Prediction:
+        """Run all chunks of a prompt that is alone, cut as the scheduler cuts them."""
+        chunk, length = self.limits.prefill_chunk, len(prompt)
+        for end in [*range(chunk, length, chunk), length]:
+            prediction = self.prefill(slot, prompt, max(0, end - chunk), end, temperature)
+        return prediction
 
     def decode(
         self,
@@ -252,7 +261,7 @@ class Executor:
             return SingleShot(into_slot)
         entry = self._entry(name)
         cache = self.prompt_cache = self.prompt_cache or PromptCache(self._memory, entry)
-        whole = allocate(self._memory, entry, self._weights | cache.buffers)
+        whole = allocate(self._memory, entry, self._weights | cache.buffers | cache.outputs(entry))
         graphs = {
             capacity: self._bind(name, whole | cache.of_capacity(capacity))
             for capacity, name in self._graphs.prefill.items()

@@ -41,6 +41,11 @@ class Generation:
         self._params = request.params or SamplingParams()
         self.temperature = graph_temperature(self._params)
         self._limits = limits
+        self._end_tokens = frozenset(self._params.stop_token_ids)
+        if not self._params.ignore_eos:
+            self._end_tokens |= limits.eos_token_id
+        self.prefilled = 0
+        """Tokens of the prompt that are prefilled."""
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)
@@ -83,7 +88,7 @@ class Generation:
 
     def _end(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that a token adds, and the finish reason if the token is the last."""
-        if token in self._limits.eos_token_id and not self._params.ignore_eos:
+        if token in self._end_tokens:
             return self._text.finish(), "stop"
         text = self._text.push(token)
         if self._is_full and not self._text.stopped:

@@ -5,15 +5,18 @@ prompt is (prompts.py). Not thread-safe.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Never, NoReturn
+from typing import Any, Never, NoReturn
 
 from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime import prompts as prompts_module
+from snapexport.runtime.chat import chat_prompts
+from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.loop import Loop
 from snapexport.runtime.open_executor import BackendName, open_executor
@@ -26,6 +29,9 @@ _RENAMED = {"runner": "backend", "token_budget": "max_num_batched_tokens"}
 
 class LLM:
     """A loaded build. Requests of `generate`, `stream` and `submit` share its batch slots."""
+
+    _directory: Path | None = None
+    """Where the chat template is; None for an executor of the caller's own."""
 
     def __init__(
         self,
@@ -53,6 +59,7 @@ class LLM:
             build, backend=backend, baseline=baseline, threads=threads, prepack=prepack
         )
         self._set_up(executor, load_tokenizer(build.directory), max_num_batched_tokens)
+        self._directory = build.directory
 
     @classmethod
     def from_executor(
@@ -105,9 +112,49 @@ class LLM:
         requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
         return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputDelta]:
-        """Complete one prompt step by step. Closing the iterator cancels the request."""
-        return self._follow(self._read([prompt], params))
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation, or each of a list, through the build's chat template.
+
+        A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
+        the template reads. An answer ends at the template's own end token too. Raises UserError.
+        """
+        each = [messages] if chat_prompts.is_one(messages) else messages
+        how = prompts_module.params_for_each(params, len(each))
+        requests = [
+            self.read_chat(one, own, chat_template_kwargs)  # type: ignore[arg-type]
+            for one, own in zip(each, how, strict=True)
+        ]
+        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+
+    def stream(
+        self,
+        prompt: Prompt | Request,
+        params: SamplingParams | None = None,
+        on_prefill: Callable[[int], None] | None = None,
+    ) -> Generator[OutputDelta, None, None]:
+        """Complete one prompt step by step. Closing the iterator cancels the request.
+
+        on_prefill: called between the steps of prefill with the number of prompt tokens done. An
+        exception of it cancels the request, and is raised.
+        """
+        request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
+        return self._follow([request], on_prefill)
+
+    def read_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
+        chat = self._chat_prompts
+        token_ids = chat.token_ids(messages, chat_template_kwargs)
+        return self.read(token_ids, chat.ending(params or SamplingParams()))
 
     def read(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
@@ -158,6 +205,13 @@ class LLM:
         """Requests that can run at once: the batch slots of the build's graphs."""
         return self.executor.limits.batch
 
+    @cached_property
+    def _chat_prompts(self) -> ChatPrompts:
+        if self._directory is None:
+            raise UserError("an LLM on an executor has no chat template", "use LLM(build_dir)")
+        limits = self.executor.limits
+        return ChatPrompts.open(self._directory, self.tokenizer, limits.eos_token_id)
+
     def _read(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -174,8 +228,13 @@ class LLM:
             parts[delta.request_id].append(delta)
         return [parts[request_id] for request_id in sorted(parts)]
 
-    def _follow(self, requests: Sequence[Request]) -> Iterator[OutputDelta]:
-        """Submit, step and yield deltas until the requests end, or the caller leaves."""
+    def _follow(
+        self, requests: Sequence[Request], on_prefill: Callable[[int], None] | None = None
+    ) -> Generator[OutputDelta, None, None]:
+        """Submit, step and yield deltas until the requests end, or the caller leaves.
+
+        on_prefill: for a single request.
+        """
         box: deque[OutputDelta] = deque()
         live: set[int] = set()
         try:
@@ -185,6 +244,8 @@ class LLM:
             while live:
                 while not box:
                     self._step()
+                    if on_prefill and not box:
+                        on_prefill(self._loop.prefilled(request_id))
                 delta = box.popleft()
                 if delta.finish_reason:
                     live.remove(delta.request_id)

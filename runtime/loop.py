@@ -65,6 +65,10 @@ class Loop:
             deltas += self._prefill(chunk)
         return deltas
 
+    def prefilled(self, request_id: int) -> int:
+        """Prompt tokens of a live request that are prefilled; 0 while it waits."""
+        return self._live[request_id].prefilled
+
     @property
     def busy(self) -> bool:
         """Whether any request is live."""
@@ -108,13 +112,14 @@ class Loop:
         if chunk.request_id not in self._live:
             return []
         live = self._live[chunk.request_id]
-        prompt, tokens = live.prompt_token_ids, live.prompt_token_ids[chunk.start : chunk.end]
+        prompt = live.prompt_token_ids
         try:
             prediction = self._executor.prefill(
-                chunk.slot, tokens, chunk.start, len(prompt), live.temperature
+                chunk.slot, prompt, chunk.start, chunk.end, live.temperature
             )
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]
+        live.prefilled = chunk.end
         # A broken chunk ends its request now: a later cancel would leave its NaN behind.
         if chunk.is_last or not can_sample(prediction):
             return [self._sample(chunk.request_id, chunk.slot, prediction)]

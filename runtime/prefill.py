@@ -6,7 +6,7 @@
 Knows no request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,15 +26,15 @@ class SingleShot:
     def run(
         self,
         slot: int,
-        token_ids: Sequence[int],
-        past_length: int,
-        prompt_length: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
         temperature: float,
     ) -> Prediction:
         """Fill the batch slot; the prediction is of the token after the prompt."""
-        assert past_length == 0 and len(token_ids) == prompt_length
-        _write(self._into_slot.graph.arrays, token_ids, temperature)
-        self._into_slot.fill(slot, prompt_length)
+        assert start == 0 and end == len(prompt)
+        _write(self._into_slot.graph.arrays, prompt, temperature)
+        self._into_slot.fill(slot, end)
         return Predictions(self._into_slot.graph, 1)[0]
 
     def clear(self) -> None:
@@ -57,35 +57,46 @@ class Chunked:
         *_, (self._largest, graph) = graphs.items()
         self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
+        self._shapes = frozenset((name, one.shape) for name, one in graph.buffers.items())
+        self._is_tempered = names.TEMPERATURE in graph.arrays
 
     def run(
         self,
         slot: int,
-        token_ids: Sequence[int],
-        past_length: int,
-        prompt_length: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
         temperature: float,
     ) -> Prediction:
-        """Run the tokens from position `past_length` on; the last chunk fills the batch slot.
+        """Run the tokens at positions [start, end); the last chunk fills the batch slot.
 
         The prediction is of the token after the chunk. A chunk that is in the cache already gives
-        zeros: nobody reads logits amid a prompt.
+        zeros: nobody reads logits amid a prompt. Nothing is run for the last prompt's tokens.
         """
-        is_last = past_length + len(token_ids) == prompt_length
-        if not is_last and self._cache.holds(token_ids, past_length):
+        is_last, by = end == len(prompt), self._outputs(temperature)
+        is_finished = self._cache.is_finished(prompt, by)
+        if not is_last and (is_finished or self._cache.holds(prompt[start:end], start)):
             return Prediction(lambda: self._no_logits)
-        capacity = next(one for one in self._graphs if one >= past_length + self._chunk)
-        self._cache.resize(capacity, past_length)
-        graph = self._graphs[capacity]
-        _write(graph.arrays, token_ids, temperature)
-        graph.arrays[names.PAST_LENGTH][:] = past_length
-        graph.arrays[names.CHUNK_LENGTH][:] = len(token_ids)
-        graph.run()
-        self._cache.wrote(token_ids, past_length)
+        if not is_finished:
+            self._run(prompt, start, end, temperature)
+            self._cache.wrote(prompt, start, end, by)
         if is_last:
-            self._cache.resize(self._largest, prompt_length)
-            self._into_slot.fill(slot, prompt_length)
-        return Predictions(graph, 1)[0]
+            self._cache.resize(self._largest, end)
+            self._into_slot.fill(slot, end)
+        return Predictions(self._graphs[self._largest], 1)[0]
+
+    def _outputs(self, temperature: float) -> Hashable:
+        """Differs where outputs do: their shapes, or the temperature of top tokens."""
+        return self._shapes, temperature if self._is_tempered else None
+
+    def _run(self, prompt: Sequence[int], start: int, end: int, temperature: float) -> None:
+        capacity = next(one for one in self._graphs if one >= start + self._chunk)
+        self._cache.resize(capacity, start)
+        graph = self._graphs[capacity]
+        _write(graph.arrays, prompt[start:end], temperature)
+        graph.arrays[names.PAST_LENGTH][:] = start
+        graph.arrays[names.CHUNK_LENGTH][:] = end - start
+        graph.run()
 
     def clear(self) -> None:
         """Clear the prompt cache."""

@@ -3,7 +3,7 @@
 Knows no batch slot and no request.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry
@@ -14,8 +14,8 @@ class PromptCache:
     """Keys and values [1,Hkv,T,D] of one prompt, and the tokens whose whole chunks they hold.
 
     A chunk that the last prompt had at the same place is in the cache already, to the bit, and is
-    not run again. Executors of the same model on one device may share a cache if each prompt is
-    prefilled to its end.
+    not run again, and neither is a whole prompt that equals the last one. Executors of the same
+    model on one device may share a cache if each prompt is prefilled to its end.
 
     Prefill graphs of smaller capacity N take the beginning of the same memory as [1,Hkv,N,D];
     `resize` moves the heads to where the next graph reads them.
@@ -27,8 +27,20 @@ class PromptCache:
         self._memory = memory
         self._chunk: int = specs[names.INPUT_IDS].shape[1]
         self._held: list[int] = []
+        self._outputs: Buffers = {}
+        self._finished: dict[Hashable, tuple[int, ...]] = {}
+        self._is_whole = False
         self._capacity = next(iter(self._pasts.values())).shape[2]
         self.buffers = self.of_capacity(self._capacity)
+
+    def outputs(self, prefill: GraphEntry) -> Buffers:
+        """The prefill graph's outputs but the caches: of equal shape, they are shared as well."""
+        specs = [spec for spec in prefill.outputs if not names.is_present(spec.name)]
+        keys = {spec.name: f"{spec.name} {spec.shape}" for spec in specs}
+        for spec in specs:
+            if keys[spec.name] not in self._outputs:
+                self._outputs[keys[spec.name]] = self._memory.allocate(spec)
+        return {name: self._outputs[key] for name, key in keys.items()}
 
     def of_capacity(self, capacity: int) -> Buffers:
         """The beginning of the memory, as inputs and outputs of a graph of that capacity."""
@@ -54,19 +66,30 @@ class PromptCache:
         end = start + len(token_ids)
         return end <= len(self._held) and self._held[start:end] == list(token_ids)
 
-    def wrote(self, token_ids: Sequence[int], start: int) -> None:
-        """Note that a chunk was run.
+    def is_finished(self, prompt: Sequence[int], by: Hashable) -> bool:
+        """Whether caches and outputs are those of the whole prompt. by: as in `wrote`."""
+        held = self._finished.get(by, ())
+        return self._is_whole and len(held) == len(prompt) and held == tuple(prompt)
+
+    def wrote(self, prompt: Sequence[int], start: int, end: int, by: Hashable) -> None:
+        """Note that the chunk [start, end) was run. by: tells its outputs from other graphs'.
 
         A prompt's last chunk may start amid another one; what it overlaps no longer counts as held.
         """
+        self._is_whole = end == len(prompt)
+        if self._is_whole:
+            whole = tuple(prompt)
+            alike = {one: held for one, held in self._finished.items() if held == whole}
+            self._finished = {**alike, by: whole}
         aligned = start - start % self._chunk
         del self._held[aligned:]
         if start == aligned == len(self._held):
-            self._held += token_ids
+            self._held += prompt[start:end]
 
     def clear(self) -> None:
         """Forget all tokens, and zero keys and values."""
         self._held.clear()
+        self._finished.clear()
         for cache in self._pasts.values():
             self._memory.zero(cache)
 

@@ -33,6 +33,17 @@ LEAST_BYTES = 1 << 16
 """Texts over max(LEAST_BYTES, longest prompt * BYTES_PER_TOKEN) bytes are refused untokenized."""
 
 
+class PromptTooLongError(UserError):
+    """A prompt of more tokens than the build takes."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"a prompt has {tokens} tokens, the build takes {most}",
+            "shorten it, or build again with a larger --L-max",
+        )
+        self.tokens, self.most = tokens, most
+
+
 def load_tokenizer(directory: Path) -> Tokenizer | None:
     """Return the build's tokenizer, if it has one, with truncation and padding off."""
     path = directory / TOKENIZER
@@ -50,7 +61,7 @@ def read(
 ) -> list[Request]:
     """Return one request for each prompt, in order. Raises UserError."""
     each = _one_or_many(prompts)
-    how = [_usable(one, tokenizer) for one in _params_for_each(params, len(each))]
+    how = [_usable(one, tokenizer) for one in params_for_each(params, len(each))]
     requests = [
         Request(_token_ids(prompt, tokenizer, limits), one)
         for prompt, one in zip(each, how, strict=True)
@@ -105,7 +116,7 @@ def _continuation(
     request: Request, text: Prompt, tokenizer: Tokenizer | None, limits: Limits
 ) -> tuple[int, ...]:
     """The continuation's tokens, without those that a tokenizer puts before a text."""
-    ids = _encode(text, tokenizer, False) if isinstance(text, str) else list(_iterable(text))
+    ids = encode(text, tokenizer, False) if isinstance(text, str) else list(_iterable(text))
     if not ids:
         raise UserError("a continuation is empty", "give it one token or more")
     together = len(request.prompt_token_ids) + len(ids)
@@ -128,7 +139,8 @@ def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return each
 
 
-def _params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:
+def params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:
+    """One for each of `count` prompts. Raises UserError."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
@@ -148,18 +160,19 @@ def _usable(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingPara
 
 
 def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> tuple[int, ...]:
-    ids = _encode(prompt, tokenizer) if isinstance(prompt, str) else list(_iterable(prompt))
+    ids = encode(prompt, tokenizer) if isinstance(prompt, str) else list(_iterable(prompt))
     if not ids:
         raise UserError("a prompt is empty", "give it one token or more")
     if len(ids) > limits.longest_prompt:
-        raise UserError(
-            f"a prompt has {len(ids)} tokens, the build takes {limits.longest_prompt}",
-            "shorten it, or build again with a larger --L-max",
-        )
+        raise PromptTooLongError(len(ids), limits.longest_prompt)
     return tuple(_known_token(token, limits.vocab_size) for token in ids)
 
 
-def _encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> list[int]:
+def encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> list[int]:
+    """Token ids of a text; is_start: with those that the tokenizer puts before and after a text.
+
+    Raises UserError.
+    """
     if tokenizer is None:
         raise _no_tokenizer("a prompt is text")
     try:

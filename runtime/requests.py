@@ -13,9 +13,10 @@ from typing import Literal
 from snapexport.contract.errors import UserError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-"""stop: an end-of-sequence token or a stop string. length: max_tokens or the build's last position.
-cancelled: by the caller. error: logits were not finite, as when fp16 overflows (`snapexport build
---dtype fp32` avoids that), or the executor failed, and the delta has its exception.
+"""stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's
+last position. cancelled: by the caller. error: logits were not finite, as when fp16 overflows
+(`snapexport build --dtype fp32` avoids that), or the executor failed, and the delta has its
+exception.
 """
 
 MAX_LOGPROBS = 20
@@ -31,8 +32,9 @@ class SamplingParams:
 
     temperature 0 takes the likeliest token; otherwise temperature, then top_k (0: off), then top_p
     (1: off) shape the distribution. The same seed on the same build gives the same tokens.
-    A text in `stop` ends the request and is not part of its text. logprobs: how many likeliest
-    tokens each output token reports beside its own log probability; None reports nothing.
+    A text in `stop` ends the request and is not part of its text, and so does a token in
+    `stop_token_ids`. logprobs: how many likeliest tokens each output token reports beside its own
+    log probability; None reports nothing.
     """
 
     max_tokens: int = 256
@@ -43,6 +45,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    stop_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
@@ -58,6 +61,11 @@ class SamplingParams:
         self._require("stop", _are_texts(self.stop), "texts of one character or more")
         _require_few(self.stop)
         object.__setattr__(self, "stop", tuple(self.stop))
+        tokens = self.stop_token_ids
+        few = isinstance(tokens, list | tuple) and len(tokens) <= MAX_STOPS
+        known = few and all(_whole(token, 0) for token in tokens)
+        self._require("stop_token_ids", known, f"up to {MAX_STOPS} token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, tokens)))
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
@@ -135,7 +143,7 @@ class Score:
 class Completion:
     """A finished request: the joined texts, token ids and logprobs of its deltas.
 
-    An end-of-sequence token is in `token_ids` and not in `text`. logprobs: one for each token, or
+    The token that ended it is in `token_ids` and not in `text`. logprobs: one for each token, or
     none.
     """
 

@@ -79,7 +79,7 @@ def beside(build: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_eval_keeps_its_answers(
+def test_an_interrupted_eval_keeps_and_prints_its_answers(
     capsys: pytest.CaptureFixture[str],
     build: Path,
     tmp_path: Path,
@@ -101,9 +101,12 @@ def test_an_interrupted_eval_keeps_its_answers(
     assert left.value.code == status
     assert [len(scratch) for scratch in seen] == [1, 1]
     assert beside(build) == []
-    assert [path.name for path in out.iterdir()] == [JOURNAL]
+    assert sorted(path.name for path in out.iterdir()) == ["report.json", JOURNAL]
     assert answers(out) == 2
-    assert capsys.readouterr() == ("", "")
+    assert not json.loads((out / "report.json").read_text())["complete"]
+    printed = capsys.readouterr()
+    assert "question in the prompt" in printed.out and "1.000" in printed.out
+    assert "note: interrupted, so that this is a part of the evaluation" in printed.err
 
 
 def test_a_killed_eval_resumes_and_gives_the_same_report(

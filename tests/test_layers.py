@@ -21,7 +21,7 @@ ALLOWED = {
     "exporter": {"contract", "graphs.markers"},
     "plugins": set(),
     "vault": set(),
-    "builder": {"contract", "exporter", "graphs"},
+    "builder": {"contract", "exporter", "graphs", "runtime.chat"},
     "engines": {"contract"},
     "bench": {"contract", "runtime", "builder", "graphs", "vault", "plots"},
     "serving": {"contract", "runtime", "builder"},
@@ -50,7 +50,8 @@ def imported(file: Path) -> Iterator[str]:
         for name in names:
             parts = name.split(".")
             if parts[0] == "snapexport" and len(parts) > 1:
-                yield ".".join(parts[1:3]) if parts[1:3] == ["graphs", "markers"] else parts[1]
+                part = ".".join(parts[1:3])
+                yield part if part in ("graphs.markers", "runtime.chat") else parts[1]
 
 
 def test_imports_between_packages_run_one_way() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from snapexport.bench import memory
 from snapexport.bench.speed import extracted_vote, fill_and_decode, run_vote
-from snapexport.bench.systems import ExecutorSystem, chunks, load
+from snapexport.bench.systems import ExecutorSystem, load
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
@@ -40,13 +40,6 @@ def test_only_active_batch_slots_decode() -> None:
     system.decode(active=3)
     system.decode(active=1)
     assert [len(slot) for slot in executor.slots] == [13, 11, 10]
-
-
-@pytest.mark.parametrize(("length", "starts"), [(3, [0]), (4, [0]), (5, [0, 1]), (10, [0, 4, 6])])
-def test_prompts_are_cut_into_chunks_as_the_scheduler_does(length: int, starts: list[int]) -> None:
-    parts = list(chunks(length, 4))
-    assert [part.start for part in parts] == starts
-    assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def _unloadable() -> ExecutorSystem:

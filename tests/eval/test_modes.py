@@ -34,7 +34,7 @@ def test_every_system_answers_every_request_once(
     together: list[Outcome], vault_build: Build
 ) -> None:
     grid = vault_grid(vault_build, **CHOICES, policies=POLICIES)
-    assert len(together) == grid.answers == len({one.key for one in together}) == 4 * 3 * 2 * 3
+    assert len(together) == grid.records == len({one.key for one in together}) == 4 * 3 * 2 * 3
     expected = defaultdict(set)
     for one in together:
         expected[one.seed].add(one.expected)

@@ -49,6 +49,7 @@ def a_report(
             for name, slots in caches
         ],
         "results": results,
+        "continuations": [],
         "hit_rate": rates,
     }
 

@@ -8,9 +8,8 @@ import pytest
 
 from snapexport.builder.options import BuildOptions
 from snapexport.contract.errors import UserError
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import POLICIES, CacheGeometry
 from snapexport.contract.manifest import ModelFacts
-from snapexport.eval.options import POLICIES
 from snapexport.eval.systems import System, SystemMaker, typical_layer
 
 L_MAX = 512

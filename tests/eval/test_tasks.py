@@ -286,10 +286,10 @@ def test_no_drawn_key_is_part_of_another() -> None:
 def test_filler_is_noise_of_the_requested_length(name: str) -> None:
     tokenizer, one = vault_tokenizer(), sample(name)
     for tokens in (0, 1, 300):
-        ids = filler(tokenizer, name, 1, tokens)
+        ids = filler(tokenizer, TASKS[name], 1, tokens)
         text = tokenizer.decode(list(ids))
         assert tokens <= len(ids) < tokens + LONGEST_LINE
-        assert ids == filler(tokenizer, name, 1, tokens)
+        assert ids == filler(tokenizer, TASKS[name], 1, tokens)
         assert not text or text.endswith("\n")
         assert not any(answer in text for answer in one.answers)
         assert not any(key in text for key in re.findall(r"\w+-\w+-\w+", one.question))
@@ -344,7 +344,7 @@ def test_a_tokenizer_that_spells_no_task_is_refused(name: str) -> None:
         TASKS[name].sample(one_unknown(), 1, TOKENS, answer_tokens=9)
     assert "none" in error.value.hint
     with pytest.raises(UserError, match="can't spell"):
-        filler(one_unknown(), name, 1, 100)
+        filler(one_unknown(), TASKS[name], 1, 100)
 
 
 def test_a_sample_has_special_tokens_only_before_its_context() -> None:

@@ -55,7 +55,7 @@ def _spoken(file: Path) -> Any:
         tokenizer = Tokenizer.from_file(str(file))
     from snapexport.runtime import prompts
 
-    ids = prompts._encode(TEXT, tokenizer)
+    ids = prompts.encode(TEXT, tokenizer)
     stream = TextStream(tokenizer, ["stop it"])
     text = "".join([stream.push(token) for token in [*ids, 1, 255]]) + stream.finish()
     return ids, text
@@ -65,7 +65,7 @@ class Templates:
     name = "templates"
 
     def __init__(self, work: Path) -> None:
-        import snapexport.serving.chat_template  # noqa: F401
+        import snapexport.runtime.chat.chat_template  # noqa: F401
 
         self._config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
 
@@ -92,9 +92,9 @@ class Templates:
         return f"template {told}: {raw[:300]!r}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.serving import chat_template
+        from snapexport.runtime.chat import chat_template, template_files
 
-        config = chat_template.read_config(directory)
+        config = template_files.read_config(directory)
         template = _bounded(chat_template.load(directory, config))
         sorted(template.options)
         text = template.render(MESSAGES, add_generation_prompt=True)
@@ -104,10 +104,10 @@ class Templates:
 
 def _bounded(template: Any) -> Any:
     """As the server renders it: in a process of its own, where there is one."""
-    if importlib.util.find_spec("snapexport.serving.template_process") is None:
+    if importlib.util.find_spec("snapexport.runtime.chat.template_process") is None:
         template.require_sound()
         return template
-    processes = importlib.import_module("snapexport.serving.template_process")
+    processes = importlib.import_module("snapexport.runtime.chat.template_process")
     return processes.TemplateProcesses(template)
 
 

@@ -12,8 +12,8 @@ from collections import Counter
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.serving.chat_template import ChatTemplate
-from snapexport.serving.template_process import TemplateProcesses
+from snapexport.runtime.chat.chat_template import ChatTemplate
+from snapexport.runtime.chat.template_process import TemplateProcesses
 
 SECONDS = 30.0
 TALKS: list[list[dict[str, str]]] = [

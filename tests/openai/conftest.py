@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import openai
 import pytest
 
+from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.llm import LLM
-from snapexport.serving.chat_template import ChatTemplate
 from snapexport.serving.openai.api_server import Api
 from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.http_server import listening

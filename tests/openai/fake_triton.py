@@ -115,6 +115,7 @@ def inputs_of(request: ModelInferRequest) -> dict[str, Any]:
 def params_of(inputs: dict[str, Any]) -> SamplingParams:
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "logprobs")
     given = {name: inputs[name][0] for name in names if name in inputs}
+    given["stop_token_ids"] = inputs.get("stop_token_ids", ())
     return SamplingParams(stop=[text.decode() for text in inputs.get("stop_words", ())], **given)
 
 

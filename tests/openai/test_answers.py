@@ -5,6 +5,8 @@ from typing import Any
 import openai
 import pytest
 
+from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests import Completion, SamplingParams
 from tests.openai.conftest import Served
 from tests.runtime.tokenizers_for_tests import byte_level
@@ -152,6 +154,21 @@ def test_every_request_option_reaches_the_model(served: Served, client: openai.O
         logprobs=2,
         ignore_eos=True,
     )
+
+
+def test_chat_ends_at_the_token_by_which_the_template_closes_an_answer(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a completion does not; nor does a chat whose template closes answers by nothing."""
+    closing = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    client.chat.completions.create(messages=CHAT, **OPTIONS)
+    preprocessor = served.api.preprocessor
+    chats = ChatPrompts(preprocessor.tokenizer, ChatTemplate(closing, {}), frozenset())
+    monkeypatch.setitem(vars(preprocessor), "_chat_prompts", chats)
+    client.chat.completions.create(messages=CHAT, **OPTIONS)
+    client.completions.create(prompt=PROMPT, **OPTIONS)
+    ends = [one.params.stop_token_ids for one in served.llm.requests if one.params]
+    assert ends == [(), (256,), ()]
 
 
 def test_defaults_of_the_sampling_options_are_openais(

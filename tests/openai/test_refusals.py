@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from snapexport.runtime import prompts
-from snapexport.serving.chat_template import ChatTemplate
+from snapexport.runtime.chat.chat_template import ChatTemplate
 from tests.openai.conftest import Served
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]

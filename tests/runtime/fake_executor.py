@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
 from snapexport.runtime.decode_inputs import Integers, Temperatures
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.executor import Executor, Limits
 from snapexport.runtime.predictions import Logits, Prediction, Predictions
 
 
@@ -59,21 +59,23 @@ class FakeExecutor:
     def prefill(
         self,
         slot: int,
-        token_ids: Sequence[int],
-        past_length: int,
-        prompt_length: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
         temperature: float = 1.0,
     ) -> Prediction:
         self.steps.append("prefill")
-        assert past_length <= len(self.in_prefill) or past_length == 0, "a chunk was left out"
-        self.in_prefill[past_length:] = token_ids
+        assert start <= len(self.in_prefill) or start == 0, "a chunk was left out"
+        self.in_prefill[start:] = prompt[start:end]
         self._last_prefilled = slot
-        self.prefill_is_broken |= self.broken_token in token_ids
-        if len(self.in_prefill) == prompt_length:
+        self.prefill_is_broken |= self.broken_token in prompt[start:end]
+        if end == len(prompt):
             self.slots[slot] = list(self.in_prefill)
             self._mark(slot, self.prefill_is_broken)
         logits = self._next(self.in_prefill, self.prefill_is_broken)
         return Prediction(lambda: logits)
+
+    prefill_prompt = Executor.prefill_prompt
 
     def decode(
         self,

@@ -30,13 +30,13 @@ class FailingExecutor(FakeExecutor):
     def prefill(
         self,
         slot: int,
-        token_ids: Sequence[int],
-        past_length: int,
-        prompt_length: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
         temperature: float = 1.0,
     ) -> Prediction:
-        prediction = super().prefill(slot, token_ids, past_length, prompt_length, temperature)
-        if self.fails_in_prefill and prompt_length == LENGTH:
+        prediction = super().prefill(slot, prompt, start, end, temperature)
+        if self.fails_in_prefill and len(prompt) == LENGTH:
             raise RuntimeError("planted")
         return prediction
 

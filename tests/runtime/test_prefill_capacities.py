@@ -32,10 +32,7 @@ def tokens(length: int, seed: int) -> list[int]:
 
 def prefill(executor: Executor, ids: list[int]) -> Logits:
     """Logits after the prompt; its chunks are run as the scheduler would."""
-    for end in [*range(C, len(ids), C), len(ids)]:
-        start = max(0, end - C)
-        prediction = executor.prefill(0, ids[start:end], start, len(ids))
-    return prediction.logits.copy()
+    return executor.prefill_prompt(0, ids).logits.copy()
 
 
 def of_largest_alone(made: Build, **options: bool) -> Executor:

@@ -19,11 +19,7 @@ def prompt(length: int, seed: int = 0, common: int = 0) -> list[int]:
 
 def prefill(executor: Executor, ids: list[int]) -> Logits:
     """The whole prompt into slot 0, as the scheduler would feed it."""
-    ends = [*range(C, len(ids), C), len(ids)]
-    for end in ends:
-        start = max(0, end - C)
-        prediction = executor.prefill(0, ids[start:end], start, len(ids))
-    return prediction.logits.copy()
+    return executor.prefill_prompt(0, ids).logits.copy()
 
 
 def runs(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -40,7 +36,8 @@ def runs(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         (prompt(60, 1, common=50), prompt(60, 2, common=50), 1),
         (prompt(60, 1, common=20), prompt(60, 2, common=20), 0),
         (prompt(48, 1, common=48), prompt(64, 2, common=48), 2),
-        (prompt(64, 1, common=64), prompt(64, 1, common=64), 1),
+        (prompt(64, 1, common=64), prompt(64, 1, common=64), 3),
+        (prompt(20, 1, common=20), prompt(20, 1, common=20), 1),
         (prompt(20, 1, common=20), prompt(60, 1, common=20), 0),
         (prompt(60, 1, common=48), prompt(10, 1, common=10), 0),
     ],
@@ -71,6 +68,36 @@ def test_executors_of_one_model_share_a_prompt_cache(
     counted = runs(second, monkeypatch)
     assert np.array_equal(prefill(second, ids), alone)
     assert len(counted) == 2  # of three: the second chunk was overlapped by the last
+
+
+def test_executors_of_equal_outputs_run_a_common_prompt_once(
+    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one compresses it by the first one's query windows."""
+    ids, other = prompt(60), prompt(60, seed=1)
+    alone = open_executor(tiny_build)
+    first = open_executor(tiny_build)
+    second = open_executor(tiny_build, prompt_cache=first.prompt_cache)
+    prefill(first, ids)
+    counted = runs(second, monkeypatch)
+    assert np.array_equal(prefill(second, ids), prefill(alone, ids))
+    assert not counted
+    for mine, own in zip(second.topk_positions(), alone.topk_positions(), strict=True):
+        assert np.array_equal(mine, own)
+    prefill(first, other)
+    assert np.array_equal(prefill(second, ids), prefill(alone, ids))
+    assert len(counted) == 3
+
+
+def test_a_prompt_that_was_left_half_way_is_run_again(
+    tiny_build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, ids = open_executor(tiny_build), prompt(60)
+    prefill(executor, ids)
+    executor.prefill(0, prompt(60, seed=1), 0, C)
+    counted = runs(executor, monkeypatch)
+    prefill(executor, ids)
+    assert len(counted) == 3
 
 
 def test_a_cleared_prompt_is_run_again(tiny_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

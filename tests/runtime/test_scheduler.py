@@ -1,6 +1,7 @@
 """The scheduler's invariants, under any order of arrivals, ends and cancels."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
+from snapexport.runtime.executor import Limits
+from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.scheduler import Chunk, Schedule, Scheduler
+from tests.runtime.fake_executor import FakeExecutor, make_limits
 
 
 @dataclass(frozen=True)
@@ -243,3 +247,29 @@ def test_a_token_limit_that_starves_prefill_is_refused() -> None:
         UserError, match="4 tokens a step leave nothing for prefill beside 4 batch slots"
     ):
         Scheduler(batch=4, chunk=8, max_num_batched_tokens=4)
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 8, 10])
+def test_a_prompt_alone_is_prefilled_in_the_scheduled_chunks(length: int) -> None:
+    scheduler = Scheduler(batch=1, chunk=4)
+    scheduler.add(0, length)
+    scheduled: list[tuple[int, int]] = []
+    while not scheduled or scheduled[-1][1] < length:
+        scheduled += [(one.start, one.end) for one in scheduler.schedule().prefill]
+    executor = RecordingExecutor(make_limits(prefill_chunk=4))
+    executor.prefill_prompt(0, list(range(length)))
+    assert executor.ranges == scheduled
+
+
+class RecordingExecutor(FakeExecutor):
+    """Notes the range of each chunk."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.ranges: list[tuple[int, int]] = []
+
+    def prefill(
+        self, slot: int, prompt: Sequence[int], start: int, end: int, temperature: float = 1.0
+    ) -> Prediction:
+        self.ranges.append((start, end))
+        return super().prefill(slot, prompt, start, end, temperature)

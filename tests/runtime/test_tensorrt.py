@@ -113,7 +113,7 @@ def test_tensorrt_decode_step_is_one_launch_and_allocates_nothing(
         prompt = cases.prompt(70, slot)
         chunks = [(0, 70)] if case is SINGLE_SHOT else [(0, 32), (32, 64), (38, 70)]
         for start, end in chunks:
-            executor.prefill(slot, prompt[start:end], start, 70)
+            executor.prefill(slot, prompt, start, end)
     grown = gpu.calls - before
     assert not {"cudaMalloc", "cudaMallocHost", "cudaFree", "cudaGraphInstantiate"} & grown.keys()
 
@@ -200,7 +200,7 @@ def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
     for llm in (ours, theirs):
         for end in ends:
             start = max(0, end - chunk)
-            llm.executor.prefill(slot, prompt[start:end], start, 70)
+            llm.executor.prefill(slot, prompt, start, end)
 
 
 def break_slot(gpu: FakeCuda, executor: Executor, slot: int) -> None:

@@ -38,6 +38,15 @@ def test_stop_words_end_the_text_before_them(client: Client, llm: LLM) -> None:
     assert "".join(reply.text for reply in streamed) == expected
 
 
+def test_stop_tokens_end_the_answer_after_them(client: Client, llm: LLM) -> None:
+    (free,) = llm.generate(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True))
+    stop = free.token_ids[8]
+    expected = free.token_ids[: free.token_ids.index(stop) + 1]
+    inputs = {"max_tokens": 20, "ignore_eos": True, "stop_token_ids": [stop]}
+    ended = client.generate(text_input=PROMPT, **inputs)
+    assert (ended.token_ids, ended.reason) == (expected, "stop")
+
+
 def test_ignore_eos_goes_on_after_the_end_of_sequence(client: Client) -> None:
     inputs = {"text_input": PROMPT, "max_tokens": 40}
     ended = client.generate(**inputs)

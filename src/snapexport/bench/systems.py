@@ -3,7 +3,7 @@
 A system keeps no time. Other libraries are in `peers/`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams
 from snapexport.runtime.sampling import generator, sample
-from snapexport.runtime.scheduler import Chunk, Scheduler
 
 _GREEDY = SamplingParams()
 
@@ -74,9 +73,7 @@ class ExecutorSystem:
 
     def prefill(self, slot: int, prompt: Sequence[int]) -> None:
         """From a prompt to its first token, from which the slot will go on."""
-        for chunk in chunks(len(prompt), self.executor.limits.prefill_chunk):
-            tokens = prompt[chunk.start : chunk.end]
-            prediction = self.executor.prefill(slot, tokens, chunk.start, len(prompt))
+        prediction = self.executor.prefill_prompt(slot, prompt)
         self._inputs[:, slot] = sample(prediction, _GREEDY, self._rng), len(prompt), len(prompt)
 
     def decode(self, active: int) -> None:
@@ -103,14 +100,3 @@ def load(
         prepack=prepack,
     )
     return ExecutorSystem(executor)
-
-
-def chunks(length: int, chunk: int) -> Iterator[Chunk]:
-    """The chunks of a prompt that is alone, as the runtime's scheduler cuts them."""
-    scheduler = Scheduler(batch=1, chunk=chunk)
-    scheduler.add(0, length)
-    while True:
-        for part in scheduler.schedule().prefill:
-            yield part
-            if part.is_last:
-                return

@@ -37,6 +37,9 @@ DEFAULT_COMPRESSION = 4
 """Without --kv-budget, --L-recent or --K a layer gets L_max / 4 cache slots, SnapStream's ratio."""
 
 DEFAULT_L_SINK = 4
+SEEN_OF_QUESTION = 10
+"""Tokens of a question that the window sees, at least, behind the chat template's tail."""
+
 DEFAULT_CHUNK = 512
 """Long enough that arithmetic bounds a chunk's time, short enough not to stall running streams."""
 
@@ -173,8 +176,11 @@ class BuildOptions(GraphOptions):
         fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
         return fixed.get(name, default)
 
-    def geometry(self, model: ModelFacts) -> CacheGeometry:
-        """The cache of `model` under these options. Raises UserError."""
+    def geometry(self, model: ModelFacts, template_tail: int = 0) -> CacheGeometry:
+        """The cache of `model` under these options. Raises UserError.
+
+        template_tail: tokens between a user's message and the answer in the chat template.
+        """
         if self.L_max > model.max_position_embeddings:
             limit = model.max_position_embeddings
             raise UserError(
@@ -185,7 +191,7 @@ class BuildOptions(GraphOptions):
             return CacheGeometry.full(self.L_max, model.num_hidden_layers)
         if all(model.sliding_window):
             return self._rings_alone(model)
-        return self._compressed(model)
+        return self._compressed(model, template_tail)
 
     def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
@@ -199,7 +205,7 @@ class BuildOptions(GraphOptions):
         L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
         return CacheGeometry(self.policy, self.L_max, layers, 0, rings, 0, L_obs)
 
-    def _compressed(self, model: ModelFacts) -> CacheGeometry:
+    def _compressed(self, model: ModelFacts, template_tail: int) -> CacheGeometry:
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
         windows = model.sliding_window
@@ -214,11 +220,19 @@ class BuildOptions(GraphOptions):
             L_sink=_column([0 if window else L_sink for window in windows]),
             L_recent=_column([window or L_recent for window in windows]),
             K=_column([0 if window else next(voted) for window in windows]),
-            L_obs=self._value("L_obs", max(1, min(DEFAULT_L_OBS, L_recent, self.L_max))),
+            L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", DEFAULT_POOL_KERNEL),
             budget=budget,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
+
+    def _window(self, template_tail: int, L_recent: int) -> int:
+        """W: long enough to see the end of a question behind the template's tail.
+
+        A prefill chunk that is given limits it.
+        """
+        wanted = max(DEFAULT_L_OBS, template_tail + SEEN_OF_QUESTION)
+        return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
 
     def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
         """L_recent and K: the given values, else parts of the budget that the sinks leave."""

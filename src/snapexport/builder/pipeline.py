@@ -20,6 +20,7 @@ from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress
 from snapexport.builder.staging import staged
+from snapexport.builder.template_tail import template_tail
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import (
@@ -84,10 +85,11 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
     model = architectures.model_facts(architecture, config, checkpoint)
-    geometry = options.geometry(model)
+    texts = read_texts(checkpoint.with_tokenizer())
+    geometry = options.geometry(model, template_tail(texts))
     options.require_vocabulary(model.vocab_size)
     shapes.require_tensors(checkpoint, config)
-    texts, chunk = read_texts(checkpoint.with_tokenizer()), options.chunk(geometry)
+    chunk = options.chunk(geometry)
     capacities = options.capacities(chunk)
     return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk, capacities)
 

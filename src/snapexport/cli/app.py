@@ -21,6 +21,7 @@ import snapexport
 from snapexport.cli import (
     bench,
     build,
+    chat,
     demo,
     diff,
     engine,
@@ -40,6 +41,7 @@ COMMANDS = {
     "plan": plan,
     "build": build,
     "generate": generate,
+    "chat": chat,
     "inspect": inspect,
     "diff": diff,
     "lint": lint,

@@ -6,6 +6,7 @@ are given by `style` or as `rich.text.Text`.
 
 import io
 import sys
+import time
 from types import TracebackType
 from typing import Self
 
@@ -16,10 +17,12 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 # A "?" for what the encoding lacks is better than no output.
 if isinstance(sys.stdout, io.TextIOWrapper):
@@ -50,7 +53,12 @@ class _OneLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bars.stop()
+        self.end()
+
+    def end(self) -> None:
+        """Erase the line. A second call does nothing."""
+        if self._bars.live.is_started:
+            self._bars.stop()
 
 
 class BuildProgress(_OneLine):
@@ -83,3 +91,67 @@ class AnswerProgress(_OneLine):
     def advance(self) -> None:
         """One more answer."""
         self._bars.advance(self._line)
+
+
+class TimeLeft:
+    """Estimates the time that a prompt's prefill has left, from the chunks run so far.
+
+    Chunks that took no time lay in the prompt cache, and say nothing of those to come. The last
+    chunk takes as long as a whole one.
+    """
+
+    held_seconds = 0.02
+
+    def __init__(self, total: int, now: float) -> None:
+        self._total, self._done = total, 0
+        self._last = self._since = now
+        self._chunks = 0
+        self._end: float | None = None
+
+    def note(self, done: int, now: float) -> None:
+        """Take note that so many tokens are done."""
+        chunk, took = done - self._done, now - self._last
+        self._done, self._last = done, now
+        if took < self.held_seconds:
+            self._since = now
+            return
+        self._chunks += 1
+        to_come = -(-(self._total - done) // chunk)
+        self._end = now + to_come * (now - self._since) / self._chunks
+
+    def seconds(self, now: float) -> float | None:
+        """Seconds left, or None where no chunk was run yet."""
+        return None if self._end is None else max(0.0, self._end - now)
+
+
+class _SecondsLeft(ProgressColumn):
+    """Counts down between two chunks too."""
+
+    def __init__(self, left: TimeLeft) -> None:
+        super().__init__()
+        self._left = left
+
+    def render(self, task: Task) -> Text:
+        seconds = self._left.seconds(time.monotonic())
+        return Text("" if seconds is None else f"{seconds:.0f} s left")
+
+
+class PrefillProgress(_OneLine):
+    """Counts a prompt's tokens that are prefilled, with the time that is left."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._left = TimeLeft(total, time.monotonic())
+        columns = SpinnerColumn(), DESCRIPTION, _SecondsLeft(self._left)
+        super().__init__(*columns, total=None)
+        self._show(0)
+
+    def prefilled(self, count: int) -> None:
+        """So many tokens of the prompt are done."""
+        self._left.note(count, time.monotonic())
+        self._show(count)
+
+    def _show(self, count: int) -> None:
+        self._bars.update(
+            self._line, description=f"reading the prompt: {count:,} of {self._total:,} tokens"
+        )

@@ -1,13 +1,18 @@
-"""Measure what a compressed cache costs in accuracy, on long-context tasks.
+"""Measure what a compressed cache costs in accuracy, on long-context tasks and on your documents.
+
+With --documents every cache is forced along the continuations of their passages, and compared with
+the full cache: log likelihood, KL divergence, likeliest tokens. Tasks that are named beside them
+hide their needles in the documents' text. A build with a chat template is asked in it.
 
 The caches of other policies and budgets, and the full cache, are made from the build's traces: the
-build needs --baseline. Tasks are generated from a seed and need no data. With --out the report and
-plots are written, and an interrupted evaluation goes on where it was.
+build needs --baseline. Tasks are generated from a seed. With --out the report and plots are
+written, and an interrupted evaluation goes on where it was.
 
 A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 
 examples:
   snapexport eval qwen.build --tasks niah_single vt --samples 2
+  snapexport eval qwen.build --documents reports/ --budgets 512 1024
   snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 --out qwen.eval
   snapexport eval qwen.build --policies full snapstream snapstream:vote=sum-squares,pool=max
 """
@@ -15,7 +20,7 @@ examples:
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -23,15 +28,21 @@ from rich.text import Text
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress
 from snapexport.contract.build_directory import Build
+from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import needs_extra
-from snapexport.eval.options import MODES, EvalOptions
+from snapexport.eval.options import DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.eval.tasks import TASKS
+
+if TYPE_CHECKING:
+    from snapexport.eval.estimate import Estimate
+    from snapexport.eval.grid import Grid
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
 CHOICES = {
-    "tasks": f"one or more of {', '.join(TASKS)} (default: the first eight)",
-    "lengths": "tokens of a prompt (default: a quarter, a half and nearly all of L_max)",
+    "tasks": f"one or more of {', '.join(TASKS)} (default: {' '.join(DEFAULT_TASKS)}; "
+    "with --documents none)",
+    "lengths": "tokens of a prompt (default: half of L_max)",
     "depths": "where the needle is, as shares of the context",
     "samples": "samples for each task, length and depth",
     "policies": "caches to compare, each POLICY or POLICY:FIELD=VALUE,...",
@@ -39,6 +50,10 @@ CHOICES = {
     "modes": f"one or more of {', '.join(MODES)}: the question is in the compressed prompt, comes "
     "after it, or is repeated when the ring holds other text",
     "hit_samples": "prompts of each task on which the vote's hit rate is measured; 0: none",
+    "documents": "text files, or folders of them",
+    "passages": "parts of the documents to measure, at most",
+    "continuation": "tokens after each prompt that are forced and measured",
+    "chat": "ask tasks in the chat template (default: if the build has one)",
     "seed": "the first sample's seed",
     "threads": "CPU threads of ONNX Runtime (default: all cores)",
 }
@@ -58,23 +73,57 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the report."""
     options = EvalOptions(**flags.values(arguments, CHOICES))
     with needs_extra("build"):
+        from snapexport.eval.estimate import estimate
         from snapexport.eval.grid import make_grid
-        from snapexport.eval.run import run as evaluate
+        from snapexport.eval.run import Evaluation
+    if arguments.out:
+        with needs_extra("eval"):
+            from snapexport.eval import plots  # noqa: F401 (before hours of work)
+    grid = make_grid(Build.open(arguments.build), options)
+    evaluation = Evaluation(grid, arguments.out)
+    if ERR.is_terminal:
+        _print_estimate(grid, estimate(grid))
+    try:
+        with AnswerProgress(grid.records) as progress:
+            for _ in evaluation.run():
+                progress.advance()
+    finally:  # what was measured until an interrupt is told as well
+        if not evaluation.is_empty:
+            _tell(evaluation.report(), arguments)
+    return 0
+
+
+def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the report, and draw a whole one beside the records."""
     if arguments.out:
         with needs_extra("eval"):
             from snapexport.eval import plots
-    grid = make_grid(Build.open(arguments.build), options)
-    with AnswerProgress(grid.answers) as progress:
-        report = evaluate(grid, arguments.out, lambda _: progress.advance())
-    if arguments.out:
-        written = plots.draw(report, arguments.out)
-        files = f"{arguments.out}: report.json, samples.jsonl, {', '.join(written)}"
+        written = plots.draw(report, arguments.out) if report["complete"] else []
+        files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
         ERR.print(files, style="dim", soft_wrap=True)
+    if not report["complete"]:
+        again = "; the same command goes on from here" if arguments.out else ""
+        ERR.print(f"note: interrupted, so that this is a part of the evaluation{again}")
     if arguments.json:
         print(json.dumps(report))
     else:
         _print_report(report)
-    return 0
+
+
+def _print_estimate(grid: "Grid", expected: "Estimate") -> None:
+    ERR.print(
+        f"{grid.records} answers and continuations of {len(grid.systems)} caches: about "
+        f"{_duration(expected.seconds)}, {spelled(expected.nbytes)} of weights and caches",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Such as 40 s, 5 min or 3.2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 _HEADINGS = {
@@ -88,16 +137,22 @@ BAD, POOR = 0.5, 0.9
 def _print_report(report: dict[str, Any]) -> None:
     """Print a table for each mode and length, caches down and tasks across, and the hit rates."""
     options = report["options"]
-    for mode in options["modes"]:
+    for mode in options["modes"] if report["results"] else ():
         for length in options["lengths"]:
             rows = [r for r in report["results"] if (r["mode"], r["length"]) == (mode, length)]
-            _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
-    OUT.print(
-        "accuracy ± standard error; rest: share of answers right after the first token", style="dim"
-    )
+            if rows:
+                _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
+    if report["results"]:
+        OUT.print(
+            "accuracy ± standard error; rest: share of answers right after the first token",
+            style="dim",
+        )
+    for length in options["lengths"] if report["continuations"] else ():
+        if rows := [row for row in report["continuations"] if row["length"] == length]:
+            _print_continuations(length, rows)
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
-    if options["hit_samples"] and not report["hit_rate"]:
+    if options["hit_samples"] and report["results"] and not report["hit_rate"]:
         OUT.print(
             "no hit rate: no cache votes, or the model soft-caps its attention scores", style="dim"
         )
@@ -115,6 +170,24 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
     OUT.print(table)
     OUT.print()
+
+
+def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
+    title = f"{length} tokens of text, then {rows[0]['tokens'] // rows[0]['passages']} forced"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("cache")
+    for heading in ("slots", "passages", "nats a token", "lost", "KL", "same likeliest token"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        numbers = [_with_error(row, name) for name in ("nll", "loss", "kl", "agreement")]
+        table.add_row(row["system"], str(row["slots"]), str(row["passages"]), *numbers)
+    OUT.print(table)
+    OUT.print()
+
+
+def _with_error(row: dict[str, Any], name: str) -> Text:
+    spread = row[f"{name}_stderr"]
+    return Text(f"{row[name]:.3f}").append("" if spread is None else f" ±{spread:.3f}", style="dim")
 
 
 def _score(row: dict[str, Any]) -> Text:

@@ -29,6 +29,23 @@ def add_backend(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_stop(parser: argparse._ActionsContainer) -> None:
+    """Add --stop TEXT."""
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; can be given several times",
+    )
+
+
+def add_running(parser: argparse._ActionsContainer) -> None:
+    """Add --baseline and --threads, which LLM accepts."""
+    parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+
+
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
     """Values of the flags of `add_fields`, by field."""
     return {name: _field_value(getattr(arguments, name)) for name in helps}

@@ -1,21 +1,28 @@
 """Generate text from a build, and print it as it comes.
 
+A build with a chat template is asked in it: the prompt becomes a message of the user's. --no-chat
+gives the prompt to the model as it is.
+
 examples:
-  snapexport generate llama.build --prompt "Once upon a time" --max-tokens 64
-  cat report.txt | snapexport generate llama.build --prompt-file - --json
+  snapexport generate qwen.build --prompt "What is the capital of France?"
+  snapexport generate qwen.build --no-chat --prompt "Once upon a time" --max-tokens 64
+  cat report.txt | snapexport generate qwen.build --prompt-file - --json
 """
 
 import argparse
 import json
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapexport.cli import flags, prompt
+from snapexport.cli.answer import stream
 from snapexport.cli.console import ERR
+from snapexport.cli.talk import system_message
+from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.runtime.chat.chat_prompts import require_template
+from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, SamplingParams
+from snapexport.runtime.requests import Request, SamplingParams
 
 HELP = "stream text from a build"
 
@@ -27,55 +34,25 @@ SAMPLING = {
     "seed": "makes sampling repeatable",
     "ignore_eos": "continue after the end-of-sequence token",
 }
+SYSTEM = "the system message, before the conversation"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the prompt, and the fields of SamplingParams."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=True)
-    flags.add_fields(parser.add_argument_group("sampling"), SamplingParams, SAMPLING)
     parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text; can be given several times",
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="ask in the build's chat template (default: if it has one)",
     )
+    parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
+    sampling = parser.add_argument_group("sampling")
+    flags.add_fields(sampling, SamplingParams, SAMPLING)
+    flags.add_stop(sampling)
     flags.add_backend(parser)
-    parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    flags.add_running(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-
-
-@dataclass
-class Timed:
-    """A completion so far, with its times."""
-
-    started: float
-    first: float | None = None
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def add(self, delta: OutputDelta) -> None:
-        """Add one delta."""
-        self.first = self.first or time.perf_counter()
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.finish_reason = delta.finish_reason
-
-    def report(self) -> dict[str, object]:
-        """For JSON: TTFT in seconds, and tokens a second after the first token."""
-        assert self.first is not None
-        decoding = time.perf_counter() - self.first
-        later = len(self.token_ids) - 1
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "time_to_first_token_s": round(self.first - self.started, 4),
-            "decode_tokens_per_s": round(later / decoding, 2) if later else None,
-        }
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,25 +60,50 @@ def run(arguments: argparse.Namespace) -> int:
     params = SamplingParams(**flags.values(arguments, SAMPLING), stop=tuple(arguments.stop))
     text = prompt.read(arguments)
     assert text is not None
+    chats = _chats(arguments, text)
     llm = LLM(
         arguments.build,
         baseline=arguments.baseline,
         threads=arguments.threads,
         backend=arguments.backend,
     )
-    completion = Timed(time.perf_counter())
-    for delta in llm.stream(text, params):
-        completion.add(delta)
-        if not arguments.json:
-            print(delta.text, end="", flush=True)
-    if completion.finish_reason == "error":
-        raise UserError("the model's logits are not finite", "build it again with --dtype fp32")
-    report = completion.report()
-    print(json.dumps(report) if arguments.json else "")
-    if ERR.is_terminal and not arguments.json:
+    request = _request(llm, text, params, arguments.system, chats)
+    if chats and arguments.chat is None:
         ERR.print(
-            f"first token after {report['time_to_first_token_s']} s, then "
-            f"{report['decode_tokens_per_s']} tokens/s, {report['finish_reason']}",
-            style="dim",
+            "asking in the build's chat template; --no-chat gives the prompt as it is",
+            soft_wrap=True,
         )
+    answer = stream(llm, request, _ignore if arguments.json else _write)
+    print(json.dumps(answer.report()) if arguments.json else "")
+    if not arguments.json:
+        answer.print_times()
     return 0
+
+
+def _chats(arguments: argparse.Namespace, text: str) -> bool:
+    """Whether to ask in the chat template. Raises UserError, before the model is loaded."""
+    if arguments.chat:
+        require_template(Build.open(arguments.build).directory)
+    chats = arguments.chat is not False and has_template(arguments.build)
+    if arguments.system is not None and not chats:
+        why = "--no-chat" if arguments.chat is False else f"{arguments.build}: no chat template"
+        raise UserError(f"--system is not supported with {why}", "write it into the prompt")
+    if chats and not text:
+        raise UserError("a prompt is empty", "give it one token or more")
+    return chats
+
+
+def _request(
+    llm: LLM, text: str, params: SamplingParams, system: str | None, chats: bool
+) -> Request:
+    if not chats:
+        return llm.read(text, params)
+    return llm.read_chat([*system_message(system), {"role": "user", "content": text}], params)
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _ignore(_: str) -> None:
+    """Show nothing: the text is in the JSON."""

@@ -2,6 +2,8 @@
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -14,3 +16,32 @@ def end_on_signals() -> None:
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
+
+
+class Interrupts:
+    """SIGINT as a note instead of an end, for work that may only stop at certain places."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """During the block SIGINT sets `came`."""
+        self.came = False
+        former = signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, former)
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """During the block SIGINT raises KeyboardInterrupt, as one who waits for input needs it."""
+        former = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, former)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.came = True

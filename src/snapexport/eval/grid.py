@@ -6,6 +6,7 @@ A cell of the grid is one sample. Knows neither how it is run nor what comes of 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import product
 
 from tokenizers import Tokenizer
@@ -14,10 +15,15 @@ import snapexport
 from snapexport.builder.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import ModelFacts
+from snapexport.eval.chat_form import frame_of
+from snapexport.eval.continuations import Prompt, drops
+from snapexport.eval.documents import Document, lines_of, passages, read_documents
 from snapexport.eval.options import EvalOptions
-from snapexport.eval.sample import Sample
+from snapexport.eval.sample import Frame, Sample, Task, as_it_is
 from snapexport.eval.systems import System, SystemMaker, typical_layer
-from snapexport.eval.tasks import TASKS, filler
+from snapexport.eval.tasks import TASKS, filler, tasks_in
 from snapexport.runtime.ort.backend import require_runnable
 from snapexport.runtime.prompts import load_tokenizer
 
@@ -47,7 +53,7 @@ class Request:
 class Requests:
     """All the samples of an evaluation, made when they are needed.
 
-    lengths: the options', or chosen from the build.
+    lengths: the options', or chosen from the build. frame: the chat template's, or none.
     aging: tokens of other text between a question and its repetition.
     answer_tokens: the least length of the long answers.
     """
@@ -55,19 +61,37 @@ class Requests:
     tokenizer: Tokenizer
     options: EvalOptions
     lengths: tuple[int, ...]
+    documents: tuple[Document, ...]
+    frame: Frame
     aging: int
     answer_tokens: int
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """All tasks by name, over the documents if there are some."""
+        return tasks_in(lines_of(self.documents)) if self.documents else TASKS
+
+    def prompts(self) -> list[Prompt]:
+        """Beginnings of the documents' passages, in all lengths, passage by passage."""
+        if not self.documents:
+            return []
+        tokens = self.options.continuation
+        cut = passages(
+            self.documents, self.tokenizer, self.lengths[-1] + tokens + 1, self.options.passages
+        )
+        return [Prompt(passage, length, tokens) for passage in cut for length in self.lengths]
 
     def cells(self) -> list[Cell]:
         """Every cell with a seed of its own."""
         options = self.options
-        cells = product(options.tasks, self.lengths, options.depths, range(options.samples))
+        cells = product(options.chosen_tasks, self.lengths, options.depths, range(options.samples))
         return [Cell(*cell[:3], options.seed + index) for index, cell in enumerate(cells)]
 
     def sample(self, cell: Cell) -> Sample:
         """The cell's sample. Raises UserError where the tokenizer or the length forbid it."""
-        task = TASKS[cell.task]
-        return task.sample(self.tokenizer, cell.seed, cell.length, cell.depth, self.answer_tokens)
+        return self.tasks[cell.task].sample(
+            self.tokenizer, cell.seed, cell.length, cell.depth, self.answer_tokens, self.frame
+        )
 
     def require_fit(self) -> None:
         """Make the shortest sample of every seed: keys and numbers differ in tokens.
@@ -88,14 +112,16 @@ class Requests:
     def _again(self, sample: Sample, cell: Cell) -> tuple[int, ...]:
         """The right answer, other text, and the question once more."""
         newline = tuple(self.tokenizer.encode("\n", add_special_tokens=False).ids)
-        noise = filler(self.tokenizer, cell.task, cell.seed, self.aging)
+        noise = filler(self.tokenizer, self.tasks[cell.task], cell.seed, self.aging)
         return sample.reference_ids + newline + noise + sample.question_ids
 
     def positions(self) -> int:
         """Positions that the longest request and its answer take."""
         length, options = max(self.lengths), self.options
-        cells = [Cell(task, length, options.depths[0], options.seed) for task in options.tasks]
-        return max(self._positions(cell, mode) for cell in cells for mode in options.modes)
+        tasks, depth = options.chosen_tasks, options.depths[0]
+        cells = [Cell(task, length, depth, options.seed) for task in tasks]
+        asked = [self._positions(cell, mode) for cell in cells for mode in options.modes]
+        return max([*asked, length + options.continuation if options.documents else 0])
 
     def _positions(self, cell: Cell, mode: str) -> int:
         sample = self.sample(cell)
@@ -105,21 +131,24 @@ class Requests:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every sample goes through every system in every mode.
+    """Every sample goes through every system in every mode, and so does every prompt of documents.
 
-    hit_samples: as given, or 0 where attention can't be recomputed (soft-capped scores).
+    prompts: beginnings of the documents' passages. hit_samples: as given, or 0 where attention
+    can't be recomputed (soft-capped scores).
     """
 
     build: Build
     options: EvalOptions
     requests: Requests
     systems: tuple[System, ...]
+    prompts: tuple[Prompt, ...]
     hit_samples: int
 
     @property
-    def answers(self) -> int:
-        """How many outcomes the grid has."""
-        return len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
+    def records(self) -> int:
+        """How many outcomes and continuations the grid has."""
+        asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
+        return asked + sum(drops(one, prompt) for prompt in self.prompts for one in self.systems)
 
     def fingerprint(self) -> str:
         """Equal for equal requests to equal caches of the same build."""
@@ -128,8 +157,10 @@ class Grid:
             snapexport.__version__,
             [file.model_dump() for file in manifest.weights],
             [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
-            [options.tasks, requests.lengths, options.depths, options.samples],
+            [options.chosen_tasks, requests.lengths, options.depths, options.samples],
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
+            [requests.frame is not as_it_is, [asdict(one) for one in requests.documents]],
+            [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in self.prompts],
             [asdict(system) for system in self.systems],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -138,18 +169,27 @@ class Grid:
 def make_grid(build: Build, options: EvalOptions) -> Grid:
     """The grid of an evaluation. Raises UserError where the build can't run it."""
     _require_usable(build)
+    _require_full(options)
     model, own = build.manifest.model, build.manifest.geometry
-    lengths = tuple(sorted(options.lengths or _default_lengths(own.L_max)))
+    lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
     budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
     draft = SystemMaker(model, own.L_max, own).systems(options.policies, budgets)
     _require_fitting(build, lengths, draft)
     ring = max(system.ring for system in draft)
-    requests = Requests(_tokenizer(build), options, lengths, aging=ring + 1, answer_tokens=ring + 1)
+    requests = Requests(
+        _tokenizer(build),
+        options,
+        lengths,
+        tuple(read_documents(options.documents)),
+        frame_of(build, options.chat) or as_it_is,
+        aging=ring + 1,
+        answer_tokens=ring + 1,
+    )
     requests.require_fit()
     L_max = _positions(build, requests)
     systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
     hit_samples = 0 if is_soft_capped(build) else options.hit_samples
-    return Grid(build, options, requests, tuple(systems), hit_samples)
+    return Grid(build, options, requests, tuple(systems), tuple(requests.prompts()), hit_samples)
 
 
 def _require_usable(build: Build) -> None:
@@ -159,6 +199,14 @@ def _require_usable(build: Build) -> None:
             "build it again with --baseline (and any policy but full)",
         )
     require_runnable(build, baseline=False)
+
+
+def _require_full(options: EvalOptions) -> None:
+    if options.documents and "full" not in options.policies:
+        raise UserError(
+            "--documents compares caches with the full one, which --policies lacks",
+            f"use --policies full {' '.join(options.policies)}",
+        )
 
 
 def _tokenizer(build: Build) -> Tokenizer:
@@ -171,10 +219,10 @@ def _tokenizer(build: Build) -> Tokenizer:
     return tokenizer
 
 
-def _default_lengths(L_max: int) -> tuple[int, ...]:
-    """A quarter, a half and nearly all of what the build takes: the answer needs room too."""
-    most = max(1, L_max - max(64, L_max // 16))
-    return tuple({max(1, most // 4), max(1, most // 2), most})
+def _default_length(own: CacheGeometry, model: ModelFacts) -> int:
+    """Half of what the build takes, and more than its cache: the answer needs room too."""
+    most = max(1, own.L_max - max(64, own.L_max // 16))
+    return min(most, max(most // 2, typical_layer(own, model).cache_slots + 1))
 
 
 def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[System]) -> None:

@@ -31,7 +31,11 @@ _PROSE = (
 )
 
 
-def prose(rng: Random) -> Iterator[str]:
+Prose = Callable[[Random], Iterator[str]]
+"""Endless lines of text that hold no needle, each with its newline; equal for equal seeds."""
+
+
+def sentences(rng: Random) -> Iterator[str]:
     """The same few sentences over and over, as in RULER's noise; the seed says which is first."""
     first = rng.randrange(len(_PROSE))
     return (f"{_PROSE[i % len(_PROSE)]}\n" for i in count(first))
@@ -60,14 +64,20 @@ def _apart(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _FIRST, _SECOND, _THIRD = _apart(ADJECTIVES), VALUES, _apart(KEYS)
+_WORDS = tuple(dict.fromkeys((*_FIRST, *_THIRD)))
 
 
 class Draws:
     """Draws the names and numbers of one sample; equal task and seed give equal draws."""
 
-    def __init__(self, task: str, seed: int) -> None:
+    def __init__(self, task: str, seed: int, prose: Prose = sentences) -> None:
         self.rng = Random(f"{task} {seed}")
+        self._prose = prose
         self._taken: set[str] = set()
+
+    def prose(self) -> Iterator[str]:
+        """The text between the needles."""
+        return self._prose(self.rng)
 
     def key(self) -> str:
         """Three words, such as quiet-amber-heron (RULER's keys have two)."""
@@ -75,6 +85,10 @@ class Draws:
 
     def number(self, digits: int) -> str:
         return self._new(lambda: str(self.rng.randrange(10 ** (digits - 1), 10**digits)))
+
+    def phrase(self, words: int) -> str:
+        """Words that make no sentence, each at most once."""
+        return self._new(lambda: " ".join(self.rng.sample(_WORDS, words)))
 
     def uuid(self) -> str:
         return self._new(lambda: str(UUID(int=self.rng.getrandbits(128), version=4)))
@@ -156,10 +170,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class HaystackTask(Task):
-    """A task that a function describes: it draws the needles first and the noise after them."""
+    """A task that a function describes: it draws the needles first and the noise after them.
+
+    prose: what the function's `Draws.prose` gives.
+    """
 
     name: str
     haystack: Callable[[Draws], Haystack]
+    prose: Prose = sentences
 
     def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:
         """By the lines of noise."""
@@ -174,4 +192,4 @@ class HaystackTask(Task):
         return "".join(lines) + hay.question + hay.reference
 
     def _drawn(self, seed: int) -> Haystack:
-        return self.haystack(Draws(self.name, seed))
+        return self.haystack(Draws(self.name, seed, self.prose))

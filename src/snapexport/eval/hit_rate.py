@@ -98,7 +98,7 @@ def measure(grid: Grid, loaded: LoadedSystems, steps: int = 64) -> list[HitRate]
 def _cells(grid: Grid) -> list[Cell]:
     """Some prompts of each task, of the longest length, spread over the depths."""
     longest = [c for c in grid.requests.cells() if c.length == grid.requests.lengths[-1]]
-    by_task = [[c for c in longest if c.task == task] for task in grid.options.tasks]
+    by_task = [[c for c in longest if c.task == task] for task in grid.options.chosen_tasks]
     return [cell for cells in by_task for cell in _spread(cells, grid.hit_samples)]
 
 

@@ -1,6 +1,7 @@
 """Holds the options of `snapexport eval`, from which its flags and defaults are made."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from snapexport.contract.errors import UserError
@@ -13,34 +14,48 @@ late: as aware, and the question is repeated after so much other text that no ri
 prompt."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-RULER_LIKE = tuple(name for name in TASKS if name not in ("vault", "long_answer"))
-POLICIES = ("full", "snapstream", "streaming", "sage", "snapkv")
+DEFAULT_TASKS = "niah_single", "phrase_12"
+"""A short answer and a long one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
     """Every choice of `snapexport eval`. None: chosen from the build. Lengths in tokens.
 
-    samples: for each task, length and depth. hit_samples: for each task, at the longest length.
+    The defaults take a few minutes for a model of 135 M parameters on two cores.
+
+    tasks: None for DEFAULT_TASKS, or for none where documents are given. samples: for each
+    task, length and depth. hit_samples: for each task, at the longest length. documents: files or
+    folders of text. chat: whether tasks are asked in the chat template.
     """
 
-    tasks: tuple[str, ...] = RULER_LIKE
+    tasks: tuple[str, ...] | None = None
     lengths: tuple[int, ...] | None = None
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    samples: int = 4
-    policies: tuple[str, ...] = POLICIES
+    depths: tuple[float, ...] = (0.25, 0.75)
+    samples: int = 1
+    policies: tuple[str, ...] = ("full", "snapstream", "streaming")
     budgets: tuple[int, ...] | None = None
     modes: tuple[str, ...] = ("aware", "agnostic")
-    hit_samples: int = 1
+    hit_samples: int = 0
+    documents: tuple[Path, ...] = ()
+    passages: int = 8
+    continuation: int = 64
+    chat: bool | None = None
     seed: int = 0
     threads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tasks", "lengths", "depths", "policies", "budgets", "modes"):
             _require_some_and_no_twins(name, getattr(self, name))
-        _require_known("task", self.tasks, tuple(TASKS))
+        _require_known("task", self.chosen_tasks, tuple(TASKS))
         _require_known("mode", self.modes, MODES)
-        for name, least in (("samples", 1), ("hit_samples", 0), ("seed", 0)):
+        for name, least in (
+            ("samples", 1),
+            ("hit_samples", 0),
+            ("seed", 0),
+            ("passages", 1),
+            ("continuation", 1),
+        ):
             _require_at_least(name, getattr(self, name), least)
         for name in ("lengths", "budgets"):
             for number in getattr(self, name) or ():
@@ -49,6 +64,13 @@ class EvalOptions:
             _require_at_least("threads", self.threads, 1)
         if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
+
+    @property
+    def chosen_tasks(self) -> tuple[str, ...]:
+        """The tasks to run; none where documents alone are measured."""
+        if self.tasks is None:
+            return () if self.documents else DEFAULT_TASKS
+        return self.tasks
 
 
 def _require_some_and_no_twins(name: str, given: tuple[object, ...] | None) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the outcomes of an evaluation on disk, and sums them up.
+"""Keeps the records of an evaluation on disk, and sums up the outcomes of tasks.
 
 Knows no model: an outcome is what one system wrote for one sample in one mode.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snapexport.contract.errors import UserError
+from snapexport.eval.continuations import Continuation
 
 JOURNAL = "samples.jsonl"
 
@@ -48,40 +49,46 @@ class Outcome:
         return self.system, self.slots, self.mode, self.task, self.length, self.seed
 
 
-class Journal:
-    """A file with a line for each outcome, so that a killed evaluation can go on.
+Record = TypeVar("Record", Outcome, Continuation)
 
-    The first line has the fingerprint of the evaluation.
+
+class Journal:
+    """A file with a line for each record, so that a killed evaluation can go on.
+
+    The first line has the fingerprint of the evaluation. outcomes, continuations: those of the file
+    when it was opened.
     """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         """Open or begin the journal of `directory`. Raises UserError if it is another's."""
         self._path = directory / JOURNAL
         self.outcomes: list[Outcome] = []
+        self.continuations: list[Continuation] = []
         if self._path.is_file():
-            self.outcomes = self._read(fingerprint)
+            self._read(fingerprint)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UserError(f"{directory} exists, and is no evaluation", "choose another --out")
         else:
             directory.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps({"fingerprint": fingerprint}) + "\n")
 
-    def record(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Pass outcomes on, each once it is on the disk."""
+    def record(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Pass records on, each once it is on the disk."""
         with self._path.open("a") as file:
-            for outcome in outcomes:
-                file.write(json.dumps(asdict(outcome)) + "\n")
+            for record in records:
+                file.write(json.dumps(asdict(record)) + "\n")
                 file.flush()
-                yield outcome
+                yield record
 
-    def _read(self, fingerprint: str) -> list[Outcome]:
-        """The outcomes so far. A line that a kill cut short is removed from the file."""
+    def _read(self, fingerprint: str) -> None:
+        """Take the records so far. A line that a kill cut short is removed from the file."""
         written = self._path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         try:
             header, *rest = map(json.loads, whole.splitlines())
             known = header["fingerprint"]
-            outcomes = [Outcome(**line) for line in rest]
+            self.outcomes = [Outcome(**line) for line in rest if "task" in line]
+            self.continuations = [Continuation(**line) for line in rest if "task" not in line]
         except (ValueError, KeyError, TypeError):
             known = None
         if known != fingerprint:
@@ -90,7 +97,6 @@ class Journal:
                 "choose another --out, or go on with the same build, tasks and caches",
             )
         os.truncate(self._path, len(whole))
-        return outcomes
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,12 @@ def draw(report: Report, directory: Path) -> list[str]:
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
-    yield "accuracy_by_budget", accuracy_by_budget(report)
-    for mode in report["options"]["modes"]:
-        yield f"depth_by_length_{mode}", depths(report, mode)
+    if report["results"]:
+        yield "accuracy_by_budget", accuracy_by_budget(report)
+        for mode in report["options"]["modes"]:
+            yield f"depth_by_length_{mode}", depths(report, mode)
+    if report["continuations"]:
+        yield "loss_by_slots", loss_by_slots(report)
     if any(map(_was_seen, report["hit_rate"])):
         yield "hit_rate", hit_rate(report)
 
@@ -113,6 +116,36 @@ def _mean(rows: list[Report], name: str, slots: int | None = None) -> float:
     """The mean of a system's scores at a budget, or at any."""
     scores = [r["score"] for r in rows if r["system"] == name and slots in (None, r["slots"])]
     return float(np.mean(scores))
+
+
+def loss_by_slots(report: Report) -> Figure:
+    """Log likelihood lost on documents against the slots of the cache, a panel a length."""
+    rows = report["continuations"]
+    lengths = sorted({row["length"] for row in rows})
+    legend = 0.09 * max(len(line) for name in names_in(report) for line in broken(name).split("\n"))
+    figure = Figure(figsize=(2.6 * len(lengths) + 1 + legend, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    for axes, length in zip(panels, lengths, strict=True):
+        for index, name in enumerate(compressing_in(report)):
+            own = [row for row in rows if (row["system"], row["length"]) == (name, length)]
+            axes.errorbar(
+                [row["slots"] for row in own],
+                [row["loss"] for row in own],
+                [row["loss_stderr"] or 0 for row in own],
+                color=COLOURS[index % len(COLOURS)],
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=4,
+                label=broken(name),
+            )
+        budgets = [slots for slots in budgets_in(report) if slots < length]
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(budgets, [str(budget) for budget in budgets], rotation=90)
+        axes.minorticks_off()
+        axes.axhline(0, color="0.4", linestyle="--", linewidth=1)
+        axes.set(title=f"{length} tokens", xlabel="cache slots per KV head")
+    panels[0].set_ylabel("nats a token lost")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    return figure
 
 
 COLUMNS = 5

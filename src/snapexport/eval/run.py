@@ -10,9 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from snapexport.eval import hit_rate
+from snapexport.eval import continuations, hit_rate
+from snapexport.eval.continuations import Continuation
 from snapexport.eval.grid import Cell, Grid
 from snapexport.eval.outcomes import Journal, Key, Outcome, results
+from snapexport.eval.sample import as_it_is
 from snapexport.eval.systems import LoadedSystems, System, loading
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
@@ -20,21 +22,55 @@ from snapexport.runtime.requests import SamplingParams
 REPORT = "report.json"
 
 
-def run(grid: Grid, out: Path | None, tell: Callable[[Outcome], None]) -> dict[str, Any]:
-    """Run the grid, `tell` each outcome, and return the report; with `out`, write it there too.
+class Evaluation:
+    """A grid that is run record by record. The report may be read at any time.
 
-    Outcomes that `out` already holds of the same evaluation are not run again. Raises UserError.
+    outcomes, continuations: those made so far, and those of an earlier run.
     """
-    outcomes: list[Outcome] = []
-    with loading(grid.build, grid.options.threads) as loaded:
-        for outcome in _resumed(grid, loaded, out):
-            outcomes.append(outcome)
-            tell(outcome)
-        hit_rates = hit_rate.measure(grid, loaded)
-    report = _report(grid, outcomes, hit_rates)
-    if out:
-        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-    return report
+
+    def __init__(self, grid: Grid, out: Path | None) -> None:
+        """out: a directory that keeps the records."""
+        self.grid, self.out = grid, out
+        self.outcomes: list[Outcome] = []
+        self.continuations: list[Continuation] = []
+        self._hit_rates: list[hit_rate.HitRate] | None = None
+
+    def run(self) -> Iterator[Outcome | Continuation]:
+        """Every record, each once it is kept; the journal's are not made again.
+
+        Raises UserError if `out` holds another evaluation.
+        """
+        with loading(self.grid.build, self.grid.options.threads) as loaded:
+            journal = Journal(self.out, self.grid.fingerprint()) if self.out else None
+            for record in _resumed(self.grid, loaded, journal):
+                if isinstance(record, Continuation):
+                    self.continuations.append(record)
+                else:
+                    self.outcomes.append(record)
+                yield record
+            self._hit_rates = hit_rate.measure(self.grid, loaded)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return not (self.outcomes or self.continuations)
+
+    def report(self) -> dict[str, Any]:
+        """The report of what there is; with `out`, written there too."""
+        report = _report(self.grid, self.outcomes, self.continuations, self._hit_rates)
+        if self.out:
+            (self.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        return report
+
+
+def run(
+    grid: Grid, out: Path | None, tell: Callable[[Outcome | Continuation], None]
+) -> dict[str, Any]:
+    """Run a whole grid, `tell` each record, and return the report. Raises UserError."""
+    evaluation = Evaluation(grid, out)
+    for record in evaluation.run():
+        tell(record)
+    return evaluation.report()
 
 
 def outcomes_of(
@@ -53,15 +89,31 @@ def outcomes_of(
             yield from _answers(grid, cell, pairs, llms)
 
 
-def _resumed(grid: Grid, loaded: LoadedSystems, out: Path | None) -> Iterator[Outcome]:
-    """The outcomes that `out` has, then fresh ones."""
-    if out is None:
+def _resumed(
+    grid: Grid, loaded: LoadedSystems, journal: Journal | None
+) -> Iterator[Outcome | Continuation]:
+    """The records that the journal has, then fresh ones."""
+    if journal is None:
+        yield from _continuations(grid, loaded)
         yield from outcomes_of(grid, loaded)
         return
-    journal = Journal(out, grid.fingerprint())
+    yield from journal.continuations
     yield from journal.outcomes
+    known = frozenset(one.key for one in journal.continuations)
+    yield from journal.record(_continuations(grid, loaded, known))
     done = frozenset(outcome.key for outcome in journal.outcomes)
     yield from journal.record(outcomes_of(grid, loaded, done))
+
+
+def _continuations(
+    grid: Grid, loaded: LoadedSystems, done: frozenset[continuations.Key] = frozenset()
+) -> Iterator[Continuation]:
+    """One record after the other; those in `done` are left out."""
+    if not grid.prompts:
+        return
+    llms = loaded.load(grid.systems)
+    executors = {one: llm.executor for one, llm in zip(grid.systems, llms, strict=True)}
+    yield from continuations.measure(grid.prompts, executors, done)
 
 
 def _pending(grid: Grid, cell: Cell, done: frozenset[Key]) -> list[tuple[System, str]]:
@@ -102,15 +154,27 @@ def _answers(
 
 
 def _report(
-    grid: Grid, outcomes: list[Outcome], hit_rates: list[hit_rate.HitRate]
+    grid: Grid,
+    outcomes: list[Outcome],
+    found: list[Continuation],
+    hit_rates: list[hit_rate.HitRate] | None,
 ) -> dict[str, Any]:
+    """hit_rates: None if they were not reached."""
     report = {
         "build": str(grid.build.directory),
         "model": grid.build.manifest.model.architecture,
-        "options": asdict(grid.options) | {"lengths": grid.requests.lengths},
+        "options": asdict(grid.options)
+        | {
+            "lengths": grid.requests.lengths,
+            "tasks": grid.options.chosen_tasks,
+            "documents": [one.name for one in grid.requests.documents],
+            "chat": grid.requests.frame is not as_it_is,
+        },
         "systems": [system.report() for system in grid.systems],
         "results": results(outcomes),
-        "hit_rate": [rate.report() for rate in hit_rates],
+        "continuations": continuations.results(found),
+        "hit_rate": [rate.report() for rate in hit_rates or ()],
+        "complete": hit_rates is not None,
     }
     read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
     return read_back

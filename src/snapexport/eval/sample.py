@@ -6,7 +6,7 @@ together or one after the other. Knows no task's wording, no cache and no model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from tokenizers import Tokenizer
@@ -26,6 +26,7 @@ class Text:
     needle: the first one, a part of the context.
     answers: strings that must occur in the output, in any order and any case.
     reference: the whole text that a perfect model writes right after the question.
+    in_chat: whether the chat template is around it, with its special tokens as text.
     """
 
     context: str
@@ -33,11 +34,26 @@ class Text:
     question: str
     answers: tuple[str, ...]
     reference: str
+    in_chat: bool = field(default=False, kw_only=True)
 
     def prompt_tokens(self, tokenizer: Tokenizer) -> int:
         """Tokens of context and question together."""
         question = continuing_ids(tokenizer, self.context, self.question)
-        return len(opening_ids(tokenizer, self.context)) + len(question)
+        return len(self.opening(tokenizer)) + len(question)
+
+    def opening(self, tokenizer: Tokenizer) -> Ids:
+        """The context's ids. A template writes the special tokens itself."""
+        encode = _plain_ids if self.in_chat else opening_ids
+        return encode(tokenizer, self.context)
+
+
+Frame = Callable[[Text], Text]
+"""Puts a text into the form in which the model is asked."""
+
+
+def as_it_is(text: Text) -> Text:
+    """The frame of a model that only continues texts."""
+    return text
 
 
 @dataclass(frozen=True)
@@ -62,13 +78,13 @@ class Sample(Text):
             **vars(text),
             task=task,
             depth=text.context.index(text.needle) / len(text.context),
-            context_ids=opening_ids(tokenizer, text.context),
+            context_ids=text.opening(tokenizer),
             question_ids=continuing_ids(tokenizer, text.context, text.question),
             reference_ids=continuing_ids(tokenizer, text.question, text.reference),
         )
         for part in ("context", "question", "reference"):
             ids, text_of_part = getattr(sample, f"{part}_ids"), getattr(sample, part)
-            if not _reads_back(tokenizer, ids, text_of_part):
+            if not _reads_back(tokenizer, ids, text_of_part, special=text.in_chat):
                 raise _misspelled(tokenizer, task)
         return sample
 
@@ -106,16 +122,22 @@ class Task(ABC):
         tokens: int,
         depth: float | None = None,
         answer_tokens: int = 0,
+        frame: Frame = as_it_is,
     ) -> Sample:
         """The sample of a seed: equal arguments give equal samples. Raises UserError.
 
         tokens: the most that context and question have together; noise fills it.
         depth: the first needle's place as a share of the context; by default the seed decides.
         answer_tokens: least length of the reference, for `long_answer`; other tasks ignore it.
+        frame: such as the chat template's, whose tokens count.
         """
         if depth is not None and not 0 <= depth <= 1:
             raise UserError(f"a depth of {depth} is not a share of the context", "use 0 to 1")
-        text = self.texts(seed, depth)
+        plain = self.texts(seed, depth)
+
+        def text(noise: int) -> Text:
+            return frame(plain(noise))
+
         require_spells(tokenizer, self)
 
         def prompt_tokens(noise: int) -> int:
@@ -208,9 +230,13 @@ def _spells(tokenizer: Tokenizer, text: str) -> bool:
     return _reads_back(tokenizer, _plain_ids(tokenizer, text), text)
 
 
-def _reads_back(tokenizer: Tokenizer, ids: Ids, text: str) -> bool:
-    """Whether ids decode to a text; a decoder may add or drop spaces before the first word."""
-    return str(tokenizer.decode(list(ids))).lstrip() == text.lstrip()
+def _reads_back(tokenizer: Tokenizer, ids: Ids, text: str, special: bool = False) -> bool:
+    """Whether ids decode to a text; a decoder may add or drop spaces before the first word.
+
+    special: whether special tokens are part of the text.
+    """
+    decoded = str(tokenizer.decode(list(ids), skip_special_tokens=not special))
+    return decoded.lstrip() == text.lstrip()
 
 
 def _plain_ids(tokenizer: Tokenizer, text: str) -> Ids:

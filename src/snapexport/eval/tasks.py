@@ -1,12 +1,13 @@
 """Defines the long-context tasks: the wording of each, and what it hides.
 
-Samples come from a seed alone: no outside text, no model. A question ends with the beginning of its
-answer. A reference stops before a closing quote or bracket: whether that is a token of its own
-depends on what follows it. Wording and keys differ from the papers', and prose of nine sentences
-stands for RULER's noise and essays.
+Samples come from a seed, and from documents where they are given; no model. A question ends with
+the beginning of its answer. A reference stops before a closing quote or bracket: whether that is a
+token of its own depends on what follows it. Wording and keys differ from the papers', and without
+documents prose of nine sentences stands for RULER's noise and essays.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from random import Random
@@ -14,14 +15,16 @@ from random import Random
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.eval.haystack import Draws, Haystack, HaystackTask, endless, listed, prose
+from snapexport.eval.haystack import Draws, Haystack, HaystackTask, Prose, endless, listed
 from snapexport.eval.sample import (
     FIRST_GUESS,
     TASKS,
+    Frame,
     Ids,
     Sample,
     Task,
     Text,
+    as_it_is,
     continuing_ids,
     most,
     require_spells,
@@ -34,10 +37,13 @@ from snapexport.vault.prompts import (
     question,
 )
 
-__all__ = ["TASKS", "filler"]
+__all__ = ["TASKS", "filler", "tasks_in"]
 
 NEEDLES = 4
 """RULER's values of niah_multivalue and queries of niah_multiquery."""
+
+PHRASES = 4, 12, 32
+"""Words of the answers of the tasks phrase_N."""
 
 _MAGIC_INTRO = "Special magic numbers are hidden in this text. Keep them in mind.\n"
 _MAGIC_DIGITS = 7
@@ -45,7 +51,7 @@ _MAGIC_DIGITS = 7
 
 def niah_single(draws: Draws) -> Haystack:
     """One key and its number, in prose (RULER, arXiv:2404.06654: niah_single_1)."""
-    return _one_magic_number(draws, lambda: prose(draws.rng))
+    return _one_magic_number(draws, lambda: draws.prose())
 
 
 def niah_multikey(draws: Draws) -> Haystack:
@@ -61,7 +67,7 @@ def niah_multivalue(draws: Draws) -> Haystack:
     return Haystack(
         intro=_MAGIC_INTRO,
         needles=tuple(f"One special magic number for {key} is {one}.\n" for one in numbers),
-        noise=prose(draws.rng),
+        noise=draws.prose(),
         question=_ask_many([key]),
         answers=numbers,
     )
@@ -75,9 +81,22 @@ def niah_multiquery(draws: Draws, queries: int = NEEDLES) -> Haystack:
     return Haystack(
         intro=_MAGIC_INTRO,
         needles=tuple(_magic_number(key, number) for key, number in pairs),
-        noise=prose(draws.rng),
+        noise=draws.prose(),
         question=_ask_many([key for key, _ in wanted]),
         answers=numbers,
+    )
+
+
+def niah_phrase(draws: Draws, words: int) -> Haystack:
+    """One key and a phrase of so many words, so that the answer is long (not RULER's)."""
+    key, phrase = draws.key(), draws.phrase(words)
+    return Haystack(
+        intro="Secret phrases are hidden in this text. Keep them in mind.\n",
+        needles=(f"The secret phrase for {key} is: {phrase}.\n",),
+        noise=draws.prose(),
+        question=f"What is the secret phrase for {key} in the text?\n"
+        f"The secret phrase for {key} is:",
+        answers=(phrase,),
     )
 
 
@@ -92,7 +111,7 @@ def variable_tracking(draws: Draws) -> Haystack:
     return Haystack(
         intro="Assignments to variables are hidden in this text. Keep track of them.\n",
         needles=(f"VAR {names[0]} = {value}\n", *copies),
-        noise=prose(draws.rng),
+        noise=draws.prose(),
         question=f"Which variables have the value {value}, directly or through other variables?\n"
         f"The {len(names)} variables with the value {value} are",
         answers=names,
@@ -120,7 +139,7 @@ def passkey(draws: Draws) -> Haystack:
     return Haystack(
         intro="A pass key is hidden in this text. Find it and keep it in mind.\n",
         needles=(f"The pass key is {number}. Do not forget: {number} is the pass key.\n",),
-        noise=prose(draws.rng),
+        noise=draws.prose(),
         question="What is the pass key?\nThe pass key is",
         answers=(number,),
     )
@@ -155,12 +174,14 @@ class LongAnswer(HaystackTask):
         tokens: int,
         depth: float | None = None,
         answer_tokens: int = 0,
+        frame: Frame = as_it_is,
     ) -> Sample:
         """The sample with the fewest keys, at least four, whose reference is long enough."""
         require_spells(tokenizer, self)
 
         def task(more: int) -> HaystackTask:
-            return HaystackTask(self.name, partial(niah_multiquery, queries=NEEDLES + more))
+            asked = partial(niah_multiquery, queries=NEEDLES + more)
+            return HaystackTask(self.name, asked, self.prose)
 
         def reference_tokens(more: int) -> int:
             hay = task(more).haystack(Draws(self.name, seed))
@@ -169,7 +190,7 @@ class LongAnswer(HaystackTask):
         more = 0
         if reference_tokens(0) < answer_tokens:
             more = 1 + most(reference_tokens, answer_tokens - 1, guess=NEEDLES)
-        return task(more).sample(tokenizer, seed, tokens, depth)
+        return task(more).sample(tokenizer, seed, tokens, depth, frame=frame)
 
 
 class Vault(Task):
@@ -216,13 +237,21 @@ class Vault(Task):
         return prompt.text + prompt.answer
 
 
-def filler(tokenizer: Tokenizer, task: str, seed: int, tokens: int) -> Ids:
+def tasks_in(prose: Prose) -> dict[str, Task]:
+    """Every task by name; those that hide needles in prose hide them in this one."""
+    return {
+        name: replace(task, prose=prose) if isinstance(task, HaystackTask) else task
+        for name, task in TASKS.items()
+    }
+
+
+def filler(tokenizer: Tokenizer, task: Task, seed: int, tokens: int) -> Ids:
     """Whole lines of a task's noise, at least `tokens` tokens and at most a line more.
 
     They contradict no needle of the same seed's sample. No special tokens.
     """
-    require_spells(tokenizer, TASKS[task])
-    source = TASKS[task].noise(seed)
+    require_spells(tokenizer, task)
+    source = task.noise(seed)
     noise: list[str] = []
 
     def ids(count: int) -> Ids:
@@ -276,5 +305,6 @@ for _task in (
     HaystackTask("lines", lines),
     Vault(),
     LongAnswer("long_answer", niah_multiquery),
+    *(HaystackTask(f"phrase_{words}", partial(niah_phrase, words=words)) for words in PHRASES),
 ):
     TASKS[_task.name] = _task

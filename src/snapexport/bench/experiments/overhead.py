@@ -15,7 +15,6 @@ from snapexport.bench.costs import Costs
 from snapexport.bench.filled import fill_prompt
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Experiment, Setup
-from snapexport.bench.systems import chunks
 from snapexport.bench.tables import Column, Table
 from snapexport.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.contract.build_directory import Build
@@ -114,14 +113,12 @@ class Prefill:
 
     def prompt(self, length: int) -> None:
         """All chunks; the last one compresses."""
-        tokens = self._tokens(length)
-        for part in chunks(length, self.executor.limits.prefill_chunk):
-            self.executor.prefill(0, tokens[part.start : part.end], part.start, length)
+        self.executor.prefill_prompt(0, self._tokens(length))
 
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""
         size = self.executor.limits.prefill_chunk
-        self.executor.prefill(0, self._tokens(size), past, past + size + 1)
+        self.executor.prefill(0, self._tokens(past + size + 1), past, past + size)
 
     def _tokens(self, count: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()

@@ -21,9 +21,10 @@ from snapexport.contract.manifest import Manifest
 from snapexport.eval.harness.arguments import model_args, sampling_params
 from snapexport.eval.harness.prompts import Encoder
 from snapexport.eval.harness.requests import Scored, Tokens, complete, fit, score
+from snapexport.runtime.chat import chat_template as templates
+from snapexport.runtime.chat.template_files import read_config
+from snapexport.runtime.chat.template_process import TemplateProcesses
 from snapexport.runtime.llm import LLM
-from snapexport.serving import chat_template as templates
-from snapexport.serving.template_process import TemplateProcesses
 
 
 class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
@@ -46,7 +47,7 @@ class SnapexportLM(TemplateLM):  # type: ignore[misc]  # the harness has no type
         )
         self._limits = self._llm.executor.limits
         _require_batch(batch_size, self._limits.batch)
-        self._config = templates.read_config(args.directory)
+        self._config = read_config(args.directory)
         if self._llm.tokenizer is None:
             raise UserError(
                 f"{args.directory} has no tokenizer.json", "copy it from the checkpoint"

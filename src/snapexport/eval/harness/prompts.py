@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from snapexport.contract.errors import UserError
-from snapexport.serving.chat_template import CONFIG, special_tokens
+from snapexport.runtime.chat.template_files import CONFIG, special_tokens
 
 
 class Encoder:

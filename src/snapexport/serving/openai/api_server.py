@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from snapexport.runtime import requests as runtime
+from snapexport.runtime.chat.template_process import PROCESSES
 from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
@@ -41,7 +42,6 @@ from snapexport.serving.openai.streaming import (
     unless_gone,
 )
 from snapexport.serving.openai.turns import Turns
-from snapexport.serving.template_process import PROCESSES
 
 READERS = 2
 """Threads that tokenize completions. The tokenizer uses all cores by itself."""

@@ -5,7 +5,7 @@ tokenizer adds none. Knows no generator.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from tokenizers import Tokenizer
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime import prompts
+from snapexport.runtime.chat import chat_template, template_files
+from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.template_process import TemplateProcesses
 from snapexport.runtime.executor import Limits
 from snapexport.runtime.requests import Request, SamplingParams
-from snapexport.serving import chat_template
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
 from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
-from snapexport.serving.template_process import TemplateProcesses
 from snapexport.serving.token_text import TokenText, token_texts
 
 Template = chat_template.ChatTemplate | TemplateProcesses
@@ -73,7 +74,8 @@ class Preprocessor:
             text = self.template.render(messages, True, body.chat_template_kwargs)
         except UserError as error:
             raise from_user_error(error, "messages") from None
-        return self._requests(body, [self._encode(text, "messages", False)], "messages")
+        requests = self._requests(body, [self._encode(text, "messages", False)], "messages")
+        return [replace(one, params=self._ending(one.params)) for one in requests]
 
     def completion(self, body: CompletionRequest) -> list[Request]:
         """A request for each prompt, n times in a row. Raises ApiError."""
@@ -91,6 +93,16 @@ class Preprocessor:
     def text_of(self) -> TokenText:
         """The text of a token."""
         return token_texts(self.tokenizer)
+
+    def _ending(self, params: SamplingParams | None) -> SamplingParams:
+        """The parameters of a chat, which end it at the template's end token too."""
+        assert params is not None
+        return self._chat_prompts.ending(params)
+
+    @cached_property
+    def _chat_prompts(self) -> ChatPrompts:
+        assert self.template is not None
+        return ChatPrompts(self.tokenizer, self.template, self.limits.eos_token_id)
 
     def _role(self, role: str) -> str:
         """Replace the role developer by system for a template that does not know developer."""
@@ -164,7 +176,7 @@ def _require_known(options: Mapping[str, Any], template: Template) -> None:
 
 def _template(build: Path) -> TemplateProcesses | None:
     """The build's chat template, or None. Raises UserError for a broken one."""
-    config = chat_template.read_config(build)
+    config = template_files.read_config(build)
     try:
         template = chat_template.load(build, config)
     except UserError:

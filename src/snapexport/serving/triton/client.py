@@ -162,9 +162,9 @@ def inputs_of(request: Request) -> list[InferInput]:
     assert request.params is not None
     params = asdict(request.params)
     stops = [text.encode() for text in params.pop("stop")]
+    lists = {"stop_words": stops, "stop_token_ids": params.pop("stop_token_ids")}
     values = params | {"input_ids": request.prompt_token_ids, "stream": True}
-    if stops:
-        values["stop_words"] = stops
+    values |= {name: given for name, given in lists.items() if given}
     return [_input(one, values[one.name]) for one in INPUTS if values.get(one.name) is not None]
 
 

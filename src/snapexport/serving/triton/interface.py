@@ -37,6 +37,7 @@ INPUTS = (
     Tensor("top_k", "INT32"),
     Tensor("seed", "UINT64"),
     Tensor("stop_words", "STRING", (-1,)),
+    Tensor("stop_token_ids", "INT32", (-1,)),
     Tensor("ignore_eos", "BOOL"),
     Tensor("logprobs", "INT32"),
     Tensor("exclude_input_in_output", "BOOL"),

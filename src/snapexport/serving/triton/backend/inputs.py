@@ -79,6 +79,7 @@ def _params(values: Values, logprobs: int | None) -> SamplingParams:
     given |= {name: _real(values, name) for name in ("temperature", "top_p")}
     return SamplingParams(
         stop=_stop(values),
+        stop_token_ids=_list(values, "stop_token_ids"),
         logprobs=_one(values, "logprobs", logprobs),
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -104,10 +105,16 @@ def _echo(values: Values, source: str) -> bool:
 
 
 def _stop(values: Values) -> tuple[str, ...]:
-    words = values["stop_words"].reshape(-1).tolist() if "stop_words" in values else []
+    words = _list(values, "stop_words")
     if b"" in words:
         raise UserError("stop_words holds an empty text", "leave it out")
     return tuple(_text("stop_words", word) for word in words)
+
+
+def _list(values: Values, name: str) -> list[Any]:
+    """All values of an input; none where the request has no such input."""
+    given: list[Any] = values[name].reshape(-1).tolist() if name in values else []
+    return given
 
 
 def _timeout(parameters: Mapping[str, Any]) -> int:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from snapexport.contract.errors import UserError
-from snapexport.serving import template_process
-from snapexport.serving.chat_template import ChatTemplate
-from snapexport.serving.template_process import TemplateProcesses
+from snapexport.runtime.chat import template_process
+from snapexport.runtime.chat.chat_template import ChatTemplate
+from snapexport.runtime.chat.template_process import TemplateProcesses
 
 TALK = [{"role": "user", "content": "É \u2028 \n { }"}, {"role": "assistant", "content": "Well"}]
 SOURCE = (

@@ -1,6 +1,6 @@
 """Renders one chat template as a process of its own, whose processor time and memory are bounded.
 
-    python -m snapexport.serving.template_worker
+    python -m snapexport.runtime.chat.template_worker
 
 Reads JSON lines: first the template, then what to render. Answers each with one JSON line, and ends
 with its input. `template_process` is the other end.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.serving.chat_template import ChatTemplate
+from snapexport.runtime.chat.chat_template import ChatTemplate
 
 CPU_SECONDS = 2.0
 """Processor time of one rendering. The kernel ends a process that takes more."""

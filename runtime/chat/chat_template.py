@@ -1,11 +1,10 @@
 """Renders messages to a prompt's text by the checkpoint's chat template, as transformers does.
 
 Source of the names, filters and block rules: transformers' guide "Chat templates". Needs jinja2.
-Knows no model, no server and no tokenizer.
+Knows no model and no tokenizer.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,17 +17,10 @@ from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.outside import CONFIG_BYTES, TEMPLATE_BYTES, read_object, read_text
-
-CONFIG = "tokenizer_config.json"
-"""The special tokens' texts, and an older checkpoint's chat template."""
-FILE = "chat_template.jinja"
-"""The chat template of newer checkpoints, outside of tokenizer_config.json."""
+from snapexport.runtime.chat import template_files
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Names defined for every template, beside the special tokens."""
-
-_COPY = "copy it from the checkpoint"
 
 Message = Mapping[str, str]
 
@@ -69,7 +61,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise UserError(
                 f"the chat template cannot be read: {error}",
-                f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint again",
+                f"{template_files.COPY} again",
             ) from None
 
     @cached_property
@@ -85,42 +77,10 @@ class ChatTemplate:
 
 def load(directory: Path, config: Mapping[str, Any]) -> ChatTemplate:
     """The build's chat template; `config` is its tokenizer_config.json. Raises UserError."""
-    path = directory / FILE
-    source = _default(config.get("chat_template"))
-    if os.path.lexists(path):
-        source = read_text(path, TEMPLATE_BYTES, _COPY, links=False)
+    source = template_files.read_source(directory, config)
     if source is None:
-        raise UserError(
-            f"{directory} has no chat template",
-            f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint",
-        )
-    return ChatTemplate(source, special_tokens(config))
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """The build's tokenizer_config.json; empty if it is missing. Raises UserError."""
-    path = directory / CONFIG
-    if not os.path.lexists(path):
-        return {}
-    return read_object(path, CONFIG_BYTES, _COPY, links=False)
-
-
-def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> text of `bos_token` and the like, each a text or an object with `content`."""
-    texts = {
-        key: value.get("content") if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key.endswith("_token")
-    }
-    return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _default(value: Any) -> str | None:
-    """A config's template; from a list of named ones, the one named default."""
-    if isinstance(value, list):
-        named = [entry for entry in value if isinstance(entry, dict)]
-        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
-    return value if isinstance(value, str) else None
+        raise UserError(f"{directory} has no chat template", template_files.COPY)
+    return ChatTemplate(source, template_files.special_tokens(config))
 
 
 def _open(text: str, last: str) -> str:

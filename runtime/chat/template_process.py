@@ -19,15 +19,15 @@ from typing import Any
 
 import snapexport
 from snapexport.contract.errors import UserError
-from snapexport.serving.chat_template import ChatTemplate, Message
-from snapexport.serving.template_worker import CPU_SECONDS
+from snapexport.runtime.chat.chat_template import ChatTemplate, Message
+from snapexport.runtime.chat.template_worker import CPU_SECONDS
 
 SECONDS = 20.0
 """Time of one rendering by the clock, for a machine that is busy with other things."""
 PROCESSES = 2
 """One that loops leaves another one for the next client."""
 _READ_BYTES = 1 << 16
-_HINT = "use a checkpoint whose chat template ends soon, or POST /v1/completions"
+_HINT = "use a checkpoint whose chat template ends soon, or prompts without a template"
 
 
 class TemplateProcesses:
@@ -81,7 +81,7 @@ class _Process:
     def start(self) -> frozenset[str]:
         """Start the worker. Returns the names of the template's options."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "snapexport.serving.template_worker"],
+            [sys.executable, "-P", "-m", "snapexport.runtime.chat.template_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

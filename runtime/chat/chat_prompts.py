@@ -1,0 +1,102 @@
+"""Turns conversations into token ids by a build's chat template, and finds how an answer ends.
+
+A chat's special tokens come from the template; the tokenizer adds none. Knows no executor.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from snapexport.contract.errors import UserError, needs_extra
+from snapexport.runtime.chat import template_files
+from snapexport.runtime.chat.end_token import Template, end_token
+from snapexport.runtime.prompts import encode
+from snapexport.runtime.requests import SamplingParams
+
+Message = Mapping[str, str]
+"""A turn: its `role` and its `content`."""
+Conversation = Sequence[Message]
+
+_KEYS = {"role", "content"}
+
+
+@dataclass(frozen=True)
+class ChatPrompts:
+    """A tokenizer and a chat template whose time and memory are bounded."""
+
+    tokenizer: Tokenizer | None
+    template: Template
+    eos_token_id: frozenset[int]
+    """Tokens that end an answer anyway."""
+
+    @classmethod
+    def open(
+        cls, directory: Path, tokenizer: Tokenizer | None, eos_token_id: frozenset[int]
+    ) -> "ChatPrompts":
+        """Read a build's chat template. Raises UserError if it has none, or a broken one."""
+        require_template(directory)
+        with needs_extra("serve"):
+            from snapexport.runtime.chat import chat_template, template_process
+        template = chat_template.load(directory, template_files.read_config(directory))
+        processes = template_process.TemplateProcesses(template)
+        chat = cls(tokenizer, processes, eos_token_id)
+        weakref.finalize(chat, processes.close)
+        return chat
+
+    def token_ids(
+        self, messages: Conversation, options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The prompt that asks for the next answer. options: names that the template reads."""
+        _require_messages(messages)
+        if unread := sorted((options or {}).keys() - self.template.options):
+            raise UserError(
+                f"the chat template does not read '{unread[0]}'",
+                "leave it out of chat_template_kwargs",
+            )
+        return encode(self.template.render(messages, True, options), self.tokenizer, False)
+
+    def ending(self, params: SamplingParams) -> SamplingParams:
+        """The same parameters, which end the answer at the template's end token too."""
+        token = self._end_token
+        if params.ignore_eos or token is None or token in self.eos_token_id:
+            return params
+        return replace(params, stop_token_ids=(*params.stop_token_ids, token))
+
+    @cached_property
+    def _end_token(self) -> int | None:
+        return None if self.tokenizer is None else end_token(self.template, self.tokenizer)
+
+
+def require_template(directory: Path) -> None:
+    """Raise UserError for a build without a chat template."""
+    if not template_files.has_template(directory):
+        raise UserError(f"{directory} has no chat template", template_files.COPY)
+
+
+def is_one(messages: Conversation | Sequence[Conversation]) -> bool:
+    """Whether it is one conversation, and not a list of them."""
+    return (
+        isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], Mapping)
+    )
+
+
+def _require_messages(messages: Conversation) -> None:
+    if not isinstance(messages, list | tuple) or not messages:
+        raise UserError(f"{messages!r} is not a conversation", "give a list of messages")
+    for message in messages:
+        if not isinstance(message, Mapping) or message.keys() != _KEYS:
+            raise _no_message(message)
+        if not all(isinstance(text, str) for text in message.values()):
+            raise _no_message(message)
+
+
+def _no_message(message: object) -> UserError:
+    return UserError(
+        f"{message!r:.200} is not a message",
+        'a message is {"role": "user", "content": "..."}, both texts',
+    )

@@ -1,0 +1,59 @@
+"""Reads a build's chat template and its special tokens from the files of the checkpoint.
+
+Knows no jinja2: whether a build has a template can be asked without it.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snapexport.contract.outside import CONFIG_BYTES, TEMPLATE_BYTES, read_object, read_text
+
+CONFIG = "tokenizer_config.json"
+"""The special tokens' texts, and an older checkpoint's chat template."""
+FILE = "chat_template.jinja"
+"""The chat template of newer checkpoints, outside of tokenizer_config.json."""
+COPY = f"copy {FILE} (or the {CONFIG} that holds it) from the checkpoint"
+
+_HINT = "copy it from the checkpoint"
+
+
+def has_template(directory: Path) -> bool:
+    """Whether the build has a chat template. Raises UserError for files that cannot be read."""
+    return read_source(directory, read_config(directory)) is not None
+
+
+def read_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """The template's text; `config` is the build's tokenizer_config.json. Raises UserError."""
+    path = directory / FILE
+    if os.path.lexists(path):
+        return read_text(path, TEMPLATE_BYTES, _HINT, links=False)
+    return default_template(config)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The build's tokenizer_config.json; empty if it is missing. Raises UserError."""
+    path = directory / CONFIG
+    if not os.path.lexists(path):
+        return {}
+    return read_object(path, CONFIG_BYTES, _HINT, links=False)
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> text of `bos_token` and the like, each a text or an object with `content`."""
+    texts = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key.endswith("_token")
+    }
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def default_template(config: Mapping[str, Any]) -> str | None:
+    """The template in a tokenizer_config.json; of several named ones, the one named default."""
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = [entry for entry in value if isinstance(entry, dict)]
+        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
+    return value if isinstance(value, str) else None

@@ -1,0 +1,157 @@
+"""Talk with a build: each line is a message, and the conversation goes on until /reset.
+
+/help lists the commands. Ctrl-C ends an answer, Ctrl-D ends the program. Standard input may be a
+pipe. Sampling is that of the checkpoint's generation_config.json, unless flags say otherwise.
+
+examples:
+  snapexport chat qwen.build
+  snapexport chat qwen.build --system "Answer in one sentence." --temperature 0.7
+  cat questions.txt | snapexport chat qwen.build --json
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from snapexport.cli import flags
+from snapexport.cli.answer import Answer
+from snapexport.cli.console import ERR
+from snapexport.cli.generate import SAMPLING, SYSTEM
+from snapexport.cli.messages import piped, typed
+from snapexport.cli.signals import Interrupts
+from snapexport.cli.talk import Talk
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.chat.chat_prompts import require_template
+from snapexport.runtime.generation_config import CONFIG, FIELDS, recommended_sampling
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import SamplingParams
+
+HELP = "talk with a build"
+
+FROM_CONFIG = "(default: generation_config.json's, else {})"
+ANSWER_TOKENS = 1024
+DEFAULTS = {"max_tokens": ANSWER_TOKENS, **dict.fromkeys(FIELDS)}
+COMMANDS = """/reset   forget the conversation, but for the system message
+/exit    end the program, as Ctrl-D does
+/help    show this
+Ctrl-C   end the answer"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The build, the system message, and the fields of SamplingParams."""
+    parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
+    parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
+    sampling = parser.add_argument_group("sampling")
+    own = {name: f"{SAMPLING[name]} {FROM_CONFIG.format(_usual(name))}" for name in FIELDS}
+    own["max_tokens"] = f"most tokens of an answer (default: {ANSWER_TOKENS})"
+    flags.add_fields(sampling, SamplingParams, SAMPLING | own)
+    parser.set_defaults(**DEFAULTS)
+    flags.add_stop(sampling)
+    flags.add_backend(parser)
+    flags.add_running(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer until the input ends; 2 if an answer to piped input failed."""
+    require_template(Build.open(arguments.build).directory)
+    sampling, sources = _sampling(arguments)
+    params = SamplingParams(**sampling, stop=tuple(arguments.stop))
+    llm = LLM(
+        arguments.build,
+        baseline=arguments.baseline,
+        threads=arguments.threads,
+        backend=arguments.backend,
+    )
+    talk = Talk(llm, params, arguments.system)
+    ERR.print(f"conversations of up to {talk.longest:,} tokens; {sources}", soft_wrap=True)
+    show = _Json() if arguments.json else _Text()
+    interrupts = Interrupts()
+    if sys.stdin.isatty():
+        ERR.print("/help lists the commands, Ctrl-D ends")
+        with interrupts.noted():
+            _converse(talk, typed(interrupts), show, interrupts)
+        return 0
+    return 2 if _converse(talk, piped(), show, interrupts) else 0
+
+
+def _converse(
+    talk: Talk, messages: Iterable[str], show: "_Text | _Json", interrupts: Interrupts
+) -> int:
+    """Answer each message; the number of answers that failed."""
+    failed = 0
+    for message in messages:
+        if message == "/exit":
+            break
+        if message == "/reset":
+            talk.reset()
+        elif message == "/help":
+            ERR.print(COMMANDS)
+        else:
+            failed += not _answer(talk, message, show, interrupts)
+    return failed
+
+
+def _answer(talk: Talk, message: str, show: "_Text | _Json", interrupts: Interrupts) -> bool:
+    interrupts.came = False
+    try:
+        answer = talk.ask(message, show.delta, lambda: interrupts.came)
+    except UserError as error:
+        show.error(error)
+        return False
+    show.end(answer, talk.left(answer))
+    return True
+
+
+class _Text:
+    """Shows answers as text, and errors on standard error."""
+
+    def delta(self, text: str) -> None:
+        print(text, end="", flush=True)
+
+    def end(self, answer: Answer, left: int) -> None:
+        print(flush=True)
+        answer.print_times(f"about {left:,} tokens left")
+
+    def error(self, error: UserError) -> None:
+        ERR.print(f"error: {error.message}\n\nhint: {error.hint}", soft_wrap=True)
+
+
+class _Json:
+    """Shows each answer, or its error, as a line of JSON."""
+
+    def delta(self, text: str) -> None:
+        """Show nothing: the text comes with the end."""
+
+    def end(self, answer: Answer, left: int) -> None:
+        print(json.dumps(answer.report() | {"tokens_left": left}), flush=True)
+
+    def error(self, error: UserError) -> None:
+        print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
+
+
+def _sampling(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Fields of SamplingParams, of the flags before the checkpoint's; and a text that tells."""
+    given = {n: v for n, v in flags.values(arguments, SAMPLING).items() if v is not None}
+    recommended = recommended_sampling(arguments.build)
+    fields = recommended | given
+    if not fields.get("temperature"):
+        return fields, "greedy"
+    told = [
+        f"{name} {fields[name]} ({_flag(name) if name in given else CONFIG})"
+        for name in FIELDS
+        if name in fields
+    ]
+    return fields, ", ".join(told)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _usual(name: str) -> object:
+    return getattr(SamplingParams(), name)

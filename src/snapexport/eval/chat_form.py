@@ -1,0 +1,50 @@
+"""Puts a task into the checkpoint's chat template, as an instruct model is asked.
+
+Knows no model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.eval.sample import Frame, Text
+from snapexport.runtime.chat import template_files
+from snapexport.runtime.chat.chat_prompts import ChatPrompts
+
+
+def frame_of(build: Build, wanted: bool | None) -> Frame | None:
+    """The build's chat form; None where it has no template, or where none is wanted.
+
+    wanted: None for a build's own template if it has one. Raises UserError where it is missing.
+    """
+    if wanted is False or (wanted is None and not template_files.has_template(build.directory)):
+        return None
+    chat = ChatPrompts.open(build.directory, None, frozenset())
+
+    def render(user: str) -> str:
+        return chat.template.render([{"role": "user", "content": user}], True)
+
+    return lambda text: in_chat(text, render)
+
+
+def in_chat(text: Text, render: Callable[[str], str]) -> Text:
+    """The text as one message of the user's. The template's own tokens end the question.
+
+    The last line of a question of several lines begins the answer: the model has to write it.
+    """
+    question, newline, beginning = text.question.rpartition("\n")
+    if not newline:
+        question, beginning = beginning, ""
+    rendered = render(text.context + question)
+    start = rendered.find(text.context)
+    if start < 0:
+        raise UserError("the chat template does not show a message as it is", "use --no-chat")
+    end = start + len(text.context)
+    return replace(
+        text,
+        context=rendered[:end],
+        question=rendered[end:],
+        reference=(beginning + text.reference).lstrip(),
+        in_chat=True,
+    )

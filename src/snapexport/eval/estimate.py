@@ -1,0 +1,107 @@
+"""Estimates the time and the memory of an evaluation before it starts.
+
+A chunk and a decode step are timed on this machine; the rest is counted.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from snapexport.contract.bytes import DTYPE_BYTES
+from snapexport.contract.manifest import Manifest
+from snapexport.eval.grid import Grid
+from snapexport.eval.systems import System
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.open_executor import open_executor
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """seconds: by the clock, on this machine. nbytes: of weights and caches, in memory at once."""
+
+    seconds: float
+    nbytes: int
+
+
+def estimate(grid: Grid) -> Estimate:
+    """Time two chunks and a few decode steps of the build. Raises UserError."""
+    executor = open_executor(grid.build, backend="onnxruntime", threads=grid.options.threads)
+    try:
+        _chunk(executor, 1)  # the first run reads the weights from the disk
+        chunks = {n: _timed(partial(_chunk, executor, n)) for n in grid.requests.lengths}
+        step = _timed(partial(_steps, executor)) / STEPS
+    finally:
+        executor.close()
+    return Estimate(_of_tasks(grid, chunks, step) + _of_documents(grid, chunks, step), _bytes(grid))
+
+
+def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
+    """Each prompt is prefilled once, and its end once more for each mode and further window."""
+    options, seconds = grid.options, 0.0
+    again = len(options.modes) * _windows(grid) - 1
+    for task in options.chosen_tasks:
+        cells = [cell for cell in grid.requests.cells() if cell.task == task]
+        sample = grid.requests.sample(cells[0])
+        tokens = sample.max_tokens + len(sample.question_ids)
+        for cell in cells:
+            seconds += chunks[cell.length] * (_chunks(grid, cell.length) + again)
+            seconds += step * tokens * len(grid.systems) * len(options.modes)
+    return seconds
+
+
+def _of_documents(grid: Grid, chunks: dict[int, float], step: float) -> float:
+    """A passage's longer prompts go on from the shorter ones; batch slots decode together."""
+    passages = len(grid.prompts) // len(grid.requests.lengths)
+    prefill, done = 0.0, 0
+    for length in grid.requests.lengths:
+        prefill += chunks[length] * (_chunks(grid, length - done) + _windows(grid) - 1)
+        done = length
+    groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
+    return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
+
+
+def _windows(grid: Grid) -> int:
+    """Prefill graphs that differ in their outputs: by the window, or without one."""
+    return len({one.geometry.L_obs if one.votes else 0 for one in grid.systems})
+
+
+def _chunks(grid: Grid, tokens: int) -> int:
+    return math.ceil(tokens / grid.build.manifest.prefill_chunk)
+
+
+def _chunk(executor: Executor, length: int) -> None:
+    """One chunk amid a prompt of that length: what a chunk costs grows with those before it."""
+    chunk = min(length, executor.limits.prefill_chunk)
+    start = (length - chunk) // 2
+    executor.prefill(0, [length % 97] * (length + 1), start, start + chunk)
+
+
+def _steps(executor: Executor) -> None:
+    ones = np.ones(executor.limits.batch, np.int64)
+    for position in range(STEPS):
+        executor.decode(ones, ones + position, ones)
+
+
+def _timed(action: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _bytes(grid: Grid) -> int:
+    """Weights, the caches of all systems and the prompt's. Scratch memory is not in it."""
+    manifest = grid.build.manifest
+    weights = sum(file.size for file in manifest.weights)
+    return weights + sum(_cache_bytes(manifest, one) for one in grid.systems)
+
+
+def _cache_bytes(manifest: Manifest, system: System) -> int:
+    slots = sum(layer.cache_slots for layer in system.geometry.layers)
+    row = 2 * manifest.model.num_key_value_heads * manifest.model.head_dim
+    return manifest.batch * slots * row * DTYPE_BYTES[manifest.cache_dtype]

@@ -1,0 +1,37 @@
+"""The estimate of an evaluation's time and memory."""
+
+import pytest
+
+from snapexport.contract.build_directory import Build
+from snapexport.eval import estimate as module
+from snapexport.eval.estimate import estimate
+from tests.eval.builds import vault_grid
+
+CHUNK, STEP = 2.0, 0.25
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a chunk takes 2 s, and a decode step .25 s."""
+    calls = iter([CHUNK, STEP * module.STEPS] * 9)
+    monkeypatch.setattr(module, "_timed", lambda action: (action(), next(calls))[1])
+
+
+def test_an_estimate_counts_chunks_and_decoded_tokens(vault_build: Build, clock: None) -> None:
+    """Prompts of 250 tokens are two chunks of 128; two windows run the last one again."""
+    policies = ("full", "snapstream", "streaming")
+    grid = vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=policies)
+    sample = grid.requests.sample(grid.requests.cells()[0])
+    tokens = sample.max_tokens + len(sample.question_ids)
+    windows, modes = 2, 2
+    wanted = CHUNK * (2 + windows * modes - 1) + STEP * tokens * len(policies) * modes
+    assert estimate(grid).seconds == pytest.approx(wanted)
+
+
+def test_the_memory_of_an_estimate_is_that_of_weights_and_caches(vault_build: Build) -> None:
+    both = vault_grid(vault_build, lengths=(250,), policies=("full", "snapstream"))
+    one = vault_grid(vault_build, lengths=(250,), policies=("full",))
+    model, manifest = vault_build.manifest.model, vault_build.manifest
+    row = 2 * 4 * model.num_key_value_heads * model.head_dim * model.num_hidden_layers
+    slots = manifest.geometry.layers[0].cache_slots
+    assert estimate(both).nbytes - estimate(one).nbytes == row * slots * manifest.batch
