@@ -40,7 +40,7 @@ SHARED = {
     "seed": "other prompts",
 }
 SPEED = {
-    "contexts": "tokens of the prompts (default: a quarter, a half and nearly all of L_max)",
+    "contexts": "tokens of the prompts (default: an eighth and a half of L_max)",
     "batches": "batch slots that decode at a time (default: one, and all of the build's)",
     "decode_steps": "timed in a row, in each round",
     "baseline": "measure the full cache's graphs too: a build made with --baseline",
