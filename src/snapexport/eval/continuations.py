@@ -83,13 +83,22 @@ def measure(
         pending = {one: _pending(one, group, done) for one in executors}
         if any(pending.values()):
             _prefill(group, {**pending, full: group}, executors)
-            reference = _log_probabilities(executors[full], group)
-            for system in filter(pending.get, executors):
-                same = system == full
-                own = reference if same else _log_probabilities(executors[system], group)
-                for row, prompt in enumerate(group):
-                    if prompt in pending[system]:
-                        yield _record(system, prompt, reference[:, row], own[:, row])
+            yield from _compared(group, pending, executors, full)
+
+
+def _compared(
+    group: Sequence[Prompt],
+    pending: Mapping[System, Sequence[Prompt]],
+    executors: Mapping[System, Executor],
+    full: System,
+) -> Iterator[Continuation]:
+    """Force the continuations through every system that has pending prompts."""
+    reference = _log_probabilities(executors[full], group)
+    for system in filter(pending.get, executors):
+        own = reference if system == full else _log_probabilities(executors[system], group)
+        for row, prompt in enumerate(group):
+            if prompt in pending[system]:
+                yield _record(system, prompt, reference[:, row], own[:, row])
 
 
 def _pending(system: System, group: Sequence[Prompt], done: frozenset[Key]) -> list[Prompt]:
