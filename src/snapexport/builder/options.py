@@ -41,7 +41,10 @@ SEEN_OF_QUESTION = 10
 """Tokens of a question that the window sees, at least, behind the chat template's tail."""
 
 DEFAULT_CHUNK = 512
-"""Long enough that arithmetic bounds a chunk's time, short enough not to stall running streams."""
+"""Long enough that arithmetic bounds a chunk's time on a GPU, short enough not to stall running
+streams."""
+CPU_CHUNK = 128
+"""The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
 
 _CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {"budget": BUDGETS}
 
@@ -282,7 +285,10 @@ class BuildOptions(GraphOptions):
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""
         least = geometry.L_obs if geometry.compresses else 1
-        chunk = _or(self.prefill_chunk, max(least, min(DEFAULT_CHUNK, self.L_max // 2), 1))
+        target = capabilities(self.target)
+        on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
+        usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
+        chunk = _or(self.prefill_chunk, max(least, min(usual, self.L_max // 2), 1))
         if not least <= chunk <= self.L_max:
             raise UserError(
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",

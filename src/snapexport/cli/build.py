@@ -28,7 +28,7 @@ CHOICES = {
     "decode_batches": "further decode graphs, for steps with at most so many batch slots in use "
     "(default: 1, 4, 16 ... below --batch; 1 for int4; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
-    "inside the graph (default: 512, or half of L_max)",
+    "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
     "prefill_capacities": "positions of the caches of further prefill graphs, for prompts that are "
     "shorter than L_max: TensorRT's attention reads the whole cache in each chunk; each at least "
     "twice the one before (default: none)",
