@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _MODEL, _SPLIT = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 _AS_GPT2 = ("default", "gpt-2", "smollm")
-"""Ways to split text that transformers has no entry for, since they are those of its GPT-2."""
+"""Ways to split text that transformers reads as GPT-2's. SmolLM's splits digits off first, which
+shows only where several spaces come before one."""
 
 
 def write_configs(header: GgufHeader, config: "PretrainedConfig", folder: Path) -> None:

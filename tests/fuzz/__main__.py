@@ -15,6 +15,7 @@ SHORT = {
     "manifests": 120,
     "graphs": 80,
     "headers": 150,
+    "gguf": 100,
     "configs": 100,
     "tokenizers": 80,
     "templates": 60,

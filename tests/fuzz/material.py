@@ -35,12 +35,14 @@ def ensure(work: Path) -> None:
 
 def make(work: Path) -> None:
     from snapexport.builder import build
+    from tests import gguf_files
     from tests.oracle import checkpoints
     from tests.runtime import tokenizers_for_tests
 
     for name in FAMILIES:
         if not (work / name).is_dir():
             checkpoints.make(name, work / name)
+    gguf_files.make("llama", work)
     for name in ("byte_level", "byte_fallback", "words"):
         getattr(tokenizers_for_tests, name)().save(str(work / f"{name}.json"))
     build(work / "llama", work / BUILD, overwrite=True, baseline=True, **FLAGS)
