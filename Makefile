@@ -14,7 +14,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,23 @@ real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	$(BIN)/python -m pytest tests/real_model
+
+QUALITY := $(BIN)/snapexport eval $(REAL_MODEL)
+
+real-model-quality: export OMP_WAIT_POLICY = passive
+real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English from Debian's packages, some hours
+	mkdir -p $(REAL_MODEL)
+	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
+	tools/real_documents.sh $(REAL_MODEL)/documents
+	for batch in 1 16; do $(BIN)/snapexport build --model $(REAL_MODEL)/*.gguf --L-max 8192 --kv-budget 1024 \
+		--batch $$batch --baseline --overwrite --out $(REAL_MODEL)/batch$$batch.build; done
+	$(QUALITY)/batch16.build --documents $(REAL_MODEL)/documents --passages 60 --continuation 48 \
+		--lengths 1024 2048 --budgets 64 128 256 512 1024 --out $(REAL_MODEL)/text
+	$(QUALITY)/batch1.build --documents $(REAL_MODEL)/documents --passages 1 --tasks niah_single phrase_12 \
+		--lengths 2048 --depths .1 .3 .5 .7 .9 --samples 2 --modes aware --budgets 128 512 --policies full \
+		snapstream:L_obs=8 snapstream snapstream:L_obs=24 snapstream:L_obs=32 snapstream:pool_kernel=7 \
+		snapstream:pool_kernel=15 snapstream:pool_kernel=21 snapstream:pool_kernel=63 snapstream:group=max \
+		snapstream:softmax=causal snapstream:pool=max streaming snapkv --out $(REAL_MODEL)/needles
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive

@@ -62,6 +62,7 @@ def make(
     _write_config(writer, config, name)
     if tokenizer:
         _write_tokenizer(writer)
+        _write_texts(writer)
     for stored, values in _stored(model, config, name):
         whole = values.ndim > 1 and values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
         of = kind if whole else Kind.F32
@@ -99,9 +100,24 @@ def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(TOKENS)
-    control = len(TOKENS) - 3
-    writer.add_token_types([1] * control + [3] * 3)
+    writer.add_token_types([1] * (len(TOKENS) - 3) + [3] * 3)
     writer.add_token_merges(MERGES)
+
+
+def write_pieces(writer: gguf.GGUFWriter) -> None:
+    """SentencePiece's tokenizer of as many tokens, as Llama 2 and Gemma have it, for `spoil`."""
+    pieces = ["<unk>", "▁", "t", "h", "e", "he", "the", "▁the", "m", "漢"]
+    pieces += [f"<0x{byte:02X}>" for byte in range(len(TOKENS) - len(pieces) - 3)] + TOKENS[-3:]
+    bytes_ = len(pieces) - 13
+    for key in ("model", "pre", "tokens", "token_type", "merges"):
+        writer.kv_data[0].pop(f"tokenizer.ggml.{key}")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([-float(index) for index in range(len(pieces))])
+    writer.add_token_types([2] + [1] * 9 + [6] * bytes_ + [3] * 3)
+
+
+def _write_texts(writer: gguf.GGUFWriter) -> None:
     writer.add_bos_token_id(TOKENS.index("<s>"))
     writer.add_eos_token_id(END)
     writer.add_eot_token_id(END_OF_TURN)

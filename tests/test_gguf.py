@@ -21,7 +21,7 @@ from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.tokenizer_file import TOKENIZER, parse_tokenizer
 from snapexport.exporter import int4
 from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.gguf.config import llama3_scaling
+from snapexport.exporter.gguf.rope import llama3_scaling
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks
 from tests import gguf_files
 
@@ -142,6 +142,18 @@ def test_tokenizer_chat_template_and_end_tokens_are_taken_along(
     config = json.loads((directory / "config.json").read_text())
     assert "quantization_config" not in config
     assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_tokenizer_of_sentencepiece_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    file = gguf_files.make(name, tmp_path, spoil=gguf_files.write_pieces)
+    expected = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    opened = Checkpoint.open(file)
+    path = opened.with_tokenizer() / TOKENIZER
+    tokenizer = parse_tokenizer(path.read_text(), path)
+    for text in TEXTS:
+        assert tokenizer.encode(text).ids == expected(text)["input_ids"]
+    assert tokenizer.encode("the").tokens[0] == "<s>"
 
 
 def test_file_without_a_tokenizer_is_built_without(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class InGguf:
     """How GGUF files have an architecture.
 
     name: in their metadata. only: {key of the metadata, without the name: the one value that is
-    read}, for facts that the files lack and transformers takes for given.
+    read}, for what transformers takes for given.
     """
 
     name: str

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import TensorSpan
-from snapexport.exporter.gguf.config import ORIGINAL
 from snapexport.exporter.gguf.header import BlockSizes, GgufHeader, StoredTensor
+from snapexport.exporter.gguf.keys import ORIGINAL
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -2,6 +2,13 @@
 
 from snapexport.exporter.architectures.architecture import Architecture, InGguf, RMSNorm
 
+_ONLY = {
+    # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
+    "attention.key_length": 256,
+    "attention.sliding_window_pattern": 6,
+    "rope.freq_base_swa": 10000.0,
+}
+
 ARCHITECTURE = Architecture(
     name="Gemma3ForCausalLM",
     model_type="gemma3_text",
@@ -11,6 +18,5 @@ ARCHITECTURE = Architecture(
     scaled_embedding=True,
     score_softcap="attn_logit_softcapping",
     logit_softcap="final_logit_softcapping",
-    # Files don't say how scores are scaled: for heads of 256 it is by 256 in all models.
-    gguf=InGguf(name="gemma3", only={"attention.key_length": 256}),
+    gguf=InGguf(name="gemma3", only=_ONLY),
 )

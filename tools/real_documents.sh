@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fetches English texts of several kinds from Debian's packages: documents.sh DIR
+# Fetches English texts of several kinds from Debian's packages: real_documents.sh DIR
 # For `snapexport eval --documents DIR`. Needs apt-get and dpkg.
 set -eu
 out=$(mkdir -p "$1" && cd "$1" && pwd)
