@@ -1,4 +1,4 @@
-"""A chat with a real language model: `snapexport serve` and OpenAI's client."""
+"""A chat with a real language model: from Python, and by `snapexport serve` and OpenAI's client."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
+from snapexport.runtime.chat.chat_template import load
+from snapexport.runtime.chat.end_token import end_token
+from snapexport.runtime.chat.template_files import read_config
+from snapexport.runtime.prompts import load_tokenizer
 from tests.serving.process import Serving, serve
 
 Messages = list[dict[str, str]]
@@ -64,3 +69,20 @@ def test_earlier_turns_are_in_the_prompt_as_the_template_has_them(
 ) -> None:
     (choice,) = ask(serving, TURNS).choices
     assert choice.message.content == wanted(original, tokenizer, TURNS)
+
+
+def test_conversations_from_python_have_transformers_answers(
+    build: Build, original: Any, tokenizer: Any
+) -> None:
+    answers = LLM(build.directory).chat([QUESTION, TURNS], SamplingParams(max_tokens=TOKENS))
+    assert [answer.text for answer in answers] == [
+        wanted(original, tokenizer, messages) for messages in (QUESTION, TURNS)
+    ]
+
+
+def test_end_token_of_the_template_is_the_checkpoints(build: Build, tokenizer: Any) -> None:
+    """Found by rendering alone: the config names the same one."""
+    template = load(build.directory, read_config(build.directory))
+    known = load_tokenizer(build.directory)
+    assert known is not None
+    assert end_token(template, known) == tokenizer.eos_token_id
