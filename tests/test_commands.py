@@ -171,7 +171,7 @@ def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
         (["--L-max", "many"], "argument --L-max: invalid int value: 'many'"),
         (["--batch", "0"], "--batch 0"),
         (["--prefill-chunk", "65"], "--prefill-chunk 65"),
-        (["--prefill-chunk", "4", "--L-obs", "8"], "--prefill-chunk 4"),
+        (["--prefill-chunk", "4", "--L-obs", "5"], "--prefill-chunk 4"),
         (["--kv-budget", "4"], "--kv-budget 4 leaves 0 slots for the ring"),
         (["--kv-budget", "65"], "--kv-budget 65 is more than --L-max 64"),
         (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together with both"),
