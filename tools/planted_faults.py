@@ -135,8 +135,8 @@ FAULTS = (
     ),
     Fault(
         "staging: a foreign directory is overwritten",
-        "if not target.is_dir() or (any(target.iterdir()) and not (target / marker).is_file()):",
-        "if not target.is_dir():",
+        "return not any(target.iterdir()) or (target / marker).is_file()",
+        "return True",
         ("test_staging.py",),
     ),
     # The runtime.

@@ -116,7 +116,7 @@ def test_bench_ctrl_c_keeps_the_samples_until_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def tell(progress: BenchProgress, what: str, done: int, total: int) -> None:
-        if (what, done) == ("speed", 4 + 4 + 2 + 1):  # both probes, both slots' prompts, a step
+        if (what, done) == ("speed", 4 + 4 + 1 + 1):  # both probes, a prompt, a step
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(BenchProgress, "tell", tell)
@@ -126,7 +126,7 @@ def test_bench_ctrl_c_keeps_the_samples_until_then(
     printed, report = last_line(capsys)
     assert not report["complete"]
     assert "interrupted: this is what was measured until then" in printed
-    assert [row["seconds"]["samples"] for row in report["sections"]["prefill"]] == [2]
+    assert [row["seconds"]["samples"] for row in report["sections"]["prefill"]] == [1]
     assert [row["seconds"]["samples"] for row in report["sections"]["decode"]] == [1]
     assert "compress" not in report["sections"]
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == report

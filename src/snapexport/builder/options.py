@@ -232,9 +232,10 @@ class BuildOptions(GraphOptions):
     def _window(self, template_tail: int, L_recent: int) -> int:
         """W: long enough to see the end of a question behind the template's tail.
 
-        A prefill chunk that is given limits it.
+        Without a tail no longer than it has to be: more of the text before a question would vote. A
+        prefill chunk that is given limits it.
         """
-        wanted = max(DEFAULT_L_OBS, template_tail + SEEN_OF_QUESTION)
+        wanted = template_tail + SEEN_OF_QUESTION if template_tail else DEFAULT_L_OBS
         return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
 
     def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:

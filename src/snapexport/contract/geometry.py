@@ -19,7 +19,7 @@ from snapexport.contract.errors import UserError
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
-DEFAULT_L_OBS = 16
+DEFAULT_L_OBS = 8
 """KV-Compress found 8 best; SnapKV uses 32."""
 
 DEFAULT_POOL_KERNEL = 31
