@@ -71,7 +71,7 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--batch $$batch --baseline --overwrite --out $(REAL_MODEL)/batch$$batch.build; done
 	$(QUALITY)/batch16.build --documents $(REAL_MODEL)/documents --passages 60 --continuation 48 \
 		--lengths 1024 2048 --budgets 64 128 256 512 1024 --out $(REAL_MODEL)/text
-	$(QUALITY)/batch1.build --documents $(REAL_MODEL)/documents --passages 1 --tasks niah_single phrase_12 \
+	$(QUALITY)/batch1.build --documents $(REAL_MODEL)/documents --passages 1 --tasks niah_single phrase_4 \
 		--lengths 2048 --depths .1 .3 .5 .7 .9 --samples 2 --modes aware --budgets 128 512 --policies full \
 		snapstream:L_obs=8 snapstream snapstream:L_obs=24 snapstream:L_obs=32 snapstream:pool_kernel=7 \
 		snapstream:pool_kernel=15 snapstream:pool_kernel=21 snapstream:pool_kernel=63 snapstream:group=max \

@@ -132,6 +132,8 @@ _HEADINGS = {
     "late": "question repeated when the ring holds other text",
 }
 BAD, POOR = 0.5, 0.9
+UNABLE = 0.3
+"""Score of the full cache below which a task does not tell caches apart."""
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -169,6 +171,8 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
         own = [row for row in rows if (row["system"], row["slots"]) == cache]
         table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
     OUT.print(table)
+    if unlearned := [r["task"] for r in rows if r["system"] == "full" and r["score"] < UNABLE]:
+        OUT.print(f"the full cache itself fails: {', '.join(unlearned)} tells nothing", style="dim")
     OUT.print()
 
 

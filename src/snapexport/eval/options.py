@@ -14,7 +14,7 @@ late: as aware, and the question is repeated after so much other text that no ri
 prompt."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-DEFAULT_TASKS = "niah_single", "phrase_12"
+DEFAULT_TASKS = "niah_single", "phrase_4"
 """A short answer and a long one."""
 
 

@@ -69,7 +69,6 @@ class Sample(Text):
     context_ids: Ids
     question_ids: Ids
     reference_ids: Ids
-    stop: tuple[str, ...] = ("\n",)
 
     @classmethod
     def of(cls, text: Text, task: str, tokenizer: Tokenizer) -> Self:
@@ -87,6 +86,11 @@ class Sample(Text):
             if not _reads_back(tokenizer, ids, text_of_part, special=text.in_chat):
                 raise _misspelled(tokenizer, task)
         return sample
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """A text goes on after the answer's line; a chat's answer ends by itself."""
+        return () if self.in_chat else ("\n",)
 
     @property
     def max_tokens(self) -> int:
