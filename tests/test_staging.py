@@ -88,6 +88,20 @@ def test_an_interrupted_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("where", ["fcntl.flock", "snapexport.builder.hidden.mark"])
+def test_a_signal_before_the_marker_is_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def leave(*_: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 1
+        sys.exit(143)
+
+    monkeypatch.setattr(where, leave)
+    with pytest.raises(SystemExit), scratch(tmp_path / "b"):
+        raise AssertionError("not reached")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_build_interrupted_while_it_writes_weights_leaves_nothing(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,9 @@ import fcntl
 import glob
 import os
 import re
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +27,7 @@ MARKER = "snapexport.unfinished"
 CONTENT, REPLACED = "content", "replaced"
 
 _MADE = re.compile(r"\.partial-[a-z0-9_]{8}$")
-"""Names by `tempfile.mkdtemp`."""
+"""Names by `_new_name`, and by `tempfile.mkdtemp` in former versions."""
 
 Purpose = Literal["scratch", "writing", "swapping"]
 """scratch: for the process alone. writing: to appear at the target. swapping: the content may be
@@ -37,14 +37,19 @@ the former target by now."""
 @contextmanager
 def hidden(target: Path, purpose: Purpose) -> Iterator[Path]:
     """Yield a new hidden directory, locked; it is removed at the end."""
-    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-    # The marker comes after the lock: others remove only what is marked and not locked.
-    with _locked(directory):
-        try:
-            mark(directory, purpose)
-            yield directory
-        finally:
-            _discard(directory, target)
+    directory = _new_name(target)
+    try:
+        directory.mkdir(mode=0o700)
+        # The marker comes after the lock: others remove only what is marked and not locked.
+        with _locked(directory):
+            try:
+                mark(directory, purpose)
+                yield directory
+            finally:
+                _discard(directory, target)
+    finally:  # a signal came before the lock was held, and the directory is empty
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def mark(directory: Path, purpose: Purpose, *ours: str) -> None:
@@ -80,6 +85,14 @@ def is_marked(directory: Path) -> bool:
     """Whether the directory is one of ours, whatever its name."""
     marker = directory / MARKER
     return not directory.is_symlink() and marker.is_file() and not marker.is_symlink()
+
+
+def _new_name(target: Path) -> Path:
+    """The name is known before the directory is there, so that a signal in between loses nothing.
+
+    Where it is taken after all, `mkdir` refuses.
+    """
+    return target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
 
 
 def _named(target: Path) -> list[Path]:
