@@ -6,7 +6,7 @@
 Knows no request.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Chunked:
         *_, (self._largest, graph) = graphs.items()
         self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
-        self._shapes = frozenset((name, one.shape) for name, one in graph.buffers.items())
+        self._outputs = frozenset((name, one.shape) for name, one in graph.buffers.items())
         self._is_tempered = names.TEMPERATURE in graph.arrays
 
     def run(
@@ -73,21 +73,17 @@ class Chunked:
         The prediction is of the token after the chunk. A chunk that is in the cache already gives
         zeros: nobody reads logits amid a prompt. Nothing is run for the last prompt's tokens.
         """
-        is_last, by = end == len(prompt), self._outputs(temperature)
-        is_finished = self._cache.is_finished(prompt, by)
+        is_last, told = end == len(prompt), temperature if self._is_tempered else None
+        is_finished = self._cache.is_finished(prompt, told, self._outputs)
         if not is_last and (is_finished or self._cache.holds(prompt[start:end], start)):
             return Prediction(lambda: self._no_logits)
         if not is_finished:
             self._run(prompt, start, end, temperature)
-            self._cache.wrote(prompt, start, end, by)
+            self._cache.wrote(prompt, start, end, told, self._outputs)
         if is_last:
             self._cache.resize(self._largest, end)
             self._into_slot.fill(slot, end)
         return Predictions(self._graphs[self._largest], 1)[0]
-
-    def _outputs(self, temperature: float) -> Hashable:
-        """Differs where outputs do: their shapes, or the temperature of top tokens."""
-        return self._shapes, temperature if self._is_tempered else None
 
     def _run(self, prompt: Sequence[int], start: int, end: int, temperature: float) -> None:
         capacity = next(one for one in self._graphs if one >= start + self._chunk)

@@ -28,7 +28,8 @@ class PromptCache:
         self._chunk: int = specs[names.INPUT_IDS].shape[1]
         self._held: list[int] = []
         self._outputs: Buffers = {}
-        self._finished: dict[Hashable, tuple[int, ...]] = {}
+        self._finished: tuple[tuple[int, ...], float | None] = (), None
+        self._written: set[Hashable] = set()
         self._is_whole = False
         self._capacity = next(iter(self._pasts.values())).shape[2]
         self.buffers = self.of_capacity(self._capacity)
@@ -66,21 +67,39 @@ class PromptCache:
         end = start + len(token_ids)
         return end <= len(self._held) and self._held[start:end] == list(token_ids)
 
-    def is_finished(self, prompt: Sequence[int], by: Hashable) -> bool:
-        """Whether caches and outputs are those of the whole prompt. by: as in `wrote`."""
-        held = self._finished.get(by, ())
-        return self._is_whole and len(held) == len(prompt) and held == tuple(prompt)
+    def is_finished(
+        self, prompt: Sequence[int], temperature: float | None, outputs: Hashable
+    ) -> bool:
+        """Whether caches and outputs are those of the whole prompt. Arguments: as in `wrote`."""
+        return (
+            self._is_whole
+            and outputs in self._written
+            and len(prompt) == len(self._finished[0])
+            and (tuple(prompt), temperature) == self._finished
+        )
 
-    def wrote(self, prompt: Sequence[int], start: int, end: int, by: Hashable) -> None:
-        """Note that the chunk [start, end) was run. by: tells its outputs from other graphs'.
+    def wrote(
+        self,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
+        temperature: float | None,
+        outputs: Hashable,
+    ) -> None:
+        """Note that the chunk [start, end) was run.
 
         A prompt's last chunk may start amid another one; what it overlaps no longer counts as held.
+
+        temperature: None where the outputs do not depend on it. outputs: their names and shapes;
+        outputs of equal name and shape are the same memory, whatever graph writes them.
         """
         self._is_whole = end == len(prompt)
         if self._is_whole:
-            whole = tuple(prompt)
-            alike = {one: held for one, held in self._finished.items() if held == whole}
-            self._finished = {**alike, by: whole}
+            finished = tuple(prompt), temperature
+            if finished != self._finished:
+                self._finished = finished
+                self._written.clear()
+            self._written.add(outputs)
         aligned = start - start % self._chunk
         del self._held[aligned:]
         if start == aligned == len(self._held):
@@ -89,7 +108,7 @@ class PromptCache:
     def clear(self) -> None:
         """Forget all tokens, and zero keys and values."""
         self._held.clear()
-        self._finished.clear()
+        self._written.clear()
         for cache in self._pasts.values():
             self._memory.zero(cache)
 

@@ -72,13 +72,13 @@ def _likeliest(prediction: Prediction) -> int:
 
 def score(logits: Logits, token: int) -> TokenScore:
     """Return the natural log probability of one token under logits [V]."""
-    logprob = float(_log_softmax(logits)[token])
+    logprob = float(log_softmax(logits)[token])
     return TokenScore(logprob, is_greedy=int(np.argmax(logits)) == token)
 
 
 def logprobs(logits: Logits, token: int, count: int) -> TokenLogprobs:
     """Return a token's log probability and those of the `count` likeliest tokens."""
-    each, count = _log_softmax(logits), min(count, len(logits))
+    each, count = log_softmax(logits), min(count, len(logits))
     # Sorting a whole vocabulary takes 15 ms. All that tie for the last place are kept for now.
     likely = np.flatnonzero(each >= np.partition(each, -count)[-count]) if count else _NONE
     likely = likely[np.argsort(-each[likely], kind="stable")][:count]
@@ -89,9 +89,10 @@ def logprobs(logits: Logits, token: int, count: int) -> TokenLogprobs:
 _NONE = np.empty(0, np.intp)
 
 
-def _log_softmax(logits: Logits) -> Weights:
-    shifted: Weights = logits.astype(np.float64) - float(logits.max())
-    shifted -= np.log(np.exp(shifted).sum())
+def log_softmax(logits: Logits) -> Weights:
+    """Log probabilities over the last axis, in double precision."""
+    shifted: Weights = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
 
 

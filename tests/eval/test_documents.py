@@ -14,7 +14,7 @@ from snapexport.eval.chat_form import in_chat
 from snapexport.eval.documents import lines_of, passages, read_documents
 from snapexport.eval.grid import Grid
 from snapexport.eval.run import run
-from snapexport.eval.sample import Sample, Text
+from snapexport.eval.sample import Text
 from snapexport.eval.tasks import TASKS, tasks_in
 from snapexport.runtime.llm import LLM
 from snapexport.vault import CHECKPOINT
@@ -108,7 +108,6 @@ def test_wrong_documents_are_refused(vault_build: Build, folder: Path, tmp_path:
 
 
 def test_needles_are_hidden_in_the_documents(folder: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     tasks = tasks_in(lines_of(read_documents([folder])))
     text = tasks["phrase_4"].texts(0, None)(12)
     known = set((folder / "0.txt").read_text().splitlines())
@@ -117,7 +116,6 @@ def test_needles_are_hidden_in_the_documents(folder: Path) -> None:
     assert len(noise) == 12 and set(noise) <= known
     assert tasks["kv"] == replace(TASKS["kv"], prose=tasks["kv"].prose)
     assert tasks["vault"] is TASKS["vault"]
-    assert len(tokenizer.encode(text.context).ids) > 12
 
 
 def test_a_text_in_chat_form_ends_with_the_tokens_of_the_template() -> None:
@@ -136,7 +134,6 @@ def test_a_sample_in_chat_form_writes_no_special_tokens_of_its_own() -> None:
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     text = Text("a b\n", "a b\n", "c", ("d",), " d", in_chat=True)
     assert text.opening(tokenizer) == tuple(tokenizer.encode("a b\n", add_special_tokens=False).ids)
-    assert isinstance(Sample.max_tokens, property)
 
 
 def test_a_summary_of_continuations_has_means_and_standard_errors() -> None:

@@ -1,8 +1,11 @@
 """Prompts that begin alike: chunks that the prompt cache holds are not run again."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from snapexport.builder import build
 from snapexport.contract.build_directory import Build
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.open_executor import open_executor
@@ -107,3 +110,21 @@ def test_a_cleared_prompt_is_run_again(tiny_build: Build, monkeypatch: pytest.Mo
     counted = runs(executor, monkeypatch)
     prefill(executor, ids)
     assert len(counted) == 3
+
+
+def test_a_repeated_prompt_at_another_temperature_has_its_own_top_tokens(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """The graph writes logsumexp(logits / temperature) to the same memory each time."""
+    cache = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": C}
+    executor = open_executor(build(checkpoint, tmp_path / "b", top_tokens=8, **cache))
+    ids = prompt(60)
+
+    def normalizer(temperature: float) -> float:
+        top = executor.prefill_prompt(0, ids, temperature).top_tokens
+        assert top is not None
+        return top.log_normalizer
+
+    warm, hot = normalizer(1.0), normalizer(2.0)
+    assert warm != hot
+    assert (normalizer(2.0), normalizer(1.0), normalizer(2.0)) == (hot, warm, hot)

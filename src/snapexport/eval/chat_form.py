@@ -8,18 +8,18 @@ from dataclasses import replace
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.eval.sample import Frame, Text
+from snapexport.eval.sample import Frame, Text, as_it_is
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 
 
-def frame_of(build: Build, wanted: bool | None) -> Frame | None:
-    """The build's chat form; None where it has no template, or where none is wanted.
+def frame_of(build: Build, wanted: bool | None) -> Frame:
+    """The build's chat form; `as_it_is` where it has no template, or where none is wanted.
 
     wanted: None for a build's own template if it has one. Raises UserError where it is missing.
     """
     if wanted is False or (wanted is None and not template_files.has_template(build.directory)):
-        return None
+        return as_it_is
     chat = ChatPrompts.open(build.directory, None, frozenset())
 
     def render(user: str) -> str:

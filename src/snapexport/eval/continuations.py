@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from snapexport.eval.documents import Passage
 from snapexport.eval.systems import System
 from snapexport.runtime.executor import Executor
+from snapexport.runtime.sampling import log_softmax
 
 Rows = NDArray[np.float32]
 Key = tuple[str, int, int, str]
@@ -64,8 +65,8 @@ class Prompt:
         return self.passage.ids[self.length : self.length + self.tokens + 1]
 
 
-def drops(system: System, prompt: Prompt) -> bool:
-    """Whether a prompt is measured: the full cache, or one with fewer slots than tokens."""
+def is_measured(system: System, prompt: Prompt) -> bool:
+    """Whether a system's cache is the full one, or drops some of the prompt's tokens."""
     return not system.geometry.compresses or system.slots < prompt.length
 
 
@@ -105,7 +106,7 @@ def _pending(system: System, group: Sequence[Prompt], done: frozenset[Key]) -> l
     return [
         prompt
         for prompt in group
-        if drops(system, prompt)
+        if is_measured(system, prompt)
         and (system.name, system.slots, prompt.length, prompt.passage.name) not in done
     ]
 
@@ -126,12 +127,11 @@ def _log_probabilities(executor: Executor, group: Sequence[Prompt]) -> Rows:
     """float32 [tokens, prompts, V], while the continuations are forced."""
     forced = np.array([prompt.continuation_ids for prompt in group], np.int64)
     lengths = np.array([prompt.length for prompt in group], np.int64)
-    return np.stack(
-        [
-            _log_softmax(executor.decode(forced[:, step], lengths + step, lengths).logits)
-            for step in range(forced.shape[1] - 1)
-        ]
-    )
+    found = [
+        log_softmax(executor.decode(forced[:, step], lengths + step, lengths).logits)
+        for step in range(forced.shape[1] - 1)
+    ]
+    return np.stack(found, dtype=np.float32, casting="same_kind")
 
 
 def _record(system: System, prompt: Prompt, reference: Rows, own: Rows) -> Continuation:
@@ -149,12 +149,6 @@ def _record(system: System, prompt: Prompt, reference: Rows, own: Rows) -> Conti
         kl=float(divergence.mean()),
         agreement=float((own.argmax(-1) == reference.argmax(-1)).mean()),
     )
-
-
-def _log_softmax(logits: Rows) -> Rows:
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: Rows = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64))
-    return result.astype(np.float32)
 
 
 def results(records: Sequence[Continuation]) -> list[dict[str, Any]]:

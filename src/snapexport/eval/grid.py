@@ -18,7 +18,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
 from snapexport.eval.chat_form import frame_of
-from snapexport.eval.continuations import Prompt, drops
+from snapexport.eval.continuations import Prompt, is_measured
 from snapexport.eval.documents import Document, lines_of, passages, read_documents
 from snapexport.eval.options import EvalOptions
 from snapexport.eval.sample import Frame, Sample, Task, as_it_is
@@ -148,7 +148,7 @@ class Grid:
     def records(self) -> int:
         """How many outcomes and continuations the grid has."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
-        return asked + sum(drops(one, prompt) for prompt in self.prompts for one in self.systems)
+        return asked + sum(is_measured(one, each) for each in self.prompts for one in self.systems)
 
     def fingerprint(self) -> str:
         """Equal for equal requests to equal caches of the same build."""
@@ -181,7 +181,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
         options,
         lengths,
         tuple(read_documents(options.documents)),
-        frame_of(build, options.chat) or as_it_is,
+        frame_of(build, options.chat),
         aging=ring + 1,
         answer_tokens=ring + 1,
     )

@@ -17,6 +17,7 @@ from snapexport.eval.accuracy.sequence import (
     Feed,
     SequenceRunner,
 )
+from snapexport.runtime.sampling import log_softmax
 
 Rows = NDArray[np.float32]
 
@@ -38,13 +39,6 @@ class Distance:
         same = reference.argmax(-1) == other.argmax(-1)
         divergence = (np.exp(p) * (p - q)).sum(-1)
         return cls(*(float(x) for x in (error.max(), error.mean(), same.mean(), divergence.mean())))
-
-
-def log_softmax(logits: Rows) -> NDArray[np.float64]:
-    """Log probabilities over the last axis, in double precision."""
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
 
 
 TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 4e-1}
