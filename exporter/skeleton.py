@@ -32,11 +32,12 @@ def _attention_marker(
     scaling: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **__: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: [B,H,C,D] and [B,Hkv,C,D] in, [B,C,H,D] out.
 
-    Queries and keys arrive after RoPE; caches hold such keys.
+    Queries and keys arrive after RoPE; caches hold such keys. s_aux: the sink of each head, [H].
     """
     batch, heads, chunk, head_dim = query.shape
     attributes: dict[str, Any] = {
@@ -44,10 +45,11 @@ def _attention_marker(
         "scale": float(scaling),
         "window": window_of(module.config, sliding_window),
         "softcap": float(softcap or 0.0),
+        "latent": 0,
     }
     out = onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{ATTENTION}",
-        (query, key, value),
+        (query, key, value) if s_aux is None else (query, key, value, s_aux),
         attributes,
         dtype=query.dtype,
         shape=(batch, chunk, heads, head_dim),

@@ -31,7 +31,7 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOpt
 def _inputs(
     layer: int, marker: gs.Node, geometry: CacheGeometry, prompt_length: gs.Tensor
 ) -> PromptStates:
-    query, key, value = marker.inputs
+    query, key, value, *_ = marker.inputs
     batch, heads, _, head_dim = query.shape
     window_shape = (batch, heads, geometry.L_obs, head_dim)
     return PromptStates(

@@ -6,29 +6,34 @@
       target pass: chooses the operators
     -> ONNX operators
 
-Inputs of attention markers: query [B,H,C,D], key and value [B,Hkv,C,D] (keys after RoPE). Output:
+Inputs of attention markers: query [B,H,C,D], key and value [B,Hkv,C,D] (keys after RoPE), and for
+gpt-oss as last one sink [H], a further score of each head, whose share goes to no value. Output:
 [B,C,H,D]. Attributes:
 - `layer` and `scale`;
 - `window`: position i attends to i - window < j <= i, as in transformers. 0: to all j <= i;
-- `softcap`: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2). 0.0: none.
+- `softcap`: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2). 0.0: none;
+- `latent`: 1 for multi-head latent attention (MLA, DeepSeek). query is [B,H,C,r+d] in the latents'
+  space, key the latents c_kv [B,1,C,r], value their RoPE part k_rope [B,1,C,d]. Scores are
+  query . [key, value], and the output [B,C,H,r] is the sum of weighted keys. 0: as above.
 """
 
 TRACE_DOMAIN = "snapexport.trace"
 CACHE_DOMAIN = "snapexport.cache"
 
 ATTENTION = "Attention"
-"""trace: (query, key, value) -> output. Causal attention to the past and the chunk itself."""
+"""trace: (query, key, value[, sink]) -> output. Causal attention to the past and the chunk."""
 
 CACHE_ATTENTION = "CacheAttention"
-"""cache: (query, key, value, past_key, past_value [B,Hkv,S,D], slot, valid_length int64 [B])
--> (output, present_key, present_value).
+"""cache: (query, key, value, past_key, past_value [B,Hkv,S,D], slot, valid_length int64 [B]
+[, sink]) -> (output, present_key, present_value).
 
 Writes the C new rows at cache slot `slot`; row i then attends to the first valid_length - C + 1 + i
 cache slots. `appends` = 1: slot + C = valid_length always, so cache slots are positions, and a
 window is possible. `valid_only` = 1: the operators must not read cache slots >= valid_length."""
 
 PROMPT_ATTENTION = "PromptAttention"
-"""cache: (query, key, value) -> output. Causal attention inside a chunk that is a whole prompt."""
+"""cache: (query, key, value[, sink]) -> output. Causal attention inside a chunk that is a whole
+prompt."""
 
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])

@@ -163,6 +163,7 @@ def model_facts(
         num_attention_heads=heads,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_lora_rank=0,
         vocab_size=config.vocab_size,
         max_position_embeddings=_position_limit(config),
         sliding_window=sliding_windows(config),

@@ -37,8 +37,11 @@ def attend_with_cache(
     """
     # A cache that isn't appended to is a ring, which holds only positions inside the window.
     attributes = attention_attributes(marker, slots if appends else 0)
-    qkv, (out,) = cut(graph, marker)
-    states, storage = States(*qkv), storage_of(options.cache_dtype if options else None)
+    (query, key, value, *sink), (out,) = cut(graph, marker)
+    states, storage = (
+        States(query, key, value),
+        storage_of(options.cache_dtype if options else None),
+    )
     held = storage.held(graph, layer, states)
     past = [
         cache_like(held.key, names.past_key(layer), slots),
@@ -51,7 +54,7 @@ def attend_with_cache(
     node(
         graph,
         CACHE_ATTENTION,
-        [*held, *past, *place],
+        [*held, *past, *place, *sink],
         [storage.attended(graph, layer, states, out), *present],
         domain=CACHE_DOMAIN,
         appends=int(appends),
@@ -64,7 +67,8 @@ def attend_with_cache(
 
 def attention_attributes(marker: gs.Node, positions: int) -> dict[str, object]:
     """The attributes of an attention marker. window is 0 if it hides none of the `positions`."""
-    attributes = {name: marker.attrs[name] for name in ("layer", "scale", "window", "softcap")}
+    kept = ("layer", "scale", "window", "softcap", "latent")
+    attributes = {name: marker.attrs[name] for name in kept}
     if attributes["window"] >= positions:
         attributes["window"] = 0
     return attributes

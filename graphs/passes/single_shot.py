@@ -31,9 +31,9 @@ class SingleShot:
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             scores = Scores.of(marker)
             attributes = attention_attributes(marker, self.geometry.L_max)
-            qkv, outputs = cut(graph, marker)
-            node(graph, PROMPT_ATTENTION, qkv, outputs, domain=CACHE_DOMAIN, **attributes)
-            query, key, value = qkv
+            inputs, outputs = cut(graph, marker)
+            node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
+            query, key, value, *_ = inputs
             if self.geometry.compresses:
                 window = query_window(graph, layer, query, prompt_length, self.geometry.L_obs)
                 states = PromptStates(window, key, value, prompt_length)

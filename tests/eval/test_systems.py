@@ -23,6 +23,7 @@ def model(windows: tuple[int, ...] = (0,) * 6) -> ModelFacts:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
+        kv_lora_rank=0,
         vocab_size=257,
         max_position_embeddings=1024,
         sliding_window=list(windows),

@@ -13,8 +13,8 @@ from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
-from snapexport.graphs.targets.tensorrt.composed_attention import composed_attention
-from snapexport.graphs.targets.tensorrt.visible_slots import VisibleSlots
+from snapexport.graphs.targets.composed_attention import composed_attention
+from snapexport.graphs.targets.visible_slots import VisibleSlots
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def _attend(
     query, *others = inputs
     scaled = [_scaled(graph, query, scores.scale), *others]
     if not _is_fused(inputs, scores):
-        attended = composed_attention(graph, scaled, scores.softcap)
+        states, key, value, mask = scaled
+        attended = composed_attention(graph, [(states, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
         attended = _fused_by_kv_head(graph, scaled, is_causal)
     else:

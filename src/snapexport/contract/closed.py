@@ -21,6 +21,7 @@ _NUMBERS = {
     "num_attention_heads": (1, 1 << 14),
     "num_key_value_heads": (1, 1 << 14),
     "head_dim": (1, 1 << 14),
+    "kv_lora_rank": (0, 1 << 14),
     "vocab_size": (1, 1 << 24),
     "max_position_embeddings": (1, _POSITIONS),
 }
@@ -96,6 +97,9 @@ def _require_layers(manifest: Manifest) -> None:
             f"{model.num_key_value_heads} KV heads",
             REBUILD,
         )
+    if model.kv_lora_rank:
+        _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, model.head_dim - 1)
+        _require_range("model.num_key_value_heads", model.num_key_value_heads, 1, 1)
     for index, (window, layer) in enumerate(
         zip(model.sliding_window, geometry.layers, strict=True)
     ):

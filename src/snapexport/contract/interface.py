@@ -183,25 +183,36 @@ class _Facts:
         return {names.TEMPERATURE: ("float32", (rows,))}, logits | top
 
     def _whole(self, *name_of: OfLayer) -> Specs:
-        """Caches of a whole prompt."""
-        model = self._model
-        shape = (1, model.num_key_value_heads, self._capacity, model.head_dim)
+        """Caches of a whole prompt. name_of: of keys and of values."""
         layers = range(self._layers)
-        return {name(layer): (self._dtype, shape) for layer in layers for name in name_of}
+        return {
+            name(layer): (self._dtype, self._states(1, self._capacity, width))
+            for layer in layers
+            for name, width in zip(name_of, self._widths, strict=True)
+        }
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """Of a cached key and of a cached value."""
+        return self._model.key_dim, self._model.value_dim
+
+    def _states(self, rows: int, slots: int, width: int) -> Shape:
+        return rows, self._model.num_key_value_heads, slots, width
 
     def _caches(self, rows: int) -> Specs:
         """Decode's caches, before the step."""
-        geometry, model = self._geometry, self._model
+        geometry = self._geometry
         stored = self._dtype if self._full else _NAMED[self._manifest.cache_dtype]
         specs: Specs = {}
         for layer, one in enumerate(geometry.layers):
             slots = geometry.L_max if self._full else one.cache_slots
-            for name in (names.past_key(layer), names.past_value(layer)):
-                specs[name] = (stored, (rows, model.num_key_value_heads, slots, model.head_dim))
+            states = (names.past_key(layer), names.past_value(layer))
+            scales = (names.past_key_scale(layer), names.past_value_scale(layer))
+            for name, width in zip(states, self._widths, strict=True):
+                specs[name] = (stored, self._states(rows, slots, width))
             if stored == "int8":
-                for name in (names.past_key_scale(layer), names.past_value_scale(layer)):
-                    shape = (rows, model.num_key_value_heads, 1, model.head_dim)
-                    specs[name] = ("float32", shape)
+                for name, width in zip(scales, self._widths, strict=True):
+                    specs[name] = ("float32", self._states(rows, 1, width))
         return specs
 
     def _compressed(self) -> Specs:

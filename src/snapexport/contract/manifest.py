@@ -18,7 +18,7 @@ from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.contract.targets import CacheDType, DType, Target
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -43,7 +43,9 @@ REBUILD = "build it again with `snapexport build`"
 class ModelFacts(Strict):
     """Facts of the checkpoint that a runtime needs, by the names of config.json.
 
-    sliding_window: each layer's window in positions; 0: none.
+    sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
+    latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part, and
+    head_dim is the width of both.
     """
 
     architecture: str
@@ -51,10 +53,26 @@ class ModelFacts(Strict):
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
+    kv_lora_rank: int
     vocab_size: int
     max_position_embeddings: int
     sliding_window: list[int]
     eos_token_id: list[int]
+
+    @property
+    def key_dim(self) -> int:
+        """Width of a cached key."""
+        return self.kv_lora_rank or self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a cached value."""
+        return self.head_dim - self.kv_lora_rank
+
+    @property
+    def position_values(self) -> int:
+        """Numbers that a layer's cache holds for one position."""
+        return self.num_key_value_heads * (self.key_dim + self.value_dim)
 
 
 class TensorSpec(Strict):

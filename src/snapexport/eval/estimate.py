@@ -103,5 +103,6 @@ def _bytes(grid: Grid) -> int:
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:
     slots = sum(layer.cache_slots for layer in system.geometry.layers)
-    row = 2 * manifest.model.num_key_value_heads * manifest.model.head_dim
-    return manifest.batch * slots * row * DTYPE_BYTES[manifest.cache_dtype]
+    return (
+        manifest.batch * slots * manifest.model.position_values * DTYPE_BYTES[manifest.cache_dtype]
+    )

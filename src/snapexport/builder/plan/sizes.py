@@ -67,8 +67,8 @@ def _int4_bytes(model: PlannedModel, item: int) -> int:
 
 
 def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
-    """Bytes of key and value of one position in one layer: 2 x [Hkv,D]."""
-    return 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[dtype]
+    """Bytes of key and value of one position in one layer: [Hkv,D] each, or c_kv and k_rope."""
+    return model.position_values * DTYPE_BYTES[dtype]
 
 
 def token_bytes(model: ModelFacts, dtype: DType) -> int:

@@ -1,0 +1,92 @@
+"""Writes attention as single operators, where a target has no operator or kernel for it.
+
+Reasons: a soft cap or a sink beside a runtime's operators, latent attention (MLA), and the limits
+in `contract/targets.py`. The result is exact. It costs memory for the scores, [B,H,C,S] in float32:
+4 * B * H * C * S bytes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.graphs.passes.base import fresh, int64s, node
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+_HIDDEN = -3.0e38
+
+
+def composed_attention(
+    graph: gs.Graph,
+    products: Sequence[tuple[gs.Tensor, gs.Tensor]],
+    value: gs.Tensor,
+    mask: gs.Tensor,
+    softcap: float = 0.0,
+    sink: gs.Tensor | None = None,
+) -> list[gs.Tensor]:
+    """Attention of scaled queries: one output, [B,H,C,D].
+
+    products: pairs of query [B,H,C,D'] and key [B,Hkv,S,D'], whose products add up to the scores.
+    value: [B,Hkv,S,D]. mask: bool [B,1,C,S], true where attended to. softcap: 0.0 caps nothing.
+    sink: [H], a further score of each head, whose share goes to no value (gpt-oss).
+
+    Products fold a KV head's query heads into rows. Between them all is float32, as in
+    transformers.
+    """
+    query, key = products[0]
+    batch, heads, rows, _ = query.shape
+    kv_heads, slots = key.shape[1:3]
+    folded = batch, kv_heads, heads // kv_heads * rows
+    (total,) = _sum(graph, [_product(graph, *pair, folded) for pair in products])
+    (scores,) = node(graph, "Cast", [_reshape(graph, total, batch, heads, rows, slots)], to=_FLOAT)
+    capped = _cap(graph, scores, softcap) if softcap else scores
+    (hidden,) = node(graph, "Where", [mask, capped, _float(graph, _HIDDEN)])
+    if sink is None:
+        share = node(graph, "Softmax", [hidden], axis=-1)
+    else:
+        share = _beside_sink(graph, hidden, sink, (batch, heads, rows, slots))
+    (rounded,) = node(graph, "CastLike", [*share, query])
+    (attended,) = node(graph, "MatMul", [_reshape(graph, rounded, *folded, slots), value])
+    return [_reshape(graph, attended, batch, heads, rows, value.shape[3])]
+
+
+def _product(
+    graph: gs.Graph, query: gs.Tensor, key: gs.Tensor, folded: tuple[int, int, int]
+) -> gs.Tensor:
+    """query . key of each KV head: [B,Hkv,H/Hkv*C,S]."""
+    (key_t,) = node(graph, "Transpose", [key], perm=[0, 1, 3, 2])
+    rows = _reshape(graph, query, *folded, query.shape[3])
+    return node(graph, "MatMul", [rows, key_t])[0]
+
+
+def _sum(graph: gs.Graph, products: list[gs.Tensor]) -> list[gs.Tensor]:
+    total, *others = products
+    for product in others:
+        (total,) = node(graph, "Add", [total, product])
+    return [total]
+
+
+def _beside_sink(
+    graph: gs.Graph, scores: gs.Tensor, sink: gs.Tensor, shape: tuple[int, int, int, int]
+) -> list[gs.Tensor]:
+    """The softmax over a row's scores and its head's sink, without the sink's share."""
+    batch, heads, rows, slots = shape
+    (column,) = node(graph, "Cast", [_reshape(graph, sink, 1, heads, 1, 1)], to=_FLOAT)
+    expanded = node(graph, "Expand", [column, int64s(graph, batch, heads, rows, 1)])
+    (with_sink,) = node(graph, "Concat", [scores, *expanded], axis=-1)
+    share = node(graph, "Softmax", [with_sink], axis=-1)
+    return node(graph, "Slice", [*share, *(int64s(graph, n) for n in (0, slots, -1))])
+
+
+def _cap(graph: gs.Graph, scores: gs.Tensor, softcap: float) -> gs.Tensor:
+    limit = _float(graph, softcap)
+    bent = node(graph, "Tanh", node(graph, "Div", [scores, limit]))
+    return node(graph, "Mul", [*bent, limit])[0]
+
+
+def _reshape(graph: gs.Graph, tensor: gs.Tensor, *shape: int) -> gs.Tensor:
+    return node(graph, "Reshape", [tensor, int64s(graph, *shape)])[0]
+
+
+def _float(graph: gs.Graph, value: float) -> gs.Constant:
+    return gs.Constant(fresh(graph, "const"), np.array(value, np.float32))
