@@ -41,13 +41,17 @@ def mark(model: ir.Model, sources: dict[str, str]) -> dict[str, str]:
     for transpose in [n for n in model.graph if n.op_type == "Transpose"]:
         weight, transposed = transpose.inputs[0], transpose.outputs[0]
         assert weight is not None
-        if weight.name in sources:
+        if weight.name in sources and _is_matrix(weight):
             made = _parts(model, weight)
             for product in list(transposed.consumers()):
                 _replace(model.graph, product, transposed, made, weight)
             model.graph.remove(transpose, safe=True)
             sources = sources | {str(p.name): _part_of(sources, weight, p) for p in made}
     return {name: source for name, source in sources.items() if _is_read(model, name)}
+
+
+def _is_matrix(weight: ir.Value) -> bool:
+    return weight.shape is not None and len(weight.shape) == 2
 
 
 def _parts(model: ir.Model, weight: ir.Value) -> tuple[ir.Value, ir.Value]:

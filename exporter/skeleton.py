@@ -18,6 +18,7 @@ from torch.onnx import ops as onnx_ops
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
 from snapexport.exporter.architectures import RMSNorm, architecture_of, window_of
+from snapexport.exporter.latent_attention import mark_latent_attention
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
@@ -108,13 +109,15 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
     architecture = architecture_of(config)
     _compute_buffers(model, config, architecture.scaled_embedding)
     _mark_norms(model, architecture.norm)
-    modeling = sys.modules[type(model).__module__]
-    original = modeling.apply_rotary_pos_emb
-    modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb  # type: ignore[attr-defined]
+    if architecture.latent:
+        mark_latent_attention(model)
+    modeling: Any = sys.modules[type(model).__module__]
+    original = getattr(modeling, "apply_rotary_pos_emb", None)
+    modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb
     try:
         yield model, fake
     finally:
-        modeling.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+        modeling.apply_rotary_pos_emb = original
 
 
 def _compute_buffers(model: Any, config: PretrainedConfig, scaled_embedding: bool) -> None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +15,26 @@ from numpy.typing import NDArray
 
 from snapexport.contract.copying import CLONE_BLOCK, copy_range
 from snapexport.contract.safetensors import SUFFIX, TensorSpan, header, read_header
-from snapexport.exporter.gguf.tensors import GgufTensor
 
-Tensor = TensorSpan | GgufTensor
+
+class Calculated(Protocol):
+    """A tensor that is calculated while it is read, of tensors that are stored otherwise."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
+        """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
+        ...
+
+
+Tensor = TensorSpan | Calculated
 """A tensor of a checkpoint: bytes in a file, or something to be calculated of them."""
 
 NUMPY_DTYPE = {
@@ -41,7 +58,7 @@ def blocks(tensor: Tensor, multiple: int = 1, most: int = BLOCK) -> Iterator[NDA
 
     most: elements of a block, if `multiple` and the tensor's rows let it.
     """
-    if isinstance(tensor, GgufTensor):
+    if not isinstance(tensor, TensorSpan):
         yield from tensor.blocks(multiple, most)
         return
     dtype = NUMPY_DTYPE[tensor.dtype]

@@ -39,4 +39,5 @@ def _inputs(
         key=cache_like(key, names.past_key(layer), geometry.L_max),
         value=cache_like(value, names.past_value(layer), geometry.L_max),
         prompt_length=prompt_length,
+        latent=bool(marker.attrs["latent"]),
     )

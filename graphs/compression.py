@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
-from snapexport.graphs.passes.base import call, fresh
+from snapexport.graphs.passes.base import call, fresh, node
 from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import Prompt, Storage
 
@@ -30,12 +30,16 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptStates:
-    """Inputs of a layer's compression: query_window [1,H,W,D], key and value [1,Hkv,T,D]."""
+    """Inputs of a layer's compression: query_window [1,H,W,D], key and value [1,Hkv,T,D].
+
+    latent: key and value are the two parts of what the queries score.
+    """
 
     query_window: gs.Tensor
     key: gs.Tensor
     value: gs.Tensor
     prompt_length: gs.Tensor
+    latent: bool = False
 
 
 def compress_layer(
@@ -72,7 +76,7 @@ def _select(
     call(
         graph,
         "SnapKVSelect",
-        [states.query_window, states.key, states.prompt_length],
+        [states.query_window, _scored(graph, states), states.prompt_length],
         [positions],
         K=[layout.K],
         pool_kernel=[1, geometry.pool_kernel],
@@ -81,6 +85,16 @@ def _select(
         **geometry.vote_options,
     )
     return positions
+
+
+def _scored(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
+    """The keys [1,Hkv,T,D] that the queries score."""
+    if not states.latent:
+        return states.key
+    (batch, kv_heads, positions, rank), width = states.key.shape, states.value.shape[3]
+    shape = (batch, kv_heads, positions, rank + width)
+    both = gs.Variable(fresh(graph, "latents"), states.key.dtype, shape)
+    return node(graph, "Concat", [states.key, states.value], [both], axis=-1)[0]
 
 
 def _window(layout: LayerGeometry) -> dict[str, int]:

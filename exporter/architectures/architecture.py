@@ -45,7 +45,7 @@ class Architecture:
     rope_per_layer_type: `rope_parameters` holds a RoPE for each layer type, not a single one.
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
-    and of the logits; None: no soft cap. embedding, head: the tensors' names in a checkpoint.
+    and of the logits; None: no soft cap. latent: multi-head latent attention (MLA). embedding, head: the tensors' names in a checkpoint.
     tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`. gguf: None if
     GGUF files don't have it under a name of its own.
     """
@@ -58,6 +58,7 @@ class Architecture:
     scaled_embedding: bool = False
     score_softcap: str | None = None
     logit_softcap: str | None = None
+    latent: bool = False
     embedding: str = "model.embed_tokens.weight"
     head: str = "lm_head.weight"
     gguf: InGguf | None = None

@@ -155,20 +155,28 @@ def model_facts(
     architecture: str, config: "PretrainedConfig", checkpoint: Checkpoint
 ) -> ModelFacts:
     """The manifest's facts of the model. Raises UserError."""
-    heads = config.num_attention_heads
     eos = checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
     return ModelFacts(
         architecture=architecture,
         num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        kv_lora_rank=0,
+        num_attention_heads=config.num_attention_heads,
+        **_cached_heads(config),
         vocab_size=config.vocab_size,
         max_position_embeddings=_position_limit(config),
         sliding_window=sliding_windows(config),
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
+
+
+def _cached_heads(config: "PretrainedConfig") -> dict[str, int]:
+    """The KV heads of a cache, their width, and the rank of latents."""
+    if architecture_of(config).latent:
+        rank = config.kv_lora_rank
+        width = rank + config.qk_rope_head_dim
+        return {"num_key_value_heads": 1, "head_dim": width, "kv_lora_rank": rank}
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = config.num_key_value_heads
+    return {"num_key_value_heads": kv_heads, "head_dim": width, "kv_lora_rank": 0}
 
 
 def _position_limit(config: "PretrainedConfig") -> int:

@@ -36,7 +36,7 @@ class SingleShot:
             query, key, value, *_ = inputs
             if self.geometry.compresses:
                 window = query_window(graph, layer, query, prompt_length, self.geometry.L_obs)
-                states = PromptStates(window, key, value, prompt_length)
+                states = PromptStates(window, key, value, prompt_length, bool(attributes["latent"]))
                 compress_layer(graph, self.geometry, layer, scores, states, storage)
             else:
                 self._output_full(graph, layer, key, value)

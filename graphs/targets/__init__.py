@@ -13,6 +13,7 @@ from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
+from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
@@ -28,8 +29,9 @@ from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
-    "portable": (StandardAttention(), FewerReshapes()),
+    "portable": (LatentAttention(), StandardAttention(), FewerReshapes()),
     "onnxruntime": (
+        LatentAttention(),
         GroupQueryAttention(),
         ValidSlots(),
         StandardAttention(),
@@ -39,8 +41,8 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         SkipNorm(),
         FewerReshapes(),
     ),
-    "tensorrt": (MaskedAttention(), LinearGemm(), VotesInTurn()),
-    "tensorrt-rtx": (MaskedAttention(), LinearGemm(), VotesInTurn()),
+    "tensorrt": (LatentAttention(), MaskedAttention(), LinearGemm(), VotesInTurn()),
+    "tensorrt-rtx": (LatentAttention(), MaskedAttention(), LinearGemm(), VotesInTurn()),
 }
 """Changes to the graph, in this order."""
 

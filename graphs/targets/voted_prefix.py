@@ -26,5 +26,15 @@ class VotedPrefix:
             (K,) = vote.attrs["K"]
             # TopK needs at least K positions.
             (end,) = node(graph, "Max", [prompt_length, int64s(graph, K)])
-            slices = [int64s(graph, 0), end, int64s(graph, _POSITIONS)]
-            (vote.inputs[1],) = node(graph, "Slice", [key, *slices])
+            reader, at = _first_reader(vote, key)
+            for index in at:
+                slices = [int64s(graph, 0), end, int64s(graph, _POSITIONS)]
+                (reader.inputs[index],) = node(graph, "Slice", [reader.inputs[index], *slices])
+
+
+def _first_reader(vote: gs.Node, key: gs.Tensor) -> tuple[gs.Node, range]:
+    """The node that reads the keys first, and at which inputs: the vote, or latents' Concat."""
+    if key.inputs and key.inputs[0].op == "Concat":
+        key.shape = None  # it is now as long as the prompt
+        return key.inputs[0], range(len(key.inputs[0].inputs))
+    return vote, range(1, 2)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -60,6 +62,19 @@ _TWO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
 }
+
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
+_MSCALE_ROPE = _YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16}),
@@ -119,10 +134,26 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "deepseek-v2": (
+        DeepseekV2Config,
+        _LATENT | {"q_lora_rank": None, "rope_parameters": _PLAIN_ROPE, "first_k_dense_replace": 2},
+    ),
+    "deepseek-v3": (
+        DeepseekV3Config,
+        _LATENT
+        | {
+            "q_lora_rank": 24,
+            "rope_parameters": _MSCALE_ROPE,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 2,
+        },
+    ),
 }
 ARCHITECTURES = tuple(_RECIPES)
 
 _GAINS = {"embed_tokens": 0.5, "q_proj": 1.8, "k_proj": 1.8, "v_proj": 1.5, "o_proj": 1.5}
+_GAINS |= {"q_a_proj": 1.0, "q_b_proj": 1.8, "kv_a_proj_with_mqa": 1.5, "kv_b_proj": 1.5}
 _GAINS |= {"gate_proj": 1.5, "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
 
 

@@ -62,14 +62,15 @@ class OracleRun:
 def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: int) -> OracleRun:
     """Prefill `prompt` in full, vote, then decode `steps` tokens from the kept positions."""
     memory = Memory(geometry, len(prompt))
-    logits, tokens, past = _greedy(load(model_dir, MASKED), prompt, steps, memory=memory)
-    layers = range(geometry.num_layers)
+    model = load(model_dir, MASKED)
+    logits, tokens, past = _greedy(model, prompt, steps, memory=memory)
+    layers, held = range(geometry.num_layers), _prompt_cache(past, len(prompt))
     return OracleRun(
         tuple(prompt),
         logits[0],
         logits[1:],
         tokens,
-        _prompt_cache(past, len(prompt)),
+        _in_pairs(held) if getattr(model.config, "rope_interleave", False) else held,
         [memory.kept[layer].numpy() for layer in layers],
         [memory.gaps[layer].numpy() for layer in layers],
     )
@@ -115,6 +116,14 @@ def _prompt_cache(
     return [(x.keys[0, :, :length].numpy(), x.values[0, :, :length].numpy()) for x in layers]
 
 
+def _in_pairs(held: list[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> Any:
+    """DeepSeek-V3's k_rope in pairs, as RoPE turns it; transformers caches its halves apart."""
+    return [
+        (c_kv, np.stack(np.split(k_rope, 2, axis=-1), axis=-1).reshape(k_rope.shape))
+        for c_kv, k_rope in held
+    ]
+
+
 @dataclass
 class Memory:
     """The positions that each layer and KV head of one request may see."""
@@ -125,14 +134,23 @@ class Memory:
     gaps: dict[int, Tensor] = field(default_factory=dict)
 
     def visible(
-        self, layer: int, query: Tensor, key: Tensor, scaling: float, softcap: float | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        scaling: float,
+        softcap: float | None,
+        latent: bool,
     ) -> Tensor:
-        """Bool [Hkv, Q, N] for query [H, Q, D] against all keys [Hkv, N, D]."""
-        heads, total, _ = key.shape
+        """Bool [Hkv, Q, N], or [1, Q, N] for all, for query [H, Q, D] and all keys [Hkv, N, D].
+
+        Latent attention has a key for each query head here, and one KV head in the memory.
+        """
+        total = key.shape[1]
         if total == self.prompt_length:
-            self._remember(layer, query, key, scaling, softcap)
+            self._remember(layer, query, key, scaling, softcap, latent)
         if total == self.prompt_length or self.geometry.policy == "full":
-            return causal(query.shape[1], total).expand(heads, -1, -1)
+            return causal(query.shape[1], total)[None]
         return self.visible_in_decode(layer, total - 1)[:, None]
 
     def visible_in_decode(self, layer: int, position: int) -> Tensor:
@@ -144,10 +162,16 @@ class Memory:
         return sink | recent | voted
 
     def _remember(
-        self, layer: int, query: Tensor, key: Tensor, scaling: float, softcap: float | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        scaling: float,
+        softcap: float | None,
+        latent: bool,
     ) -> None:
         shape, window = self.geometry.layers[layer], query[:, -self.geometry.L_obs :]
-        scores = vote(window, key, shape, self.geometry, scaling, softcap)
+        scores = vote(window, key, shape, self.geometry, scaling, softcap, one_set=latent)
         self.kept[layer] = keep(scores, shape)
         self.gaps[layer] = gap(scores, shape.K)
 
@@ -179,7 +203,8 @@ def _attend(
     """One request: query [1, H, Q, D], key and value [1, Hkv, N, D] -> [1, Q, H, D]."""
     assert attention_mask is None, "the mask is the memory's alone"
     heads, dim = key.shape[1], key.shape[-1]
-    visible = memory.visible(module.layer_idx, query[0], key[0], scaling, softcap)
+    latent = hasattr(module, "kv_b_proj")
+    visible = memory.visible(module.layer_idx, query[0], key[0], scaling, softcap, latent)
     visible = visible & in_window(query.shape[2], key.shape[2], sliding_window)
     grouped = query.reshape(heads, -1, query.shape[2], dim)
     scores = grouped @ key[0][:, None].mT * scaling
@@ -187,4 +212,4 @@ def _attend(
         scores = softcap * (scores / softcap).tanh()
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
     mixed = weights @ value[0][:, None]
-    return mixed.reshape(query.shape).transpose(1, 2), None
+    return mixed.reshape(*query.shape[:3], -1).transpose(1, 2), None

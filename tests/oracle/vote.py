@@ -14,14 +14,20 @@ def vote(
     geometry: CacheGeometry,
     scaling: float,
     softcap: float | None = None,
+    one_set: bool = False,
 ) -> Tensor:
     """Score of every eligible position, float64 [Hkv, n].
 
     window: post-RoPE queries of the last L_obs prompt tokens [H, W, D]; key [Hkv, L, D].
+    one_set: all heads are one group, with a key each; the scores are [1, n].
     """
     span = range(layer.L_sink, max(layer.L_sink, key.shape[1] - layer.L_recent))
     options = Vote(geometry.pool_kernel, scaling, softcap or 0.0, **geometry.vote_options)
-    return options.scores(window, key, span)
+    scores = options.scores(window, key, span)
+    if not one_set:
+        return scores
+    combine = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}[geometry.group]
+    return combine(scores, dim=0, keepdim=True)
 
 
 def keep(scores: Tensor, layer: LayerGeometry) -> Tensor:

@@ -33,7 +33,7 @@ from snapexport.contract.manifest import (
     TraceName,
 )
 from snapexport.contract.targets import DType
-from snapexport.exporter import architectures, hub, int4, link, shapes, trace, weights
+from snapexport.exporter import architectures, derived, hub, int4, link, shapes, trace, weights
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
 
@@ -89,6 +89,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     geometry = options.geometry(model, template_tail(texts))
     options.require_vocabulary(model.vocab_size)
     shapes.require_tensors(checkpoint, config)
+    checkpoint = derived.with_derived(checkpoint, config)
     chunk = options.chunk(geometry)
     capacities = options.capacities(chunk)
     return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk, capacities)

@@ -1,0 +1,9 @@
+"""DeepSeek-V2 and V2-Lite: latent attention, and experts that a softmax chooses."""
+
+from snapexport.exporter.architectures.architecture import Architecture
+
+ARCHITECTURE = Architecture(
+    name="DeepseekV2ForCausalLM",
+    model_type="deepseek_v2",
+    latent=True,
+)

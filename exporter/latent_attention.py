@@ -1,0 +1,154 @@
+"""Marks multi-head latent attention (MLA) in a skeleton, in its absorbed form.
+
+A cache holds the latents c_kv and their RoPE part k_rope; keys and values of the heads are
+W_UK c_kv and W_UV c_kv (DeepSeek-V2, arXiv:2405.04434, section 2.1 and appendix C). Absorbed, the
+queries are multiplied by W_UK and attention's output by W_UV, so that attention reads the cache as
+it is, as if by one KV head.
+
+A checkpoint stores W_UK and W_UV of all heads in one matrix, kv_b_proj. A build stores each as a
+weight of its own (`split_up_projections`), since a graph would have to copy them apart in each run.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.onnx import ops as onnx_ops
+from transformers import PretrainedConfig
+
+from snapexport.exporter.tensor_file import BLOCK, blocks
+from snapexport.exporter.tensor_file import Tensor as StoredTensor
+from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+
+_STORED, _KEY_UP, _VALUE_UP = "kv_b_proj.weight", "kv_b_proj.key", "kv_b_proj.value"
+
+
+def mark_latent_attention(model: Any) -> None:
+    """Replace the forward of every attention module, and RoPE's by one that gives half widths."""
+    rotary = model.model.rotary_emb
+    rotary.forward = functools.partial(_cos_sin, rotary)
+    for module in model.modules():
+        if hasattr(module, "kv_b_proj"):
+            config, rank = module.config, module.config.kv_lora_rank
+            heads, stored = module.num_heads, module.kv_b_proj.weight
+            del module.kv_b_proj.weight
+            shapes = {"key": (config.qk_nope_head_dim, rank), "value": (rank, config.v_head_dim)}
+            for name, shape in shapes.items():
+                part = nn.Parameter(stored.new_empty(heads, *shape), requires_grad=False)
+                module.kv_b_proj.register_parameter(name, part)
+            module.forward = functools.partial(_forward, module)
+
+
+def _cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [B,C,d/2] of a RoPE over d numbers."""
+    angles = position_ids[..., None].float() * rotary.inv_freq.float()
+    turned = (angles.cos(), angles.sin())
+    cos, sin = ((one * rotary.attention_scaling).to(states.dtype) for one in turned)
+    return cos, sin
+
+
+def _forward(
+    module: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+) -> tuple[Tensor, None]:
+    """Hidden states [B,C,E] -> [B,C,E], in the place of transformers' forward."""
+    batch, chunk, _ = hidden_states.shape
+    heads, rank, nope = module.num_heads, module.kv_lora_rank, module.qk_nope_head_dim
+    rope = functools.partial(
+        onnx_ops.rotary_embedding,
+        cos_cache=position_embeddings[0],
+        sin_cache=position_embeddings[1],
+        interleaved=getattr(module.config, "rope_interleave", True),
+    )
+    queries = _queries(module, hidden_states).view(batch, chunk, heads, -1)
+    latents = module.kv_a_proj_with_mqa(hidden_states)
+    c_kv = module.kv_a_layernorm(latents[..., :rank]).view(batch, 1, chunk, rank)
+    k_rope = rope(latents[..., rank:].view(batch, 1, chunk, -1))
+    absorbed = _by_head(queries[..., :nope].transpose(1, 2), module.kv_b_proj.key)
+    query = torch.cat((absorbed, rope(queries[..., nope:].transpose(1, 2))), dim=-1)
+    attended = onnx_ops.symbolic(
+        f"{TRACE_DOMAIN}::{ATTENTION}",
+        (query, c_kv, k_rope),
+        {
+            "layer": module.layer_idx,
+            "scale": float(module.scaling),
+            "window": 0,
+            "softcap": 0.0,
+            "latent": 1,
+        },
+        dtype=query.dtype,
+        shape=(batch, chunk, heads, rank),
+        version=1,
+    )
+    values = _by_head(attended.transpose(1, 2), module.kv_b_proj.value)
+    return module.o_proj(values.transpose(1, 2).reshape(batch, chunk, -1)), None
+
+
+def _queries(module: Any, hidden_states: Tensor) -> Tensor:
+    if module.q_lora_rank is None:
+        return module.q_proj(hidden_states)
+    return module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden_states)))
+
+
+def _by_head(states: Tensor, matrices: Tensor) -> Tensor:
+    """Multiply each head's rows by its matrix: [B,H,C,n] and [H,n,m] -> [B,H,C,m].
+
+    The heads come first, so that all batch slots share one reading of a matrix.
+    """
+    batch, heads, chunk, width = states.shape
+    rows = states.transpose(0, 1).reshape(heads, batch * chunk, width)
+    return (rows @ matrices).view(heads, batch, chunk, -1).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class _RowsOfHeads:
+    """Some rows of every head of a stored matrix [H*n,K]: a tensor [H,count,K].
+
+    transposed: [H,K,count] instead.
+    """
+
+    stored: StoredTensor
+    heads: int
+    first: int
+    count: int
+    transposed: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        columns = self.stored.shape[1]
+        one = (columns, self.count) if self.transposed else (self.count, columns)
+        return self.heads, *one
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes * self.heads * self.count // self.stored.shape[0]
+
+    def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
+        """The elements in order, flat; a block holds whole heads."""
+        rows, columns = self.stored.shape[0] // self.heads, self.stored.shape[1]
+        for block in blocks(self.stored, rows * columns, most):
+            parts = block.reshape(-1, rows, columns)[:, self.first : self.first + self.count]
+            yield (parts.swapaxes(1, 2) if self.transposed else parts).reshape(-1)
+
+
+def split_up_projections(
+    tensors: Mapping[str, StoredTensor], config: PretrainedConfig
+) -> dict[str, StoredTensor]:
+    """W_UK [H,n,r] and W_UV^T [H,r,v] of each layer, by the names of the trace's weights."""
+    heads = config.num_attention_heads
+    nope, value = config.qk_nope_head_dim, config.v_head_dim
+    split: dict[str, StoredTensor] = {}
+    for name, stored in tensors.items():
+        if name.endswith(_STORED):
+            stem = name.removesuffix(_STORED)
+            split[stem + _KEY_UP] = _RowsOfHeads(stored, heads, 0, nope)
+            split[stem + _VALUE_UP] = _RowsOfHeads(stored, heads, nope, value, transposed=True)
+    return split

@@ -1,0 +1,75 @@
+"""Replaces latent cache markers (MLA) by TensorScatter and composed attention, on every target.
+
+No target has an operator for them: queries are wider than values, and the keys are two caches side
+by side. A concatenation would copy the whole cache in each step; two products that are added do
+not.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
+from snapexport.graphs.passes.base import cut, fresh, int64s, node
+from snapexport.graphs.targets.composed_attention import composed_attention
+from snapexport.graphs.targets.visible_slots import VisibleSlots
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Replaces every latent marker. Runs before the target's own attention."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        masks = VisibleSlots(graph)
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN and n.attrs["latent"]]:
+            if marker.op == CACHE_ATTENTION:
+                _with_cache(graph, marker, masks)
+            else:
+                _whole_prompt(graph, marker, masks)
+
+
+def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
+    scale = float(marker.attrs["scale"])
+    (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
+    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
+        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+    mask = masks.mask(valid, query.shape[2], past_key.shape[2], window=0)
+    _attend(graph, query, present, mask, out, scale)
+
+
+def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
+    scale = float(marker.attrs["scale"])
+    (query, *latents), (out,) = cut(graph, marker)
+    length = query.shape[2]
+    _attend(graph, query, latents, masks.mask(None, length, length, window=0), out, scale)
+
+
+def _attend(
+    graph: gs.Graph,
+    query: gs.Tensor,
+    latents: list[gs.Tensor],
+    mask: gs.Tensor,
+    out: gs.Tensor,
+    scale: float,
+) -> None:
+    """query [B,H,C,r+d], latents c_kv [B,1,S,r] and k_rope [B,1,S,d] -> [B,C,H,r]."""
+    rank = latents[0].shape[3]
+    parts = ((0, rank), (rank, query.shape[3]))
+    scaled = [_scaled(graph, _columns(graph, query, *part), scale) for part in parts]
+    products = list(zip(scaled, latents, strict=True))
+    attended = composed_attention(graph, products, latents[0], mask)
+    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
+
+
+def _columns(graph: gs.Graph, query: gs.Tensor, start: int, end: int) -> gs.Tensor:
+    part = gs.Variable(fresh(graph, "part"), query.dtype, (*query.shape[:3], end - start))
+    ends = [int64s(graph, n) for n in (start, end, -1)]
+    return node(graph, "Slice", [query, *ends], [part])[0]
+
+
+def _scaled(graph: gs.Graph, query: gs.Tensor, scale: float) -> gs.Tensor:
+    constant = gs.Constant(fresh(graph, "scale"), np.array(scale, np.float32))
+    (factor,) = node(graph, "CastLike", [constant, query])
+    scaled = gs.Variable(fresh(graph, "scaled"), query.dtype, query.shape)
+    return node(graph, "Mul", [query, factor], [scaled])[0]
