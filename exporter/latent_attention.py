@@ -56,7 +56,7 @@ def _forward(
     module: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
 ) -> tuple[Tensor, None]:
     """Hidden states [B,C,E] -> [B,C,E], in the place of transformers' forward."""
-    batch, chunk, _ = hidden_states.shape
+    batch, chunk = hidden_states.shape[:2]
     heads, rank, nope = module.num_heads, module.kv_lora_rank, module.qk_nope_head_dim
     rope = functools.partial(
         onnx_ops.rotary_embedding,
@@ -89,9 +89,12 @@ def _forward(
 
 
 def _queries(module: Any, hidden_states: Tensor) -> Tensor:
+    """[B,C,H*(n+d)]."""
     if module.q_lora_rank is None:
-        return module.q_proj(hidden_states)
-    return module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden_states)))
+        states: Tensor = module.q_proj(hidden_states)
+    else:
+        states = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden_states)))
+    return states
 
 
 def _by_head(states: Tensor, matrices: Tensor) -> Tensor:
@@ -143,8 +146,9 @@ def split_up_projections(
     tensors: Mapping[str, StoredTensor], config: PretrainedConfig
 ) -> dict[str, StoredTensor]:
     """W_UK [H,n,r] and W_UV^T [H,r,v] of each layer, by the names of the trace's weights."""
-    heads = config.num_attention_heads
-    nope, value = config.qk_nope_head_dim, config.v_head_dim
+    sizes: Any = config
+    heads: int = sizes.num_attention_heads
+    nope, value = sizes.qk_nope_head_dim, sizes.v_head_dim
     split: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         if name.endswith(_STORED):

@@ -45,7 +45,8 @@ class Architecture:
     rope_per_layer_type: `rope_parameters` holds a RoPE for each layer type, not a single one.
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
-    and of the logits; None: no soft cap. latent: multi-head latent attention (MLA). embedding, head: the tensors' names in a checkpoint.
+    and of the logits; None: no soft cap. latent: multi-head latent attention (MLA).
+    embedding, head: the tensors' names in a checkpoint.
     tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`. gguf: None if
     GGUF files don't have it under a name of its own.
     """

@@ -63,6 +63,8 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma2, soft caps": ("gemma2", {}, {"baseline": True}),
     "gemma3, sliding layers": ("gemma3", {}, {"baseline": True}),
     "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
+    "deepseek-v2, single shot": ("deepseek-v2", {}, {"prefill_chunk": 64}),
+    "deepseek-v3, latents": ("deepseek-v3", {}, {"baseline": True, "batch": 4}),
     "llama, K of 30,000": ("llama", LARGE, {"L_max": 32768, "K": 30000, "prefill_chunk": 64}),
     "llama, 131,072 tokens": (
         "llama",

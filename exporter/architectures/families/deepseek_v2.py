@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, and experts that a softmax chooses."""
+"""DeepSeek-V2 and V2-Lite: latent attention; a softmax chooses experts."""
 
 from snapexport.exporter.architectures.architecture import Architecture
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: latent attention, and experts that a sigmoid with a bias chooses by groups."""
+"""DeepSeek-V3 and R1: latent attention; a sigmoid with a bias chooses experts by groups."""
 
 from snapexport.exporter.architectures.architecture import Architecture
 

@@ -87,7 +87,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     texts = read_texts(checkpoint.with_tokenizer())
     geometry = options.geometry(model, template_tail(texts))
-    options.require_vocabulary(model.vocab_size)
+    options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
     shapes.require_tensors(checkpoint, config)
     checkpoint = derived.with_derived(checkpoint, config)
     chunk = options.chunk(geometry)

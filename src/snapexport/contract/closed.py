@@ -115,7 +115,8 @@ def _require_layers(manifest: Manifest) -> None:
 
 def _require_options(manifest: Manifest) -> None:
     """The graph options are resolved, so they are what they resolve to."""
-    options = manifest.graph_options
+    options, model = manifest.graph_options, manifest.model
+    options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
     resolved = options.resolved(manifest.target, manifest.dtype)
     if not manifest.geometry.compresses:
         resolved = resolved.of_full_cache()

@@ -22,7 +22,7 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     model, value_bytes = manifest.model, DTYPE_BYTES[manifest.dtype]
     for name, graph in manifest.graphs.items():
         for batch, rows, slots in _attention_sizes(graph):
-            if not shapes.fits(value_bytes, rows, slots, model.head_dim):
+            if model.kv_lora_rank or not shapes.fits(value_bytes, rows, slots, model.head_dim):
                 scores = _FP32 * batch * model.num_attention_heads * rows * slots
                 found[name] = max(scores, found.get(name, 0))
     return found

@@ -103,13 +103,25 @@ class GraphOptions:
             self, cache_dtype=cache_dtype, decode_attention=attention, share_weights=shares
         )
 
-    def require_vocabulary(self, tokens: int) -> None:
-        """Raise UserError if top_tokens exceeds the model's vocabulary."""
-        if self.top_tokens > tokens:
+    def require_model(self, vocab_size: int, *, latent: bool) -> None:
+        """Raise UserError for options that a model does not support. latent: its attention is."""
+        if self.top_tokens > vocab_size:
             raise UserError(
-                f"--top-tokens {self.top_tokens} is above the model's vocabulary of {tokens} "
+                f"--top-tokens {self.top_tokens} is above the model's vocabulary of {vocab_size} "
                 "tokens",
                 "use as many as the largest top-k of your requests",
+            )
+        if latent and self.cache_dtype == "int8":
+            raise UserError(
+                "--cache-dtype int8 is not supported for latent attention: a cache of latents is "
+                "small already",
+                "leave it out, or use --cache-dtype fp16",
+            )
+        if latent and self.decode_attention == "valid":
+            raise UserError(
+                "--decode-attention valid is not supported for latent attention: ONNX Runtime has "
+                "no operator for it",
+                "leave it out",
             )
 
     @property

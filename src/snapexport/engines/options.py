@@ -13,6 +13,8 @@ HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
 HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
 
 HIGHEST_LEVEL = 5
+LARGEST_PLUGIN_HEAD = 256
+"""Widest key that the plugins take (plugins/launchers/refusal.h)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,16 @@ class EngineOptions:
         return levels[self.hardware_compat]
 
     def graphs_of(self, manifest: Manifest) -> tuple[GraphName, ...]:
-        """The graphs to build, in the manifest's order. Raises UserError for an unknown one."""
+        """The graphs to build, in the manifest's order. Raises UserError.
+
+        For an unknown graph, and for heads that the plugins do not take.
+        """
+        if self.plugins and manifest.model.head_dim > LARGEST_PLUGIN_HEAD:
+            raise UserError(
+                f"--plugins is not supported for heads of {manifest.model.head_dim}: the plugins "
+                f"take heads of up to {LARGEST_PLUGIN_HEAD}",
+                "leave it out: TensorRT then runs the functions' bodies",
+            )
         for name in self.graphs:
             if name not in manifest.graphs:
                 raise UserError(

@@ -45,13 +45,13 @@ def scores_bytes(model: PlannedModel, rows: int, slots: int) -> int:
 def forms_scores(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:
     """Whether prefill's attention holds a layer's scores at once.
 
-    No target has a fused kernel for soft-capped scores.
+    No target has a fused kernel for soft-capped scores, nor for latent attention.
     """
     target = capabilities(options.target)
     is_fused = options.dtype in target.fused_attention and not options.trt_decomposable
     if single_shot and not target.fused_whole_prompt:
         is_fused = False
-    return model.softcapped or not is_fused
+    return model.softcapped or bool(model.facts.kv_lora_rank) or not is_fused
 
 
 def prefill_bytes(
