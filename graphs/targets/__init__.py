@@ -31,7 +31,7 @@ from snapexport.graphs.targets.voted_prefix import VotedPrefix
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (LatentAttention(), StandardAttention(), FewerReshapes()),
     "onnxruntime": (
-        LatentAttention(),
+        LatentAttention(prefix=True),
         GroupQueryAttention(),
         ValidSlots(),
         StandardAttention(),

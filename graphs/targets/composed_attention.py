@@ -27,7 +27,7 @@ def composed_attention(
     """Attention of scaled queries: one output, [B,H,C,D].
 
     products: pairs of query [B,H,C,D'] and key [B,Hkv,S,D'], whose products add up to the scores.
-    value: [B,Hkv,S,D]. mask: bool [B,1,C,S], true where attended to. softcap: 0.0 caps nothing.
+    value: [B,Hkv,S,D]. S may be a name, a dimension of a computed size. mask: bool [B,1,C,S], true where attended to. softcap: 0.0 caps nothing.
     sink: [H], a further score of each head, whose share goes to no value (gpt-oss).
 
     Products fold a KV head's query heads into rows. Between them all is float32, as in
@@ -35,7 +35,7 @@ def composed_attention(
     """
     query, key = products[0]
     batch, heads, rows, _ = query.shape
-    kv_heads, slots = key.shape[1:3]
+    kv_heads, slots = key.shape[1], key.shape[2] if isinstance(key.shape[2], int) else -1
     folded = batch, kv_heads, heads // kv_heads * rows
     (total,) = _sum(graph, [_product(graph, *pair, folded) for pair in products])
     (scores,) = node(graph, "Cast", [_reshape(graph, total, batch, heads, rows, slots)], to=_FLOAT)
@@ -44,7 +44,7 @@ def composed_attention(
     if sink is None:
         share = node(graph, "Softmax", [hidden], axis=-1)
     else:
-        share = _beside_sink(graph, hidden, sink, (batch, heads, rows, slots))
+        share = _beside_sink(graph, hidden, sink, (batch, heads, rows))
     (rounded,) = node(graph, "CastLike", [*share, query])
     (attended,) = node(graph, "MatMul", [_reshape(graph, rounded, *folded, slots), value])
     return [_reshape(graph, attended, batch, heads, rows, value.shape[3])]
@@ -67,15 +67,15 @@ def _sum(graph: gs.Graph, products: list[gs.Tensor]) -> list[gs.Tensor]:
 
 
 def _beside_sink(
-    graph: gs.Graph, scores: gs.Tensor, sink: gs.Tensor, shape: tuple[int, int, int, int]
+    graph: gs.Graph, scores: gs.Tensor, sink: gs.Tensor, shape: tuple[int, int, int]
 ) -> list[gs.Tensor]:
     """The softmax over a row's scores and its head's sink, without the sink's share."""
-    batch, heads, rows, slots = shape
+    batch, heads, rows = shape
     (column,) = node(graph, "Cast", [_reshape(graph, sink, 1, heads, 1, 1)], to=_FLOAT)
     expanded = node(graph, "Expand", [column, int64s(graph, batch, heads, rows, 1)])
     (with_sink,) = node(graph, "Concat", [scores, *expanded], axis=-1)
     share = node(graph, "Softmax", [with_sink], axis=-1)
-    return node(graph, "Slice", [*share, *(int64s(graph, n) for n in (0, slots, -1))])
+    return node(graph, "Slice", [*share, *(int64s(graph, n) for n in (0, -1, -1))])
 
 
 def _cap(graph: gs.Graph, scores: gs.Tensor, softcap: float) -> gs.Tensor:

@@ -14,28 +14,56 @@ from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.targets.composed_attention import composed_attention
 from snapexport.graphs.targets.visible_slots import VisibleSlots
+from snapexport.graphs.targets.window_masks import row_positions
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Replaces every latent marker. Runs before the target's own attention."""
+    """Replaces every latent marker. Runs before the target's own attention.
+
+    prefix: a chunk of a prompt reads its own prefix alone, for runtimes that can slice by a
+    computed length. Otherwise it reads the whole cache.
+    """
+
+    prefix: bool = False
 
     def apply(self, graph: gs.Graph) -> None:
         masks = VisibleSlots(graph)
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN and n.attrs["latent"]]:
             if marker.op == CACHE_ATTENTION:
-                _with_cache(graph, marker, masks)
+                _with_cache(graph, marker, masks, self.prefix)
             else:
                 _whole_prompt(graph, marker, masks)
 
 
-def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
+def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, prefix: bool) -> None:
     scale = float(marker.attrs["scale"])
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
     for past, new, cache in zip((past_key, past_value), states, present, strict=True):
         node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
-    mask = masks.mask(valid, query.shape[2], past_key.shape[2], window=0)
-    _attend(graph, query, present, mask, out, scale)
+    rows = query.shape[2]
+    if prefix and rows > 1:
+        latents = [_until(graph, cache, valid) for cache in present]
+        _attend(graph, query, latents, _causal_mask(graph, valid, rows), out, scale)
+    else:
+        mask = masks.mask(valid, rows, past_key.shape[2], window=0)
+        _attend(graph, query, present, mask, out, scale)
+
+
+def _until(graph: gs.Graph, cache: gs.Tensor, valid: gs.Tensor) -> gs.Tensor:
+    """The first valid cache slots of one prompt: [1,1,S,n] -> [1,1,valid,n]."""
+    batch, kv_heads, _, width = cache.shape
+    prefix = gs.Variable(fresh(graph, "prefix"), cache.dtype, (batch, kv_heads, "prefix", width))
+    return node(graph, "Slice", [cache, int64s(graph, 0), valid, int64s(graph, 2)], [prefix])[0]
+
+
+def _causal_mask(graph: gs.Graph, valid: gs.Tensor, rows: int) -> gs.Tensor:
+    """Bool [1,1,rows,valid], true where attended to."""
+    (end,) = node(graph, "Squeeze", [valid])
+    zero, one = (gs.Constant(fresh(graph, "const"), np.array(n, np.int64)) for n in (0, 1))
+    (slots,) = node(graph, "Range", [zero, end, one])
+    last = row_positions(graph, valid, -rows, rows)
+    return node(graph, "LessOrEqual", [slots, last])[0]
 
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
