@@ -156,3 +156,14 @@ def split_up_projections(
             split[stem + _KEY_UP] = _RowsOfHeads(stored, heads, 0, nope)
             split[stem + _VALUE_UP] = _RowsOfHeads(stored, heads, nope, value, transposed=True)
     return split
+
+
+def joined_up_projections(split: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """kv_b_proj of each layer, [H*(n+v),r], of the two weights that a build holds."""
+    joined: dict[str, Tensor] = {}
+    for name, keys in split.items():
+        if name.endswith(_KEY_UP):
+            stem = name.removesuffix(_KEY_UP)
+            values = split[stem + _VALUE_UP].transpose(1, 2)
+            joined[stem + _STORED] = torch.cat((keys, values), dim=1).flatten(0, 1)
+    return joined

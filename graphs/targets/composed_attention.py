@@ -27,8 +27,9 @@ def composed_attention(
     """Attention of scaled queries: one output, [B,H,C,D].
 
     products: pairs of query [B,H,C,D'] and key [B,Hkv,S,D'], whose products add up to the scores.
-    value: [B,Hkv,S,D]. S may be a name, a dimension of a computed size. mask: bool [B,1,C,S], true where attended to. softcap: 0.0 caps nothing.
-    sink: [H], a further score of each head, whose share goes to no value (gpt-oss).
+    value: [B,Hkv,S,D]. S may be a name, for a size that the graph computes. mask: bool [B,1,C,S],
+    true where attended to. softcap: 0.0 caps nothing. sink: [H], a further score of each head,
+    whose share goes to no value (gpt-oss).
 
     Products fold a KV head's query heads into rows. Between them all is float32, as in
     transformers.

@@ -140,8 +140,10 @@ def _looked_at(
     executor: Executor, layer: int, length: int, step: int, place: LayerGeometry
 ) -> NDArray[np.bool_]:
     """The eligible positions with more than theta of each query head's attention: bool [H, n]."""
-    keys = executor.decode_buffers[names.past_key(layer)][0, :, : length + step + 1]
-    query = executor.decode_buffers[names.query(layer)][0, :, 0]
+    buffers, end = executor.decode_buffers, length + step + 1
+    query, keys = buffers[names.query(layer)][0, :, 0], buffers[names.past_key(layer)][0, :, :end]
+    if query.shape[-1] > keys.shape[-1]:  # latent attention scores the cached values too
+        keys = np.concatenate([keys, buffers[names.past_value(layer)][0, :, :end]], axis=-1)
     grouped = query.reshape(len(keys), -1, query.shape[-1]).astype(np.float32)
     scores = grouped @ keys.astype(np.float32).swapaxes(1, 2)
     scores -= scores.max(-1, keepdims=True)

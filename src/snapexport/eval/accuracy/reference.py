@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.sequence import Array, SequenceRunner
-from snapexport.exporter import architectures, hub
+from snapexport.exporter import architectures, derived, hub
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
 from snapexport.exporter.quiet import quiet
 
@@ -52,8 +52,11 @@ class ReferenceRunner(SequenceRunner):
         return logits
 
 
-_SAME = ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-"""Facts that manifest and config.json both name, and that the graphs depend on."""
+_SAME = (
+    *("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "kv_lora_rank"),
+)
+"""Facts of the manifest that a config.json has to agree with."""
 
 
 def reference_model(build: Build, checkpoint: str | None) -> Any:
@@ -101,15 +104,16 @@ def _own_model(build: Build) -> Any:
     config = _matching_config(build, config_alone)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     files = [build.directory / file.file for file in build.manifest.weights]
-    tensors = {n: tensor.float() for file in files for n, tensor in load_file(file).items()}
-    missing = set(model.state_dict()) - set(tensors)
-    model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()
-    if build.manifest.quantization and any(".layers." in name for name in missing):
+    stored = {n: tensor.float() for file in files for n, tensor in load_file(file).items()}
+    tensors = derived.originals(stored, config)
+    missing = sorted(n for n in set(model.state_dict()) - set(tensors) if ".layers." in n)
+    if missing:
         raise UserError(
-            f"{build.directory} has its linear layers only in {build.manifest.quantization}",
+            f"{build.directory} does not hold {missing[0]} as the model has it",
             "pass the checkpoint that was built as --model",
         )
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
     return model
 
 
@@ -118,8 +122,9 @@ def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:
     built = build.manifest.model
     architecture = (config.architectures or ["(none)"])[0]
     _require_same(checkpoint, "architecture", architecture, built.architecture)
+    facts = architectures.model_facts(architecture, config, checkpoint)
     for name in _SAME:
-        _require_same(checkpoint, name, getattr(config, name), getattr(built, name))
+        _require_same(checkpoint, name, getattr(facts, name), getattr(built, name))
     return config
 
 
