@@ -1,9 +1,4 @@
-"""Marks multi-head latent attention (MLA) in a skeleton, in its absorbed form.
-
-A cache holds the latents c_kv and their RoPE part k_rope; keys and values of the heads are
-W_UK c_kv and W_UV c_kv (DeepSeek-V2, arXiv:2405.04434, section 2.1 and appendix C). Absorbed, the
-queries are multiplied by W_UK and attention's output by W_UV, so that attention reads the cache as
-it is, as if by one KV head.
+"""Marks multi-head latent attention (MLA) in a skeleton, and gives it the weights that it reads.
 
 A checkpoint stores W_UK and W_UV of all heads in one matrix, kv_b_proj. A build stores each as a
 weight of its own (`split_up_projections`), since a graph would have to copy them apart in each run.
@@ -23,7 +18,7 @@ from transformers import PretrainedConfig
 
 from snapexport.exporter.tensor_file import BLOCK, blocks
 from snapexport.exporter.tensor_file import Tensor as StoredTensor
-from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
+from snapexport.graphs.markers import LATENT_ATTENTION, TRACE_DOMAIN
 
 _STORED, _KEY_UP, _VALUE_UP = "kv_b_proj.weight", "kv_b_proj.key", "kv_b_proj.value"
 
@@ -68,24 +63,18 @@ def _forward(
     latents = module.kv_a_proj_with_mqa(hidden_states)
     c_kv = module.kv_a_layernorm(latents[..., :rank]).view(batch, 1, chunk, rank)
     k_rope = rope(latents[..., rank:].view(batch, 1, chunk, -1))
-    absorbed = _by_head(queries[..., :nope].transpose(1, 2), module.kv_b_proj.key)
-    query = torch.cat((absorbed, rope(queries[..., nope:].transpose(1, 2))), dim=-1)
+    q_rope = rope(queries[..., nope:].transpose(1, 2))
+    query = torch.cat((queries[..., :nope].transpose(1, 2), q_rope), dim=-1)
+    up = module.kv_b_proj
     attended = onnx_ops.symbolic(
-        f"{TRACE_DOMAIN}::{ATTENTION}",
-        (query, c_kv, k_rope),
-        {
-            "layer": module.layer_idx,
-            "scale": float(module.scaling),
-            "window": 0,
-            "softcap": 0.0,
-            "latent": 1,
-        },
+        f"{TRACE_DOMAIN}::{LATENT_ATTENTION}",
+        (query, c_kv, k_rope, up.key, up.value),
+        {"layer": module.layer_idx, "scale": float(module.scaling)},
         dtype=query.dtype,
-        shape=(batch, chunk, heads, rank),
+        shape=(batch, chunk, heads, up.value.shape[2]),
         version=1,
     )
-    values = _by_head(attended.transpose(1, 2), module.kv_b_proj.value)
-    return module.o_proj(values.transpose(1, 2).reshape(batch, chunk, -1)), None
+    return module.o_proj(attended.reshape(batch, chunk, -1)), None
 
 
 def _queries(module: Any, hidden_states: Tensor) -> Tensor:
@@ -95,16 +84,6 @@ def _queries(module: Any, hidden_states: Tensor) -> Tensor:
     else:
         states = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden_states)))
     return states
-
-
-def _by_head(states: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply each head's rows by its matrix: [B,H,C,n] and [H,n,m] -> [B,H,C,m].
-
-    The heads come first, so that all batch slots share one reading of a matrix.
-    """
-    batch, heads, chunk, width = states.shape
-    rows = states.transpose(0, 1).reshape(heads, batch * chunk, width)
-    return (rows @ matrices).view(heads, batch, chunk, -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from snapexport.exporter.architectures import layer_types
-from snapexport.graphs.markers import ATTENTION
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -94,7 +93,7 @@ class _Copy:
 
     def node(self, node: ir.Node) -> ir.Node:
         attributes = dict(node.attributes)
-        if node.op_type == ATTENTION:
+        if "layer" in attributes:
             attributes["layer"] = ir.AttrInt64("layer", self.index)
         return ir.Node(
             node.domain,

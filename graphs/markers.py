@@ -1,6 +1,8 @@
 """Placeholder operators that passes replace. A finished graph holds none of them.
 
-    trace::Attention
+    trace::LatentAttention
+      first pass: chooses its form
+    -> trace::Attention
       policy pass: chooses where keys and values are kept
     -> cache::CacheAttention | cache::PromptAttention
       target pass: chooses the operators
@@ -12,27 +14,33 @@ gpt-oss as last one sink [H], a further score of each head, whose share goes to 
 - `layer` and `scale`;
 - `window`: position i attends to i - window < j <= i, as in transformers. 0: to all j <= i;
 - `softcap`: scores s become softcap * tanh(s / softcap) before the softmax (Gemma 2). 0.0: none;
-- `latent`: 1 for multi-head latent attention (MLA, DeepSeek). query is [B,H,C,r+d] in the latents'
-  space, key the latents c_kv [B,1,C,r], value their RoPE part k_rope [B,1,C,d]. Scores are
-  query . [key, value], and the output [B,C,H,r] is the sum of weighted keys. 0: as above.
+- `latent`: 0, or the form of latent attention (MLA, `passes/latents.py`). Then key is the latents
+  c_kv [B,1,C,r], value their RoPE part k_rope [B,1,C,d]. 1: absorbed, with queries [B,H,C,r+d] and
+  an output [B,C,H,r]. 2: expanded, with queries [B,H,C,n+d], two more inputs, key_up [H,n,r] and
+  value_up [H,r,v], and an output [B,C,H,v].
 """
 
 TRACE_DOMAIN = "snapexport.trace"
 CACHE_DOMAIN = "snapexport.cache"
 
 ATTENTION = "Attention"
-"""trace: (query, key, value[, sink]) -> output. Causal attention to the past and the chunk."""
+"""trace: (query, key, value[, more]) -> output. Causal attention to the past and the chunk."""
+
+LATENT_ATTENTION = "LatentAttention"
+"""trace: (query [B,H,C,n+d], c_kv [B,1,C,r], k_rope [B,1,C,d], key_up [H,n,r], value_up [H,r,v])
+-> output [B,C,H,v]. Attributes `layer` and `scale`. Causal attention of queries to the keys
+[key_up c_kv, k_rope], and to values c_kv value_up."""
 
 CACHE_ATTENTION = "CacheAttention"
 """cache: (query, key, value, past_key, past_value [B,Hkv,S,D], slot, valid_length int64 [B]
-[, sink]) -> (output, present_key, present_value).
+[, sink | , key_up, value_up]) -> (output, present_key, present_value).
 
 Writes the C new rows at cache slot `slot`; row i then attends to the first valid_length - C + 1 + i
 cache slots. `appends` = 1: slot + C = valid_length always, so cache slots are positions, and a
 window is possible. `valid_only` = 1: the operators must not read cache slots >= valid_length."""
 
 PROMPT_ATTENTION = "PromptAttention"
-"""cache: (query, key, value[, sink]) -> output. Causal attention inside a chunk that is a whole
+"""cache: (query, key, value[, more]) -> output. Causal attention inside a chunk that is a whole
 prompt."""
 
 BLOCK_MATMUL = "BlockMatMul"

@@ -19,6 +19,7 @@ from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
+from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
 from snapexport.graphs.passes.top_tokens import TopTokens
@@ -46,9 +47,9 @@ def prefill(
     """
     graph = gs.import_onnx(traced)
     chunk = graph.inputs[0].shape[1]
-    passes: list[Pass] = [PrefillCache(capacity or geometry.L_max)]
+    passes: list[Pass] = [Latents(), PrefillCache(capacity or geometry.L_max)]
     if geometry.is_single_shot(chunk):
-        passes = [SingleShot(geometry, options)]
+        passes = [Latents(), SingleShot(geometry, options)]
     elif geometry.compresses:
         passes.append(QueryWindows(geometry.L_obs))
     return _finish(graph, geometry, passes + _sampling(options), target, options)
@@ -61,7 +62,9 @@ def compress(
     options: GraphOptions = DEFAULTS,
 ) -> onnx.ModelProto:
     """The graph of the compress step. `traced` is prefill's trace, read for its shapes."""
-    graph = compress_graph(gs.import_onnx(traced), geometry, options)
+    prefill = gs.import_onnx(traced)
+    Latents(absorb=True).apply(prefill)
+    graph = compress_graph(prefill, geometry, options)
     return _finish(graph, geometry, [], target, options)
 
 
@@ -74,7 +77,7 @@ def decode(
     with_queries: bool = False,
 ) -> onnx.ModelProto:
     """The graph of one token for each batch slot. with_queries: adds output query.{l} [B,H,1,D]."""
-    passes: list[Pass] = [DecodeCache(geometry, options)]
+    passes: list[Pass] = [Latents(), DecodeCache(geometry, options)]
     if with_queries:
         passes.append(DecodeQueries())
     graph = gs.import_onnx(traced)

@@ -37,7 +37,7 @@ def attend_with_cache(
     """
     # A cache that isn't appended to is a ring, which holds only positions inside the window.
     attributes = attention_attributes(marker, slots if appends else 0)
-    (query, key, value, *sink), (out,) = cut(graph, marker)
+    (query, key, value, *more), (out,) = cut(graph, marker)
     states, storage = (
         States(query, key, value),
         storage_of(options.cache_dtype if options else None),
@@ -54,7 +54,7 @@ def attend_with_cache(
     node(
         graph,
         CACHE_ATTENTION,
-        [*held, *past, *place, *sink],
+        [*held, *past, *place, *more],
         [storage.attended(graph, layer, states, out), *present],
         domain=CACHE_DOMAIN,
         appends=int(appends),

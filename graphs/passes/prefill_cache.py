@@ -6,8 +6,9 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, graph_input, int64s, markers, node
+from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import Place, attend_with_cache
+from snapexport.graphs.passes.latents import EXPANDED, absorbed
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,18 @@ class QueryWindows:
     def apply(self, graph: gs.Graph) -> None:
         chunk_length = graph_input(graph, names.CHUNK_LENGTH)
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            query = marker.inputs[0]
-            graph.outputs.append(query_window(graph, layer, query, chunk_length, self.L_obs))
+            graph.outputs.append(query_window(graph, layer, marker, chunk_length, self.L_obs))
 
 
 def query_window(
-    graph: gs.Graph, layer: int, query: gs.Tensor, valid: gs.Tensor, L_obs: int
+    graph: gs.Graph, layer: int, marker: gs.Node, valid: gs.Tensor, L_obs: int
 ) -> gs.Variable:
-    """The last W of the `valid` rows of query [1,H,C,D]: [1,H,W,D]."""
+    """The queries [1,H,W,D] of the last W of a marker's `valid` rows, as they score cached keys."""
+    query = marker.inputs[0]
     batch, heads, _, head_dim = query.shape
-    shape = (batch, heads, L_obs, head_dim)
-    window = gs.Variable(names.query_window(layer), query.dtype, shape)
+    window = gs.Variable(fresh(graph, "window"), query.dtype, (batch, heads, L_obs, head_dim))
     call(graph, "QueryWindow", [query, valid], [window], L_obs=[L_obs])
+    if marker.attrs["latent"] == EXPANDED:
+        window = absorbed(graph, window, marker.inputs[-2])
+    window.name = names.query_window(layer)
     return window

@@ -33,9 +33,9 @@ class SingleShot:
             attributes = attention_attributes(marker, self.geometry.L_max)
             inputs, outputs = cut(graph, marker)
             node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
-            query, key, value, *_ = inputs
+            attention, (_, key, value, *_) = graph.nodes[-1], inputs
             if self.geometry.compresses:
-                window = query_window(graph, layer, query, prompt_length, self.geometry.L_obs)
+                window = query_window(graph, layer, attention, prompt_length, self.geometry.L_obs)
                 states = PromptStates(window, key, value, prompt_length, bool(attributes["latent"]))
                 compress_layer(graph, self.geometry, layer, scores, states, storage)
             else:

@@ -1,8 +1,7 @@
 """Replaces latent cache markers (MLA) by TensorScatter and composed attention, on every target.
 
-No target has an operator for them: queries are wider than values, and the keys are two caches side
-by side. A concatenation would copy the whole cache in each step; two products that are added do
-not.
+No target has an operator for them: queries are wider than values, and the keys are in two caches. A
+concatenation would copy the whole cache in each step; two products that are added do not.
 """
 
 from dataclasses import dataclass
@@ -38,16 +37,17 @@ class LatentAttention:
 
 def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, prefix: bool) -> None:
     scale = float(marker.attrs["scale"])
-    (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
-    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
+    inputs, (out, *present) = cut(graph, marker)
+    query, c_kv, k_rope, past_key, past_value, slot, valid, *up = inputs
+    for past, new, cache in zip((past_key, past_value), (c_kv, k_rope), present, strict=True):
         node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
     rows = query.shape[2]
     if prefix and rows > 1:
         latents = [_until(graph, cache, valid) for cache in present]
-        _attend(graph, query, latents, _causal_mask(graph, valid, rows), out, scale)
+        mask = _causal_mask(graph, valid, rows)
     else:
-        mask = masks.mask(valid, rows, past_key.shape[2], window=0)
-        _attend(graph, query, present, mask, out, scale)
+        latents, mask = present, masks.mask(valid, rows, past_key.shape[2], window=0)
+    _attend(graph, query, latents, up, mask, out, scale)
 
 
 def _until(graph: gs.Graph, cache: gs.Tensor, valid: gs.Tensor) -> gs.Tensor:
@@ -68,26 +68,46 @@ def _causal_mask(graph: gs.Graph, valid: gs.Tensor, rows: int) -> gs.Tensor:
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
     scale = float(marker.attrs["scale"])
-    (query, *latents), (out,) = cut(graph, marker)
+    (query, c_kv, k_rope, *up), (out,) = cut(graph, marker)
     length = query.shape[2]
-    _attend(graph, query, latents, masks.mask(None, length, length, window=0), out, scale)
+    mask = masks.mask(None, length, length, window=0)
+    _attend(graph, query, [c_kv, k_rope], up, mask, out, scale)
 
 
 def _attend(
     graph: gs.Graph,
     query: gs.Tensor,
     latents: list[gs.Tensor],
+    up: list[gs.Tensor],
     mask: gs.Tensor,
     out: gs.Tensor,
     scale: float,
 ) -> None:
-    """query [B,H,C,r+d], latents c_kv [B,1,S,r] and k_rope [B,1,S,d] -> [B,C,H,r]."""
-    rank = latents[0].shape[3]
-    parts = ((0, rank), (rank, query.shape[3]))
+    """query [B,H,C,D] over c_kv [B,1,S,r] and k_rope [B,1,S,d] -> [B,C,H,r], or [B,C,H,v].
+
+    up: key_up and value_up of the expanded form.
+    """
+    c_kv, k_rope = latents
+    keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
+    parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
     scaled = [_scaled(graph, _columns(graph, query, *part), scale) for part in parts]
-    products = list(zip(scaled, latents, strict=True))
-    attended = composed_attention(graph, products, latents[0], mask)
+    products = list(zip(scaled, (keys, k_rope), strict=True))
+    attended = composed_attention(graph, products, values, mask)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
+
+
+def _expanded(
+    graph: gs.Graph, c_kv: gs.Tensor, key_up: gs.Tensor, value_up: gs.Tensor
+) -> tuple[gs.Variable, gs.Variable]:
+    """The heads' keys [B,H,S,n] and values [B,H,S,v]. key_up: [H,n,r], value_up: [H,r,v]."""
+    heads, nope, _ = key_up.shape
+    batch, _, slots, _ = c_kv.shape
+    keys = gs.Variable(fresh(graph, "keys"), c_kv.dtype, (batch, heads, slots, nope))
+    values = gs.Variable(fresh(graph, "values"), c_kv.dtype, (*keys.shape[:3], value_up.shape[2]))
+    key_down = node(graph, "Transpose", [key_up], perm=[0, 2, 1])
+    node(graph, "MatMul", [c_kv, *key_down], [keys])
+    node(graph, "MatMul", [c_kv, value_up], [values])
+    return keys, values
 
 
 def _columns(graph: gs.Graph, query: gs.Tensor, start: int, end: int) -> gs.Tensor:
