@@ -99,10 +99,12 @@ def _prefill_line(manifest: Manifest) -> str:
 
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
+    held = f"{model.num_key_value_heads} KV heads of {model.head_dim}"
+    if model.kv_lora_rank:
+        held = f"latents of {model.key_dim} + {model.value_dim}"
     return (
         f"{model.architecture}, {model.num_hidden_layers} layers, "
-        f"{model.num_attention_heads} heads over {model.num_key_value_heads} KV heads "
-        f"of {model.head_dim}"
+        f"{model.num_attention_heads} heads over {held}"
     )
 
 
