@@ -49,6 +49,8 @@ def llama(layers: int, hidden: int, intermediate: int, heads: int, **changes: An
         num_key_value_heads=8,
         head_dim=128,
         kv_lora_rank=0,
+        qk_nope_head_dim=0,
+        v_head_dim=0,
         vocab_size=128256,
         max_position_embeddings=131072,
         sliding_window=[0] * layers,

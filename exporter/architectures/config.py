@@ -169,14 +169,19 @@ def model_facts(
 
 
 def _cached_heads(config: "PretrainedConfig") -> dict[str, int]:
-    """The KV heads of a cache, their width, and the rank of latents."""
+    """The facts of a cache's heads: of keys and values, or of latents."""
     if architecture_of(config).latent:
         rank = config.kv_lora_rank
-        width = rank + config.qk_rope_head_dim
-        return {"num_key_value_heads": 1, "head_dim": width, "kv_lora_rank": rank}
+        return {
+            "num_key_value_heads": 1,
+            "head_dim": rank + config.qk_rope_head_dim,
+            "kv_lora_rank": rank,
+            "qk_nope_head_dim": config.qk_nope_head_dim,
+            "v_head_dim": config.v_head_dim,
+        }
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_heads = config.num_key_value_heads
-    return {"num_key_value_heads": kv_heads, "head_dim": width, "kv_lora_rank": 0}
+    facts = {"num_key_value_heads": config.num_key_value_heads, "head_dim": width}
+    return facts | dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0)
 
 
 def _position_limit(config: "PretrainedConfig") -> int:

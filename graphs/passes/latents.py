@@ -1,22 +1,10 @@
-"""Chooses the form of multi-head latent attention (MLA) in a graph.
-
-Heads have keys W_UK c_kv and values W_UV c_kv (DeepSeek-V2, arXiv:2405.04434, section 2.1 and
-appendix C).
-
-    absorbed    queries are multiplied by W_UK, the output by W_UV; attention reads c_kv as it is
-    expanded    keys and values of all positions are calculated, then attention is as usual
-
-For S positions, C rows and H heads, these are H S C (2r + d) and H S (r (n + v) + C (n + d + v))
-products. So decode and small chunks are absorbed, and chunks of more than r (n + v) / (2r - n - v)
-rows are expanded: 171 rows for DeepSeek. In ONNX Runtime, 16 heads at 8,192 positions, a layer's
-attention took 4.2 ms of CPU time a token in absorbed chunks of 128, 5.9 ms in expanded ones, and
-5.6 against 2.3 ms in chunks of 512.
-"""
+"""Chooses the form of multi-head latent attention (MLA) in a graph (contract/latents.py)."""
 
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from snapexport.contract.latents import LatentSizes
 from snapexport.graphs.markers import ATTENTION, LATENT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 
@@ -63,11 +51,9 @@ def _mark(
 
 
 def _expands(inputs: list[gs.Tensor]) -> bool:
-    """Whether the expanded form needs fewer products."""
-    query, _, k_rope, key_up, value_up = inputs
-    (rows, _), (_, nope, rank), value = query.shape[2:], key_up.shape, value_up.shape[2]
-    of_absorbed = rows * (2 * rank + k_rope.shape[3])
-    return bool(rank * (nope + value) + rows * (query.shape[3] + value) < of_absorbed)
+    query, c_kv, k_rope, _, value_up = inputs
+    rank, rope, head, value = (t.shape[-1] for t in (c_kv, k_rope, query, value_up))
+    return LatentSizes(rank, rope, head - rope, value).expands(query.shape[2])
 
 
 def absorbed(graph: gs.Graph, query: gs.Tensor, key_up: gs.Tensor) -> gs.Variable:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx
 
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.targets import Target
+from snapexport.contract.targets import MEASURED_SHAPES, Target
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
@@ -41,8 +41,18 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         SkipNorm(),
         FewerReshapes(),
     ),
-    "tensorrt": (LatentAttention(), MaskedAttention(), LinearGemm(), VotesInTurn()),
-    "tensorrt-rtx": (LatentAttention(), MaskedAttention(), LinearGemm(), VotesInTurn()),
+    "tensorrt": (
+        LatentAttention(fused=MEASURED_SHAPES),
+        MaskedAttention(),
+        LinearGemm(),
+        VotesInTurn(),
+    ),
+    "tensorrt-rtx": (
+        LatentAttention(fused=MEASURED_SHAPES),
+        MaskedAttention(),
+        LinearGemm(),
+        VotesInTurn(),
+    ),
 }
 """Changes to the graph, in this order."""
 

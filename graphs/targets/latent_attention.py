@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from snapexport.contract.targets import FusedShapes
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.targets.composed_attention import composed_attention
@@ -21,33 +22,73 @@ class LatentAttention:
     """Replaces every latent marker. Runs before the target's own attention.
 
     prefix: a chunk of a prompt reads its own prefix alone, for runtimes that can slice by a
-    computed length. Otherwise it reads the whole cache.
+    computed length. Otherwise it reads the whole cache. fused: shapes for which the target has a
+    kernel for the expanded form; None: none.
     """
 
     prefix: bool = False
+    fused: FusedShapes | None = None
 
     def apply(self, graph: gs.Graph) -> None:
         masks = VisibleSlots(graph)
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN and n.attrs["latent"]]:
             if marker.op == CACHE_ATTENTION:
-                _with_cache(graph, marker, masks, self.prefix)
+                self._with_cache(graph, marker, masks)
             else:
-                _whole_prompt(graph, marker, masks)
+                self._whole_prompt(graph, marker, masks)
 
+    def _with_cache(self, graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
+        scale = float(marker.attrs["scale"])
+        inputs, (out, *present) = cut(graph, marker)
+        query, c_kv, k_rope, past_key, past_value, slot, valid, *up = inputs
+        for past, new, cache in zip((past_key, past_value), (c_kv, k_rope), present, strict=True):
+            node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+        rows = query.shape[2]
+        if self.prefix and rows > 1:
+            latents = [_until(graph, cache, valid) for cache in present]
+            mask = _causal_mask(graph, valid, rows)
+        else:
+            latents, mask = present, masks.mask(valid, rows, past_key.shape[2], window=0)
+        self._attend(graph, query, latents, up, mask, out, scale)
 
-def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, prefix: bool) -> None:
-    scale = float(marker.attrs["scale"])
-    inputs, (out, *present) = cut(graph, marker)
-    query, c_kv, k_rope, past_key, past_value, slot, valid, *up = inputs
-    for past, new, cache in zip((past_key, past_value), (c_kv, k_rope), present, strict=True):
-        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
-    rows = query.shape[2]
-    if prefix and rows > 1:
-        latents = [_until(graph, cache, valid) for cache in present]
-        mask = _causal_mask(graph, valid, rows)
-    else:
-        latents, mask = present, masks.mask(valid, rows, past_key.shape[2], window=0)
-    _attend(graph, query, latents, up, mask, out, scale)
+    def _whole_prompt(self, graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
+        scale = float(marker.attrs["scale"])
+        (query, c_kv, k_rope, *up), (out,) = cut(graph, marker)
+        length = query.shape[2]
+        mask = masks.mask(None, length, length, window=0)
+        self._attend(graph, query, [c_kv, k_rope], up, mask, out, scale)
+
+    def _attend(
+        self,
+        graph: gs.Graph,
+        query: gs.Tensor,
+        latents: list[gs.Tensor],
+        up: list[gs.Tensor],
+        mask: gs.Tensor,
+        out: gs.Tensor,
+        scale: float,
+    ) -> None:
+        """query [B,H,C,D] over c_kv [B,1,S,r] and k_rope [B,1,S,d] -> [B,C,H,r], or [B,C,H,v].
+
+        up: key_up and value_up of the expanded form.
+        """
+        c_kv, k_rope = latents
+        keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
+        if up and self._is_fused(query, keys):
+            attended = _fused(graph, _scaled(graph, query, scale), keys, k_rope, values, mask)
+        else:
+            parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
+            scaled = [_scaled(graph, _columns(graph, query, *part), scale) for part in parts]
+            products = list(zip(scaled, (keys, k_rope), strict=True))
+            attended = composed_attention(graph, products, values, mask)
+        node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
+
+    def _is_fused(self, query: gs.Tensor, keys: gs.Tensor) -> bool:
+        value_bytes = 4 if query.dtype == np.float32 else 2
+        rows, head_dim = query.shape[2:]
+        return self.fused is not None and self.fused.fits(
+            value_bytes, rows, keys.shape[2], head_dim
+        )
 
 
 def _until(graph: gs.Graph, cache: gs.Tensor, valid: gs.Tensor) -> gs.Tensor:
@@ -66,36 +107,6 @@ def _causal_mask(graph: gs.Graph, valid: gs.Tensor, rows: int) -> gs.Tensor:
     return node(graph, "LessOrEqual", [slots, last])[0]
 
 
-def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
-    scale = float(marker.attrs["scale"])
-    (query, c_kv, k_rope, *up), (out,) = cut(graph, marker)
-    length = query.shape[2]
-    mask = masks.mask(None, length, length, window=0)
-    _attend(graph, query, [c_kv, k_rope], up, mask, out, scale)
-
-
-def _attend(
-    graph: gs.Graph,
-    query: gs.Tensor,
-    latents: list[gs.Tensor],
-    up: list[gs.Tensor],
-    mask: gs.Tensor,
-    out: gs.Tensor,
-    scale: float,
-) -> None:
-    """query [B,H,C,D] over c_kv [B,1,S,r] and k_rope [B,1,S,d] -> [B,C,H,r], or [B,C,H,v].
-
-    up: key_up and value_up of the expanded form.
-    """
-    c_kv, k_rope = latents
-    keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
-    parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
-    scaled = [_scaled(graph, _columns(graph, query, *part), scale) for part in parts]
-    products = list(zip(scaled, (keys, k_rope), strict=True))
-    attended = composed_attention(graph, products, values, mask)
-    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
-
-
 def _expanded(
     graph: gs.Graph, c_kv: gs.Tensor, key_up: gs.Tensor, value_up: gs.Tensor
 ) -> tuple[gs.Variable, gs.Variable]:
@@ -108,6 +119,25 @@ def _expanded(
     node(graph, "MatMul", [c_kv, *key_down], [keys])
     node(graph, "MatMul", [c_kv, value_up], [values])
     return keys, values
+
+
+def _fused(
+    graph: gs.Graph,
+    query: gs.Tensor,
+    keys: gs.Tensor,
+    k_rope: gs.Tensor,
+    values: gs.Tensor,
+    mask: gs.Tensor,
+) -> list[gs.Tensor]:
+    """The target's operator, which wants values as wide as keys: they are padded with zeros."""
+    batch, heads, slots, _ = keys.shape
+    rope, value = k_rope.shape[3], values.shape[3]
+    of_heads = node(graph, "Expand", [k_rope, int64s(graph, batch, heads, slots, rope)])
+    whole_keys = node(graph, "Concat", [keys, *of_heads], axis=-1)
+    padding = int64s(graph, 0, 0, 0, 0, 0, 0, 0, query.shape[3] - value)
+    whole_values = node(graph, "Pad", [values, padding])
+    attended = node(graph, "Attention", [query, *whole_keys, *whole_values, mask], scale=1.0)
+    return node(graph, "Slice", [*attended, *(int64s(graph, n) for n in (0, value, -1))])
 
 
 def _columns(graph: gs.Graph, query: gs.Tensor, start: int, end: int) -> gs.Tensor:

@@ -68,7 +68,7 @@ def manifest() -> Manifest:
         "num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
         "max_position_embeddings".split(),
         1,
-    ) | {"head_dim": 128, "kv_lora_rank": 0}
+    ) | {"head_dim": 128, **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0)}
     return Manifest(
         format_version=FORMAT_VERSION,
         model=ModelFacts(architecture="x", sliding_window=[0], eos_token_id=[], **facts),

@@ -22,6 +22,8 @@ _NUMBERS = {
     "num_key_value_heads": (1, 1 << 14),
     "head_dim": (1, 1 << 14),
     "kv_lora_rank": (0, 1 << 14),
+    "qk_nope_head_dim": (0, 1 << 14),
+    "v_head_dim": (0, 1 << 14),
     "vocab_size": (1, 1 << 24),
     "max_position_embeddings": (1, _POSITIONS),
 }
@@ -100,6 +102,8 @@ def _require_layers(manifest: Manifest) -> None:
     if model.kv_lora_rank:
         _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, model.head_dim - 1)
         _require_range("model.num_key_value_heads", model.num_key_value_heads, 1, 1)
+        _require_range("model.qk_nope_head_dim", model.qk_nope_head_dim, 1, 1 << 14)
+        _require_range("model.v_head_dim", model.v_head_dim, 1, 1 << 14)
     for index, (window, layer) in enumerate(
         zip(model.sliding_window, geometry.layers, strict=True)
     ):

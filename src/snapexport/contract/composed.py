@@ -15,17 +15,26 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
 
     Soft-capped attention is composed too, and not found: a manifest does not tell of it.
     """
-    shapes = capabilities(manifest.target).fused_shapes
-    if shapes is None:
+    if capabilities(manifest.target).fused_shapes is None:
         return {}
     found: dict[str, int] = {}
-    model, value_bytes = manifest.model, DTYPE_BYTES[manifest.dtype]
+    model = manifest.model
     for name, graph in manifest.graphs.items():
         for batch, rows, slots in _attention_sizes(graph):
-            if model.kv_lora_rank or not shapes.fits(value_bytes, rows, slots, model.head_dim):
+            if not _is_fused(manifest, rows, slots):
                 scores = _FP32 * batch * model.num_attention_heads * rows * slots
                 found[name] = max(scores, found.get(name, 0))
     return found
+
+
+def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
+    """Whether there is a kernel. Latent attention has one in its expanded form alone."""
+    shapes, model = capabilities(manifest.target).fused_shapes, manifest.model
+    assert shapes is not None
+    if model.latent and not model.latent.expands(rows):
+        return False
+    head_dim = model.latent.head if model.latent else model.head_dim
+    return shapes.fits(DTYPE_BYTES[manifest.dtype], rows, slots, head_dim)
 
 
 def _attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:

@@ -15,6 +15,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.latents import LatentSizes
 from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.contract.targets import CacheDType, DType, Target
 
@@ -44,8 +45,8 @@ class ModelFacts(Strict):
     """Facts of the checkpoint that a runtime needs, by the names of config.json.
 
     sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
-    latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part, and
-    head_dim is the width of both.
+    latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
+    head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
     """
 
     architecture: str
@@ -54,10 +55,20 @@ class ModelFacts(Strict):
     num_key_value_heads: int
     head_dim: int
     kv_lora_rank: int
+    qk_nope_head_dim: int
+    v_head_dim: int
     vocab_size: int
     max_position_embeddings: int
     sliding_window: list[int]
     eos_token_id: list[int]
+
+    @property
+    def latent(self) -> LatentSizes | None:
+        """The sizes of latent attention, if it is that."""
+        if not self.kv_lora_rank:
+            return None
+        rank, rope = self.kv_lora_rank, self.head_dim - self.kv_lora_rank
+        return LatentSizes(rank, rope, self.qk_nope_head_dim, self.v_head_dim)
 
     @property
     def key_dim(self) -> int:
