@@ -1,9 +1,12 @@
-"""Quantizes linear layers to 4 bits: blocks of 32 along K share a scale.
+"""Quantizes linear layers and experts to 4 bits: blocks of 32 along K share a scale.
 
 A tensor [N,K] becomes two parts: `.int4` uint8 [N,K/32,16], element 2i of a block in the low half
 of byte i, and `.scales` [N,K/32]. w = (q - 8) * scale, 0 <= q < 16. The block's value of largest
 magnitude gets q = 0, since -8 has a larger magnitude than 7 (as in llama.cpp's Q4_0). K is padded
 with zeros to whole blocks.
+
+Experts' stacks [E,N,K] become [E,N,K/2] and [E,N,K/32]. They stay whole if their K is no multiple of
+32, which ONNX Runtime's QMoE does not take. Routers stay whole: they choose.
 """
 
 from collections.abc import Iterator
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, Tensor, WeightWriter, blocks
-from snapexport.graphs.markers import BLOCK_MATMUL, TRACE_DOMAIN
+from snapexport.graphs.markers import BLOCK_EXPERTS, BLOCK_MATMUL, EXPERTS, TRACE_DOMAIN
 
 BLOCK = 32
 _PACKED, _SCALES = ".int4", ".scales"
@@ -32,16 +35,18 @@ def whole(part: str) -> str:
     return part.removesuffix(_PACKED).removesuffix(_SCALES)
 
 
-def mark(model: ir.Model, sources: dict[str, str]) -> dict[str, str]:
-    """Replace every linear layer's matrix product by a marker.
+def mark(model: ir.Model, sources: dict[str, str], kept: str | None = None) -> dict[str, str]:
+    """Replace the markers of experts, and every linear layer's matrix product, by a marker.
 
-    sources: initializer -> checkpoint tensor. Returns sources with the new parts, and without the
-    weights that no node reads any more.
+    sources: initializer -> checkpoint tensor. kept: the end of the names of matrices that stay
+    whole. Returns sources with the new parts, and without the weights that no node reads any more.
     """
+    for experts in [n for n in model.graph if (n.domain, n.op_type) == (TRACE_DOMAIN, EXPERTS)]:
+        sources = sources | _mark_experts(model, experts, sources)
     for transpose in [n for n in model.graph if n.op_type == "Transpose"]:
         weight, transposed = transpose.inputs[0], transpose.outputs[0]
         assert weight is not None
-        if weight.name in sources and _is_matrix(weight):
+        if weight.name in sources and _is_matrix(weight) and not _is_kept(weight, kept):
             made = _parts(model, weight)
             for product in list(transposed.consumers()):
                 _replace(model.graph, product, transposed, made, weight)
@@ -54,14 +59,54 @@ def _is_matrix(weight: ir.Value) -> bool:
     return weight.shape is not None and len(weight.shape) == 2
 
 
+def _is_kept(weight: ir.Value, kept: str | None) -> bool:
+    return kept is not None and str(weight.name).endswith(kept)
+
+
+def _mark_experts(model: ir.Model, old: ir.Node, sources: dict[str, str]) -> dict[str, str]:
+    """Experts -> BlockExperts, with the same output. Returns the sources of the new parts."""
+    *routing, gate_up, down = old.inputs[:5]
+    assert gate_up is not None and down is not None
+    if any(_shape(weight)[-1] % BLOCK for weight in (gate_up, down)):
+        return {}
+    made = {weight: _parts(model, weight) for weight in (gate_up, down)}
+    marker = ir.node(
+        BLOCK_EXPERTS,
+        [*routing, *made[gate_up], *made[down], *old.inputs[5:]],
+        {**old.attributes, "block_size": BLOCK},
+        domain=TRACE_DOMAIN,
+        num_outputs=1,
+    )
+    ir.convenience.replace_nodes_and_values(
+        model.graph, old, [old], [marker], old.outputs, marker.outputs
+    )
+    return {
+        str(part.name): _part_of(sources, weight, part)
+        for weight, parts_of in made.items()
+        for part in parts_of
+    }
+
+
+def _shape(weight: ir.Value) -> tuple[int, ...]:
+    assert weight.shape is not None
+    return weight.shape.numpy()
+
+
+def _part_shapes(whole: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the parts of a tensor [N,K] or [E,N,K]."""
+    *leading, columns = whole
+    count = -(-columns // BLOCK)
+    packed = (count, BLOCK // 2) if len(leading) == 1 else (count * BLOCK // 2,)
+    return (*leading, *packed), (*leading, count)
+
+
 def _parts(model: ir.Model, weight: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Two new initializers without data."""
-    assert weight.shape is not None and weight.dtype is not None
-    rows, columns = weight.shape.numpy()
-    count = -(-columns // BLOCK)
+    assert weight.dtype is not None
+    packed, scales = _part_shapes(_shape(weight))
     made = (
-        _initializer(weight, _PACKED, ir.DataType.UINT8, (rows, count, BLOCK // 2)),
-        _initializer(weight, _SCALES, weight.dtype, (rows, count)),
+        _initializer(weight, _PACKED, ir.DataType.UINT8, packed),
+        _initializer(weight, _SCALES, weight.dtype, scales),
     )
     for part in made:
         model.graph.initializers[str(part.name)] = part
@@ -83,8 +128,7 @@ def _replace(
 ) -> None:
     """x @ Transpose(W) -> BlockMatMul(x, made), with the same output."""
     assert product.op_type == "MatMul" and product.inputs[1] is transposed, product
-    assert weight.shape is not None
-    rows, columns = weight.shape.numpy()
+    rows, columns = _shape(weight)
     marker = ir.node(
         BLOCK_MATMUL,
         [product.inputs[0], *made],
@@ -113,18 +157,16 @@ def _is_read(model: ir.Model, name: str) -> bool:
 def write(
     name: str, tensor: Tensor, dtype: str, directory: Path, progress: Progress
 ) -> Iterator[WeightWriter]:
-    """Quantize a tensor [N,K] into two files, with scales of `dtype`."""
-    rows, columns = tensor.shape
-    count = -(-columns // BLOCK)
+    """Quantize a tensor [N,K] or [E,N,K] into two files, with scales of `dtype`."""
+    packed_shape, scales_shape = _part_shapes(tensor.shape)
     packed_name, scales_name = parts(name)
     scales = []
-    shape = rows, count, BLOCK // 2
-    with WeightWriter(directory, packed_name, "U8", shape, progress) as packed_file:
+    with WeightWriter(directory, packed_name, "U8", packed_shape, progress) as packed_file:
         for packed, block_scales in _quantized(name, tensor):
             packed_file.write(packed.tobytes())
             scales.append(block_scales.astype(NUMPY_DTYPE[dtype]))
     yield packed_file
-    with WeightWriter(directory, scales_name, dtype, (rows, count), progress) as scales_file:
+    with WeightWriter(directory, scales_name, dtype, scales_shape, progress) as scales_file:
         scales_file.write(np.concatenate(scales).tobytes())
     yield scales_file
 
@@ -133,7 +175,7 @@ def _quantized(
     name: str, tensor: Tensor
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float32]]]:
     """Quantize a tensor, some rows at a time."""
-    columns = tensor.shape[1]
+    columns = tensor.shape[-1]
     for block in blocks(tensor, columns):
         rows = block.astype(np.float32).reshape(-1, columns)
         if not np.isfinite(rows).all():

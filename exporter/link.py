@@ -1,5 +1,6 @@
 """Links a traced graph to the placed weights: initializers become references into their files."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -31,6 +32,16 @@ def checkpoint_tensors(model: ir.Model, config: "PretrainedConfig") -> dict[str,
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
     return {name: tied.get(name, name) for name in names}
+
+
+def fp32_tensors(models: Sequence[ir.Model], sources: Sequence[dict[str, str]]) -> set[str]:
+    """The checkpoint tensors that traces read as fp32, whatever the model's dtype is."""
+    return {
+        source
+        for model, of_model in zip(models, sources, strict=True)
+        for name, source in of_model.items()
+        if model.graph.initializers[name].dtype == ir.DataType.FLOAT
+    }
 
 
 def _is_fake(value: ir.Value) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from snapexport.exporter.architectures import layer_types
+from snapexport.exporter.architectures import layer_types, mlp_types, with_mlp_types
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -27,12 +27,18 @@ def shallow(config: "PretrainedConfig") -> "PretrainedConfig":
     shortened = copy.deepcopy(config)
     shortened.num_hidden_layers = len(types)
     if getattr(config, "layer_types", None):
-        shortened.layer_types = types
+        shortened.layer_types = [attention for attention, _ in types]
+    with_mlp_types(shortened, [mlp for _, mlp in types])
     return shortened
 
 
-def _traced_types(config: "PretrainedConfig") -> list[str]:
-    types = layer_types(config)
+def _types(config: "PretrainedConfig") -> list[tuple[str, str]]:
+    """Each layer's type: of its attention and of its MLP."""
+    return list(zip(layer_types(config), mlp_types(config), strict=True))
+
+
+def _traced_types(config: "PretrainedConfig") -> list[tuple[str, str]]:
+    types = _types(config)
     return [types[0], *dict.fromkeys(types)]
 
 
@@ -43,7 +49,7 @@ def repeat_layers(model: ir.Model, config: "PretrainedConfig") -> None:
     outputs = [_output(layer) for layer in layers]
     weights = _take_weights(graph)
     hidden, copies = outputs[0], list[ir.Node]()
-    for index, kind in enumerate(layer_types(config)[1:], start=1):
+    for index, kind in enumerate(_types(config)[1:], start=1):
         which = traced.index(kind, 1)
         made = _Copy(index, weights, {outputs[which - 1]: hidden})
         copies += [made.node(node) for node in layers[which]]

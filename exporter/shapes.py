@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from snapexport.contract.errors import UserError
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.derived.experts import stored_shapes
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks
 
@@ -27,7 +28,7 @@ def require_tensors(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
     """Raise UserError for a tensor that is missing, misshapen, without values, or tied wrongly."""
     require_depth(config, len(checkpoint.tensors))
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
-    shapes = parameters(config)
+    shapes = stored_shapes(parameters(config), checkpoint.tensors)
     _require_present([tied.get(name, name) for name in shapes], checkpoint)
     for name, shape in shapes.items():
         source = tied.get(name, name)
@@ -67,7 +68,10 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
 
 
 def parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
-    """Shapes of the model's parameters, by the checkpoint's names; nothing is allocated."""
+    """Shapes of the model's parameters, by the checkpoint's names; nothing is allocated.
+
+    Buffers that a checkpoint holds count too, such as a router's bias (DeepSeek-V3).
+    """
     try:
         with quiet(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -77,8 +81,7 @@ def parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
             f"transformers cannot make the model of config.json: {kind}: {error!s:.200}",
             "correct config.json",
         ) from None
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: tuple(parameter.shape) for name, parameter in named}
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _require_numbers(name: str, tensor: Tensor) -> None:

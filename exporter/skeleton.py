@@ -18,6 +18,7 @@ from torch.onnx import ops as onnx_ops
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 
 from snapexport.exporter.architectures import RMSNorm, architecture_of, window_of
+from snapexport.exporter.experts import mark_experts
 from snapexport.exporter.latent_attention import mark_latent_attention
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
@@ -111,6 +112,9 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
     _mark_norms(model, architecture.norm)
     if architecture.latent:
         mark_latent_attention(model)
+    if architecture.experts:
+        mark_experts(model)
+    _keep_in_fp32(model)
     modeling: Any = sys.modules[type(model).__module__]
     original = getattr(modeling, "apply_rotary_pos_emb", None)
     modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb
@@ -126,6 +130,14 @@ def _compute_buffers(model: Any, config: PretrainedConfig, scaled_embedding: boo
     if scaled_embedding:
         embedding = model.model.embed_tokens
         embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
+
+
+def _keep_in_fp32(model: Any) -> None:
+    """Give buffers fp32 that transformers reads so in every dtype, such as a router's bias."""
+    for name, buffer in model.named_buffers():
+        owner, _, attribute = name.rpartition(".")
+        if attribute in (model._keep_in_fp32_modules_strict or ()):
+            setattr(model.get_submodule(owner), attribute, buffer.float())
 
 
 def _mark_norms(model: nn.Module, norm: RMSNorm) -> None:

@@ -4,6 +4,7 @@ Never holds a whole tensor in memory.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.copying import CLONE_BLOCK, copy_range
+from snapexport.contract.copying import is_hole as is_hole_of_file
 from snapexport.contract.safetensors import SUFFIX, TensorSpan, header, read_header
 
 
@@ -56,7 +58,8 @@ Progress = Callable[[int], None]
 def blocks(tensor: Tensor, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
     """The tensor's elements in order, flat, in blocks whose size is a multiple of `multiple`.
 
-    most: elements of a block, if `multiple` and the tensor's rows let it.
+    most: elements of a block, if `multiple` and the tensor's rows let it. A block that is a hole of
+    its file is a `hole`.
     """
     if not isinstance(tensor, TensorSpan):
         yield from tensor.blocks(multiple, most)
@@ -65,14 +68,29 @@ def blocks(tensor: Tensor, multiple: int = 1, most: int = BLOCK) -> Iterator[NDA
     shape = (tensor.nbytes // dtype.itemsize,)
     data = np.memmap(tensor.file, dtype, "r", tensor.offset, shape=shape)
     step = max(1, most // multiple) * multiple
-    for start in range(0, data.size, step):
-        yield data[start : start + step]
+    with tensor.file.open("rb") as file:
+        for start in range(0, data.size, step):
+            block = data[start : start + step]
+            begin = tensor.offset + start * dtype.itemsize
+            unwritten = is_hole_of_file(file.fileno(), begin, begin + block.nbytes)
+            yield hole(block.size, dtype) if unwritten else block
+
+
+def hole(size: int, dtype: "np.dtype[np.generic]") -> NDArray[np.generic]:
+    """Zeros that take no memory, and no place on the disk if they are written."""
+    return np.broadcast_to(np.zeros((), dtype), (size,))
+
+
+def is_hole(block: NDArray[np.generic]) -> bool:
+    """Whether a block was made by `hole`."""
+    return block.strides == (0,)
 
 
 class WeightWriter:
     """Writes the file of one weight: a header and its bytes. Refuses an existing file.
 
-    sha256: of the whole file, once closed; None if some bytes were shared by reflink.
+    sha256: of the whole file, once closed; None if some bytes were shared by reflink or
+    are a hole.
     """
 
     def __init__(
@@ -110,6 +128,13 @@ class WeightWriter:
         self._out.write(data)
         self._digest.update(data)
         self._progress(len(data))
+
+    def skip(self, nbytes: int) -> None:
+        """Leave a hole in the place of the next bytes of the tensor."""
+        self._hashes = False
+        self._out.seek(nbytes, os.SEEK_CUR)
+        self._out.truncate()
+        self._progress(nbytes)
 
     def copy(self, span: TensorSpan) -> None:
         """Copy all bytes of the tensor from another file."""

@@ -6,7 +6,7 @@ copied. Existing files are never written to, since a hard link is the user's own
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from snapexport.exporter.tensor_file import (
     Tensor,
     WeightWriter,
     blocks,
+    is_hole,
     place_of,
 )
 
@@ -67,21 +68,24 @@ def place(
     directory: Path,
     progress: Progress,
     *,
+    in_fp32: Collection[str] = (),
     link: bool = False,
 ) -> PlacedWeights:
     """Write every `wanted` tensor as `dtype` into `directory`. Raises UserError.
 
-    wanted: names of tensors, or of their 4-bit parts (`int4.parts`).
+    wanted: names of tensors, or of their 4-bit parts (`int4.parts`). in_fp32: those that are
+    written as fp32 instead.
     """
     directory.mkdir(parents=True)
-    names, stored, placed = set(wanted), DTYPES[dtype], PlacedWeights()
+    names, placed = set(wanted), PlacedWeights()
     sources = {n: _readable(n, checkpoint.tensors[n]) for n in sorted(set(map(int4.whole, names)))}
+    stored = {name: "F32" if name in in_fp32 else DTYPES[dtype] for name in sources}
     if link:
         _link(sources, stored, directory, placed)
     for name, span in sources.items():
         if name in placed.tensors:
             continue
-        for writer in _written(name, span, names, stored, directory, progress):
+        for writer in _written(name, span, names, stored[name], directory, progress):
             placed.tensors[writer.name] = writer.span
             placed.hashes[writer.file] = writer.sha256
     return placed
@@ -138,10 +142,12 @@ def require_linkable(checkpoint: Checkpoint) -> None:
         )
 
 
-def _link(sources: dict[str, Tensor], stored: str, directory: Path, placed: PlacedWeights) -> None:
+def _link(
+    sources: dict[str, Tensor], stored: dict[str, str], directory: Path, placed: PlacedWeights
+) -> None:
     """Hard-link each file that has tensors of the right dtype."""
     spans = {name: one for name, one in sources.items() if isinstance(one, TensorSpan)}
-    fits = {name: span for name, span in spans.items() if span.dtype == stored}
+    fits = {name: span for name, span in spans.items() if span.dtype == stored[name]}
     links: dict[Path, Path] = {}
     for index, file in enumerate(sorted({span.file for span in fits.values()})):
         # A blob in the Hub's cache is named by its hash alone; readers need the suffix.
@@ -167,7 +173,10 @@ def _link_file(source: Path, target: Path) -> None:
 
 def _convert(name: str, tensor: Tensor, dtype: str, writer: WeightWriter) -> None:
     for block in blocks(tensor):
-        writer.write(_cast(name, block, dtype).tobytes())
+        if is_hole(block):
+            writer.skip(block.size * NUMPY_DTYPE[dtype].itemsize)
+        else:
+            writer.write(_cast(name, block, dtype).tobytes())
 
 
 def _cast(name: str, block: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:

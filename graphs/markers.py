@@ -43,6 +43,18 @@ PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value[, more]) -> output. Causal attention inside a chunk that is a whole
 prompt."""
 
+EXPERTS = "Experts"
+"""trace: (hidden_states [N,H], index int64 [N,k], weights [N,k], gate_up [E,2I,H], down [E,H,I]
+[, gate_up_bias [E,2I], down_bias [E,H]]) -> output [N,H]. The weighted sum of the chosen experts'
+MLPs. Rows 2i of gate_up are gates, rows 2i + 1 ups. Attributes `alpha`, `beta` and `limit` (0.0:
+none): an expert computes gate * sigmoid(alpha * gate) * (up + beta), of gates and ups that are
+clipped to the limit. (1, 0, none) is SiLU's gate; gpt-oss has others."""
+
+BLOCK_EXPERTS = "BlockExperts"
+"""trace: as EXPERTS, with 4-bit weights in the places of gate_up and down: packed uint8
+[E,N,K/2] and scales [E,N,K/block_size] of each. Attribute `block_size`. Only builds with --weights
+int4 have this marker."""
+
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])
 -> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W has 4-bit elements, in the layout of

@@ -14,7 +14,7 @@ from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.names import DOMAIN
 from snapexport.contract.targets import Target
 from snapexport.graphs.compress import compress_graph
-from snapexport.graphs.functions import NAMES, function
+from snapexport.graphs.functions import EXPERTS, NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
@@ -30,6 +30,9 @@ IR_VERSION = 12
 """The version that opset 24 needs. The ONNX Runtime that users have reads no newer one."""
 
 DEFAULTS = GraphOptions()
+
+_BIASED = 7
+"""Inputs of a function of experts with biases."""
 
 G_LOGGER.severity = G_LOGGER.ERROR  # the default warns of every bf16 tensor
 
@@ -103,8 +106,9 @@ def _finish(
     model.ir_version = IR_VERSION
     model.producer_name = "snapexport"
     softcapped = any(node.attrs.get("softcap") for node in graph.nodes if node.domain == DOMAIN)
+    biased = any(node.op in EXPERTS and len(node.inputs) == _BIASED for node in graph.nodes)
     model.functions.extend(
-        function(name, geometry.vote_options, softcapped, geometry.pool_kernel)
+        function(name, geometry.vote_options, softcapped, geometry.pool_kernel, biased)
         for name in NAMES
         if name in called
     )

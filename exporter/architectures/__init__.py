@@ -4,7 +4,7 @@ To add one, add a file with its record to `families/`, and a test checkpoint. No
 this package names an architecture.
 """
 
-from snapexport.exporter.architectures.architecture import Architecture, InGguf, RMSNorm
+from snapexport.exporter.architectures.architecture import Architecture, Experts, InGguf, RMSNorm
 from snapexport.exporter.architectures.config import (
     layer_types,
     load_config,
@@ -13,19 +13,23 @@ from snapexport.exporter.architectures.config import (
     sliding_windows,
     window_of,
 )
+from snapexport.exporter.architectures.mlp_types import mlp_types, with_mlp_types
 from snapexport.exporter.architectures.registry import VERIFIED, architecture_of, register
 
 __all__ = [
     "VERIFIED",
     "Architecture",
+    "Experts",
     "InGguf",
     "RMSNorm",
     "architecture_of",
     "layer_types",
     "load_config",
+    "mlp_types",
     "model_facts",
     "register",
     "require_verified",
     "sliding_windows",
     "window_of",
+    "with_mlp_types",
 ]

@@ -11,6 +11,10 @@ Sliding = Literal["never", "by layer_types", "throughout"]
 """Layers with a sliding window: none, those that the config's `layer_types` names, or all if the
 config sets `sliding_window`."""
 
+DenseLayers = Literal["none", "first_k_dense_replace", "mlp_only_layers"]
+"""Layers with one MLP in a model with experts: none, as many at the beginning as the config says,
+or those that the config lists and that `decoder_sparse_step` leaves out."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
@@ -38,6 +42,17 @@ class InGguf:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """How a model has experts (MoE) in the place of MLPs.
+
+    router: the end of the name of a router's matrix, which is never quantized.
+    """
+
+    dense: DenseLayers = "none"
+    router: str = ".gate.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """One decoder architecture that is verified against transformers.
 
@@ -46,6 +61,7 @@ class Architecture:
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
     and of the logits; None: no soft cap. latent: multi-head latent attention (MLA).
+    experts: None if every layer has one MLP.
     embedding, head: the tensors' names in a checkpoint.
     tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`. gguf: None if
     GGUF files don't have it under a name of its own.
@@ -60,6 +76,7 @@ class Architecture:
     score_softcap: str | None = None
     logit_softcap: str | None = None
     latent: bool = False
+    experts: Experts | None = None
     embedding: str = "model.embed_tokens.weight"
     head: str = "lm_head.weight"
     gguf: InGguf | None = None

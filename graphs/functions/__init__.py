@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from snapexport.contract.geometry import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import (
+    experts,
     int8_cache,
     query_window,
     ring_slot,
@@ -20,7 +21,11 @@ from snapexport.graphs.functions.vote import DEFAULTS
 if TYPE_CHECKING:
     import onnx
 
-NAMES = ("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Scale", "Int8Rows")
+EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
+NAMES = (
+    *("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Scale", "Int8Rows"),
+    *EXPERTS,
+)
 
 
 def function(
@@ -28,14 +33,17 @@ def function(
     vote: Mapping[str, str] = DEFAULTS,
     softcapped: bool = False,
     pool_kernel: int = DEFAULT_POOL_KERNEL,
+    biased: bool = False,
 ) -> "onnx.FunctionProto":
     """The model-local function `name`, one of NAMES.
 
     Of SnapKVSelect alone: vote, the option of each stage; softcapped, whether it caps its scores;
-    pool_kernel, which must equal the calls' attribute.
+    pool_kernel, which must equal the calls' attribute. Of EXPERTS: biased, whether they have biases.
     """
     import onnx
 
+    if name in EXPERTS:
+        return onnx.parser.parse_function(experts.text(name, biased))
     return onnx.parser.parse_function(_text(name, vote, softcapped, pool_kernel))
 
 

@@ -10,11 +10,13 @@ import onnx
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import MEASURED_SHAPES, Target
 from snapexport.graphs.passes.base import Pass
+from snapexport.graphs.targets.composed_experts import ComposedExperts
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
+from snapexport.graphs.targets.moe import MoE
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
@@ -28,31 +30,36 @@ from snapexport.graphs.targets.tensorrt import (
 from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
+_COMPILED: tuple[Pass, ...] = (
+    LatentAttention(fused=MEASURED_SHAPES),
+    MaskedAttention(),
+    ComposedExperts(every_block=True),
+    LinearGemm(),
+    VotesInTurn(),
+)
+
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
-    "portable": (LatentAttention(), StandardAttention(), FewerReshapes()),
+    "portable": (
+        LatentAttention(),
+        StandardAttention(),
+        ComposedExperts(),
+        FewerReshapes(),
+    ),
     "onnxruntime": (
         LatentAttention(prefix=True),
         GroupQueryAttention(),
         ValidSlots(),
         StandardAttention(),
+        MoE(),
+        ComposedExperts(),
         FusedMatMul(),
         MatMulNBits(),
         VotedPrefix(),
         SkipNorm(),
         FewerReshapes(),
     ),
-    "tensorrt": (
-        LatentAttention(fused=MEASURED_SHAPES),
-        MaskedAttention(),
-        LinearGemm(),
-        VotesInTurn(),
-    ),
-    "tensorrt-rtx": (
-        LatentAttention(fused=MEASURED_SHAPES),
-        MaskedAttention(),
-        LinearGemm(),
-        VotesInTurn(),
-    ),
+    "tensorrt": _COMPILED,
+    "tensorrt-rtx": _COMPILED,
 }
 """Changes to the graph, in this order."""
 

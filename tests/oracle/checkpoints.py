@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCABULARY = 257
@@ -150,11 +151,28 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
         },
     ),
 }
+_EXPERTS: dict[str, Any] = {
+    "rope_parameters": _PLAIN_ROPE,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "mlp_only_layers": [1],
+}
+_RECIPES |= {
+    "qwen3-moe": (Qwen3MoeConfig, _EXPERTS | {"norm_topk_prob": True}),
+    "qwen3-moe-sparse": (
+        Qwen3MoeConfig,
+        _EXPERTS | {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
+}
 ARCHITECTURES = tuple(_RECIPES)
 
 _GAINS = {"embed_tokens": 0.5, "q_proj": 1.8, "k_proj": 1.8, "v_proj": 1.5, "o_proj": 1.5}
 _GAINS |= {"q_a_proj": 1.0, "q_b_proj": 1.8, "kv_a_proj_with_mqa": 1.5, "kv_b_proj": 1.5}
 _GAINS |= {"gate_proj": 1.5, "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
+_GAINS |= {"gate_up_proj": 1.5, "gate": 3.0}
 
 
 def make(
@@ -210,7 +228,8 @@ def _norm_mean(name: str) -> float:
 
 
 def _scale(name: str, parameter: torch.Tensor) -> float:
-    gain = _GAINS[name.split(".")[-2]]
+    *_, module, last = name.split(".")
+    gain = _GAINS[last if module == "experts" else module]
     return gain if "embed_tokens" in name else gain / math.sqrt(parameter.shape[-1])
 
 

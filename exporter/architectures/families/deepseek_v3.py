@@ -1,9 +1,10 @@
 """DeepSeek-V3 and R1: latent attention; a sigmoid with a bias chooses experts by groups."""
 
-from snapexport.exporter.architectures.architecture import Architecture
+from snapexport.exporter.architectures.architecture import Architecture, Experts
 
 ARCHITECTURE = Architecture(
     name="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
     latent=True,
+    experts=Experts(dense="first_k_dense_replace"),
 )

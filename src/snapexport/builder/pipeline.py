@@ -106,7 +106,9 @@ def trace_model(
     models.append(trace.trace_decode(resolved.config, dtype))
     sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
     if options.weights:
-        sources = [int4.mark(m, s) for m, s in zip(models, sources, strict=True)]
+        experts = architectures.architecture_of(resolved.config).experts
+        router = experts.router if experts else None
+        sources = [int4.mark(m, s, router) for m, s in zip(models, sources, strict=True)]
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / WEIGHTS
@@ -116,6 +118,7 @@ def trace_model(
         options.dtype,
         target,
         progress.written,
+        in_fp32=link.fp32_tensors(models, sources),
         link=options.link_weights,
     )
     progress.stage("tying the graphs to the weights")

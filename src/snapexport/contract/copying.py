@@ -104,6 +104,11 @@ def _copied(
     return whole
 
 
+def is_hole(source: int, begin: int, end: int) -> bool:
+    """Whether bytes [begin, end) of an open file have no place on the disk: they are zeros."""
+    return _next_data(source, begin, end) == end
+
+
 def _next_data(source: int, position: int, end: int) -> int:
     """Offset of the next data at or after `position`, at most `end`."""
     try:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.derived.experts import stacked_experts, unstacked_experts
 from snapexport.exporter.latent_attention import joined_up_projections, split_up_projections
 
 if TYPE_CHECKING:
@@ -14,14 +15,19 @@ if TYPE_CHECKING:
 
 def with_derived(checkpoint: Checkpoint, config: "PretrainedConfig") -> Checkpoint:
     """The checkpoint with the tensors that the traces of its architecture need."""
-    if not architecture_of(config).latent:
-        return checkpoint
-    split = split_up_projections(checkpoint.tensors, config)
-    return replace(checkpoint, tensors={**checkpoint.tensors, **split})
+    architecture, tensors = architecture_of(config), dict(checkpoint.tensors)
+    if architecture.latent:
+        tensors |= split_up_projections(checkpoint.tensors, config)
+    if architecture.experts:
+        tensors |= stacked_experts(checkpoint.tensors)
+    return replace(checkpoint, tensors=tensors)
 
 
 def originals(stored: "dict[str, Tensor]", config: "PretrainedConfig") -> "dict[str, Tensor]":
     """A build's tensors, with those that the derived ones were made of."""
-    if not architecture_of(config).latent:
-        return stored
-    return stored | joined_up_projections(stored)
+    architecture, found = architecture_of(config), dict(stored)
+    if architecture.latent:
+        found |= joined_up_projections(stored)
+    if architecture.experts:
+        found |= unstacked_experts(stored)
+    return found

@@ -1,0 +1,81 @@
+"""Tensors that are made of several others while they are read. No whole tensor is in memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract.safetensors import tensor_bytes
+from snapexport.exporter.tensor_file import (
+    BLOCK,
+    NUMPY_DTYPE,
+    Tensor,
+    blocks,
+    hole,
+    is_hole,
+)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Tensors of one shape, one after another: [n, *shape]."""
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def dtype(self) -> str:
+        return _common(self.parts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.parts), *self.parts[0].shape
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+    def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
+        """The elements in order, flat."""
+        for part in self.parts:
+            for block in blocks(part, multiple, most):
+                yield block.astype(NUMPY_DTYPE[self.dtype], copy=False)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """The rows of two matrices [n,K] in turn: [2n,K], row 2i of the first, 2i + 1 of the second."""
+
+    first: Tensor
+    second: Tensor
+
+    @property
+    def dtype(self) -> str:
+        return _common((self.first, self.second))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, columns = self.first.shape
+        return 2 * rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
+
+    def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
+        """The elements in order, flat, in blocks of whole rows."""
+        columns = self.shape[1]
+        assert columns % multiple == 0, (columns, multiple)
+        both = (blocks(one, columns, most // 2) for one in (self.first, self.second))
+        for pair in zip(*both, strict=True):
+            if all(map(is_hole, pair)):
+                yield hole(2 * pair[0].size, NUMPY_DTYPE[self.dtype])
+            else:
+                rows = [block.reshape(-1, columns) for block in pair]
+                yield np.stack(rows, axis=1).reshape(-1).astype(NUMPY_DTYPE[self.dtype], copy=False)
+
+
+def _common(parts: tuple[Tensor, ...]) -> str:
+    """The parts' dtype, or fp32, which holds what any of several dtypes holds."""
+    dtypes = {part.dtype for part in parts}
+    return dtypes.pop() if len(dtypes) == 1 else "F32"

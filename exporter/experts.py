@@ -1,0 +1,58 @@
+"""Marks a mixture of experts (MoE) in a skeleton.
+
+transformers' modules of experts become markers. Its routers are traced as they are, so that each
+architecture's choice and weights are right by construction: a softmax over all or over the chosen,
+a sigmoid with a bias and groups.
+
+transformers holds the gates' rows before the ups' rows, a build holds them in turn
+(`derived/experts.py`): so the marker's weights have names of their own.
+"""
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+from torch.onnx import ops as onnx_ops
+
+from snapexport.exporter.derived.experts import WEIGHTS
+from snapexport.graphs.markers import EXPERTS, TRACE_DOMAIN
+
+
+def mark_experts(model: nn.Module) -> None:
+    """Replace the forward of every module of experts."""
+    for module in model.modules():
+        if type(module).__name__.endswith("Experts"):
+            _rename_weights(module)
+            module.forward = functools.partial(_forward, module)
+
+
+def _rename_weights(module: Any) -> None:
+    """Give a module the weights of the marker, which lie as [E,rows,columns]."""
+    transposed = getattr(module, "is_transposed", False)
+    for stored, name in WEIGHTS.items():
+        if (weight := getattr(module, stored, None)) is not None:
+            delattr(module, stored)
+            lies = weight.mT if transposed and weight.ndim == 3 else weight
+            empty = nn.Parameter(lies.new_empty(lies.shape), requires_grad=False)
+            module.register_parameter(name, empty)
+
+
+def _forward(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Hidden states [N,H], the experts of each [N,k] and their weights [N,k] -> [N,H]."""
+    weights = [getattr(module, name, None) for name in WEIGHTS.values()]
+    routing = hidden_states, top_k_index, top_k_weights.to(hidden_states.dtype)
+    has_gpt_oss_activation = hasattr(module, "alpha")
+    return onnx_ops.symbolic(
+        f"{TRACE_DOMAIN}::{EXPERTS}",
+        (*routing, *(weight for weight in weights if weight is not None)),
+        {
+            "alpha": float(getattr(module, "alpha", 1.0)),
+            "beta": 1.0 if has_gpt_oss_activation else 0.0,
+            "limit": float(getattr(module, "limit", 0.0)),
+        },
+        dtype=hidden_states.dtype,
+        shape=hidden_states.shape,
+        version=1,
+    )

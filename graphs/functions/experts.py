@@ -1,0 +1,216 @@
+"""The chosen experts' MLPs (MoE), where a target has no operator for them.
+
+hidden_states [N,H], index int64 [N,k], weights [N,k], gate_up [E,2I,H], down [E,H,I]
+    [, gate_up_bias [E,2I], down_bias [E,H]] -> output [N,H].
+Attributes: alpha, beta, limit (float). gate_up's product has gates and ups in turn. An expert gives
+
+    gate, up = min(gate, limit), clip(up, -limit, limit)
+    down (gate * sigmoid(alpha * gate) * (up + beta))
+
+and a row's output is the weighted sum over its k experts, which differ from each other. The work
+follows the chosen experts, not all E. There are three forms:
+
+    ExpertsGathered       copies the weights of all N * k choices, and multiplies at once
+    ExpertsInBlocks       sorts the choices by expert into blocks of b rows, and takes a turn for
+                          each block in use, with a copy of one expert's weights
+    ExpertsInEveryBlock   the same in a Scan, with a turn for each block in use or not
+
+Blocks have two more attributes: block (ints, [b]) and blocks (ints, [n]), how many there are at
+most. The rest of an expert's last block repeats row 0, and nobody reads it.
+"""
+
+_CONSTANTS = """
+  factor32 = Constant <value_float: float = @alpha> ()
+  shift32 = Constant <value_float: float = @beta> ()
+  most32 = Constant <value_float: float = @limit> ()
+  factor = CastLike (factor32, hidden_states)
+  shift = CastLike (shift32, hidden_states)
+  most = CastLike (most32, hidden_states)
+  least = Neg (most)
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  first_axis = Constant <value_ints = [0]> ()
+  second_axis = Constant <value_ints = [1]> ()
+  last_axis = Constant <value_ints = [-1]> ()
+"""
+
+_ACTIVATION = """
+  pairs = Reshape (product, in_pairs)
+  all_gates = Gather <axis = -1> (pairs, zero)
+  all_ups = Gather <axis = -1> (pairs, one)
+  gate = Min (all_gates, most)
+  ups_below = Min (all_ups, most)
+  up = Max (ups_below, least)
+  slope = Mul (gate, factor)
+  share = Sigmoid (slope)
+  swish = Mul (gate, share)
+  shifted = Add (up, shift)
+  activated = Mul (swish, shifted)
+"""
+
+_GATHERED = """
+<domain: "snapexport", opset_import: ["": 24]>
+ExpertsGathered <alpha, beta, limit> ({inputs}) => (output)
+{{
+  {constants}
+  row_axes = Constant <value_ints = [1, 3]> ()
+  in_pairs = Constant <value_ints = [0, 0, -1, 2]> ()
+
+  # [N,k,2I,H] . [N,1,H,1]
+  wide = Gather <axis = 0> (gate_up, index)
+  column = Unsqueeze (hidden_states, row_axes)
+  products = MatMul (wide, column)
+  {product}
+  {activation}
+
+  # [N,k,H,I] . [N,k,I,1]
+  narrow = Gather <axis = 0> (down, index)
+  activated_column = Unsqueeze (activated, last_axis)
+  down_columns = MatMul (narrow, activated_column)
+  {row}
+
+  weight = Unsqueeze (weights, last_axis)
+  weighted = Mul (row, weight)
+  output = ReduceSum <keepdims = 0> (weighted, second_axis)
+}}
+"""
+
+_IN_BLOCKS = """
+<domain: "snapexport", opset_import: ["": 24]>
+{name} <alpha, beta, limit, block, blocks> ({inputs}) => (output)
+{{
+  {constants}
+  b = Constant <value_ints: ints = @block> ()
+  n = Constant <value_ints: ints = @blocks> ()
+  in_pairs = Constant <value_ints = [0, -1, 2]> ()
+
+  # How many choices before each one chose its expert, and how many chose each expert.
+  choice = Reshape (index, last_axis)
+  chosen = Unsqueeze (choice, second_axis)
+  E = Shape <start = 0, end = 1> (gate_up)
+  experts = Squeeze (E)
+  expert = Range (zero, experts, one)
+  is_chosen = Equal (chosen, expert)
+  chose = Cast <to = 7> (is_chosen)
+  earlier = CumSum <exclusive = 1> (chose, zero)
+  count = ReduceSum <keepdims = 0> (chose, first_axis)
+
+  # Each expert's blocks follow the ones of the expert before.
+  rest = Sub (b, second_axis)
+  filled = Add (count, rest)
+  blocks_of_expert = Div (filled, b)
+  end = CumSum (blocks_of_expert, zero)
+  start = Sub (end, blocks_of_expert)
+  first_place = Mul (start, b)
+  places = Add (earlier, first_place)
+  place_column = GatherElements <axis = 1> (places, chosen)
+  place = Squeeze (place_column, second_axis)
+
+  # The rows in blocks, [n,b,H].
+  k = Shape <start = 1> (index)
+  choices = Size (index)
+  number = Range (zero, choices, one)
+  choosing_row = Div (number, k)
+  room = Mul (n, b)
+  any_row = Expand (zero, room)
+  row_of_place = ScatterElements <axis = 0> (any_row, place, choosing_row)
+  sorted = Gather <axis = 0> (hidden_states, row_of_place)
+  H = Shape <start = 1> (hidden_states)
+  in_blocks = Concat <axis = 0> (n, b, H)
+  blocked = Reshape (sorted, in_blocks)
+
+  # The expert of each block. Blocks that are not in use belong to the last expert that is.
+  every = Squeeze (n)
+  turn = Range (zero, every, one)
+  turn_column = Unsqueeze (turn, second_axis)
+  is_past = LessOrEqual (end, turn_column)
+  past = Cast <to = 7> (is_past)
+  experts_past = ReduceSum <keepdims = 0> (past, second_axis)
+  last_chosen = ReduceMax <keepdims = 0> (choice)
+  owner = Min (experts_past, last_chosen)
+  {begin}
+    wide = Gather <axis = 0> (gate_up, owned_by)
+    columns = Transpose <perm = [1, 0]> (wide)
+    products = MatMul (x, columns)
+    {product}
+    {activation}
+    narrow = Gather <axis = 0> (down, owned_by)
+    down_columns = Transpose <perm = [1, 0]> (narrow)
+    down_rows = MatMul (activated, down_columns)
+    {row}
+  {end}
+
+  in_places = Concat <axis = 0> (last_axis, H)
+  by_place = Reshape (given, in_places)
+  as_chosen = Shape (index)
+  place_of_choice = Reshape (place, as_chosen)
+  of_choice = Gather <axis = 0> (by_place, place_of_choice)
+  weight = Unsqueeze (weights, last_axis)
+  weighted = Mul (of_choice, weight)
+  output = ReduceSum <keepdims = 0> (weighted, second_axis)
+}}
+"""
+
+_LOOP = """in_use = ReduceMax <keepdims = 0> (end)
+  turns = Min (in_use, every)
+  yes = Constant <value = bool {1}> ()
+
+  given = Loop <body = one_block (int64 i, bool going) => (bool goes_on, row) {
+    goes_on = Identity (going)
+    owned_by = Gather <axis = 0> (owner, i)
+    x = Gather <axis = 0> (blocked, i)"""
+
+# The state means nothing: TensorRT's parser refuses a Scan without one.
+_SCAN = """
+  unused, given = Scan <num_scan_inputs = 2,
+      body = one_block (int64 state, int64 owned_by, x) => (int64 same_state, row) {
+    same_state = Identity (state)"""
+
+_INPUTS = "hidden_states, index, weights, gate_up, down"
+_BIASES = ", gate_up_bias, down_bias"
+
+
+def text(name: str, biased: bool) -> str:
+    """The body of a form. biased: whether the experts have biases."""
+    return _gathered(biased) if name == "ExpertsGathered" else _blocks(name, biased)
+
+
+def _gathered(biased: bool) -> str:
+    product = "product = Squeeze (products, last_axis)"
+    row = "row = Squeeze (down_columns, last_axis)"
+    if biased:
+        product = (
+            "unbiased = Squeeze (products, last_axis)\n"
+            "  bias = Gather <axis = 0> (gate_up_bias, index)\n"
+            "  product = Add (unbiased, bias)"
+        )
+        row = (
+            "down_rows = Squeeze (down_columns, last_axis)\n"
+            "  row_bias = Gather <axis = 0> (down_bias, index)\n"
+            "  row = Add (down_rows, row_bias)"
+        )
+    return _GATHERED.format(**_shared(biased), product=product, row=row)
+
+
+def _blocks(name: str, biased: bool) -> str:
+    product, row = "product = Identity (products)", "row = Identity (down_rows)"
+    if biased:
+        product = (
+            "bias = Gather <axis = 0> (gate_up_bias, owned_by)\n"
+            "    product = Add (products, bias)"
+        )
+        row = (
+            "row_bias = Gather <axis = 0> (down_bias, owned_by)\n"
+            "    row = Add (down_rows, row_bias)"
+        )
+    begin, end = _SCAN, "}> (zero, owner, blocked)"
+    if name == "ExpertsInBlocks":
+        begin, end = _LOOP, "}> (turns, yes)"
+    parts = {"product": product, "row": row, "begin": begin, "end": end}
+    return _IN_BLOCKS.format(**_shared(biased), name=name, **parts)
+
+
+def _shared(biased: bool) -> dict[str, str]:
+    inputs = _INPUTS + _BIASES * biased
+    activation = _ACTIVATION.strip()
+    return {"inputs": inputs, "constants": _CONSTANTS.strip(), "activation": activation}
