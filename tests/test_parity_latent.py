@@ -1,4 +1,7 @@
-"""Latent attention (MLA) agrees with transformers, whose heads attend to expanded keys."""
+"""DeepSeek: latent attention agrees with transformers, whose heads attend to expanded keys.
+
+The first layer has one MLP, the others have experts.
+"""
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from tests.test_parity_architectures import LENGTHS, with_baseline
 
 torch.set_num_threads(1)
 
-LATENT = ("deepseek-v2", "deepseek-v3")
+LATENT = ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3")
 
 
 @pytest.mark.parametrize("name", LATENT)

@@ -62,7 +62,9 @@ def stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if found := _FIRST.fullmatch(name):
             whole = GATE_UP if found["name"] == "gate_proj" else DOWN
-            stacks[f"{found['stem']}.{whole}"] = Stack(tuple(_of_experts(found["stem"], whole, tensors)))
+            stacks[f"{found['stem']}.{whole}"] = Stack(
+                tuple(_of_experts(found["stem"], whole, tensors))
+            )
         elif (found := _STACK.fullmatch(name)) and isinstance(tensor, TensorSpan):
             whole = WEIGHTS[found["name"]]
             stacks[f"{found['stem']}.{whole}"] = Stack(tuple(_of_stack(tensor, whole)))

@@ -196,8 +196,7 @@ def _blocks(name: str, biased: bool) -> str:
     product, row = "product = Identity (products)", "row = Identity (down_rows)"
     if biased:
         product = (
-            "bias = Gather <axis = 0> (gate_up_bias, owned_by)\n"
-            "    product = Add (products, bias)"
+            "bias = Gather <axis = 0> (gate_up_bias, owned_by)\n    product = Add (products, bias)"
         )
         row = (
             "row_bias = Gather <axis = 0> (down_bias, owned_by)\n"

@@ -65,15 +65,18 @@ _TWO_ROPES = {
 }
 
 _LATENT: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
     "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
     "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
 }
 _MSCALE_ROPE = _YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}
 
@@ -137,7 +140,18 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     ),
     "deepseek-v2": (
         DeepseekV2Config,
-        _LATENT | {"q_lora_rank": None, "rope_parameters": _PLAIN_ROPE, "first_k_dense_replace": 2},
+        _LATENT | {"q_lora_rank": None, "rope_parameters": _PLAIN_ROPE},
+    ),
+    "deepseek-v2-groups": (
+        DeepseekV2Config,
+        _LATENT
+        | {
+            "q_lora_rank": 24,
+            "rope_parameters": _MSCALE_ROPE,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
     ),
     "deepseek-v3": (
         DeepseekV3Config,
@@ -147,7 +161,6 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "rope_parameters": _MSCALE_ROPE,
             "n_group": 4,
             "topk_group": 2,
-            "first_k_dense_replace": 2,
         },
     ),
 }
@@ -212,6 +225,9 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(0.5 * noise)
         else:
             parameter.copy_(noise * _scale(name, parameter))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     if gemma:
         _weaken_embeddings(model)
 
