@@ -55,6 +55,43 @@ _LLAMA_3: dict[str, Any] = {
     },
     "tie_word_embeddings": False,
 }
+_DEEPSEEK_R1: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "tie_word_embeddings": False,
+}
 SHAPES = {
     # 125 M parameters; the heads of Llama-3-8B in a quarter of its width.
     "small": _shape(32000, 1024, 4096, 4, 32, 8, head_dim=128),
@@ -64,6 +101,8 @@ SHAPES = {
     "1b": _shape(128256, 2048, 8192, 16, 32, 8),
     "8b": _shape(128256, 4096, 14336, 32, 32, 8, **_LLAMA_3),
     "70b": _shape(128256, 8192, 28672, 80, 64, 8, **_LLAMA_3),
+    # DeepSeek-V3's and R1's, from their config.json: 671 B parameters.
+    "r1": _DEEPSEEK_R1,
     # 110 and 370 MB in fp32: what the memory of a running build is measured on.
     "narrow": _shape(8192, 640, 1792, 4, 10, 2, max_position_embeddings=32768),
     "medium": _shape(8192, 1024, 3584, 6, 16, 4, max_position_embeddings=32768),
@@ -101,7 +140,49 @@ def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool 
 
 
 def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of the tensors of transformers' LlamaForCausalLM."""
+    """Names and shapes of the tensors of a checkpoint."""
+    return _of_latents(shape) if "kv_lora_rank" in shape else _of_heads(shape)
+
+
+def _of_latents(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
+    """As published for DeepSeek-V3, in bf16 and without the layer for several tokens a step."""
+    hidden, vocab, heads = (shape[k] for k in ("hidden_size", "vocab_size", "num_attention_heads"))
+    rank, rope, nope, value = (
+        shape[k] for k in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
+    expert, experts = shape["moe_intermediate_size"], shape["n_routed_experts"]
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    for layer in range(shape["num_hidden_layers"]):
+        block = f"model.layers.{layer}"
+        yield f"{block}.self_attn.q_a_proj.weight", (shape["q_lora_rank"], hidden)
+        yield f"{block}.self_attn.q_a_layernorm.weight", (shape["q_lora_rank"],)
+        yield f"{block}.self_attn.q_b_proj.weight", (heads * (nope + rope), shape["q_lora_rank"])
+        yield f"{block}.self_attn.kv_a_proj_with_mqa.weight", (rank + rope, hidden)
+        yield f"{block}.self_attn.kv_a_layernorm.weight", (rank,)
+        yield f"{block}.self_attn.kv_b_proj.weight", (heads * (nope + value), rank)
+        yield f"{block}.self_attn.o_proj.weight", (hidden, heads * value)
+        yield f"{block}.input_layernorm.weight", (hidden,)
+        yield f"{block}.post_attention_layernorm.weight", (hidden,)
+        if layer < shape["first_k_dense_replace"]:
+            yield from _mlp(f"{block}.mlp", hidden, shape["intermediate_size"])
+            continue
+        yield f"{block}.mlp.gate.weight", (experts, hidden)
+        yield f"{block}.mlp.gate.e_score_correction_bias", (experts,)
+        yield from _mlp(f"{block}.mlp.shared_experts", hidden, expert * shape["n_shared_experts"])
+        for index in range(experts):
+            yield from _mlp(f"{block}.mlp.experts.{index}", hidden, expert)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (vocab, hidden)
+
+
+def _mlp(name: str, hidden: int, inner: int) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.gate_proj.weight", (inner, hidden)
+    yield f"{name}.up_proj.weight", (inner, hidden)
+    yield f"{name}.down_proj.weight", (hidden, inner)
+
+
+def _of_heads(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
+    """The tensors of transformers' LlamaForCausalLM."""
     hidden, inner, vocab = (shape[f"{name}_size"] for name in ("hidden", "intermediate", "vocab"))
     wide, narrow = (
         shape[f"num_{kind}_heads"] * shape["head_dim"] for kind in ("attention", "key_value")
@@ -113,9 +194,7 @@ def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
         yield f"{block}.self_attn.k_proj.weight", (narrow, hidden)
         yield f"{block}.self_attn.v_proj.weight", (narrow, hidden)
         yield f"{block}.self_attn.o_proj.weight", (hidden, wide)
-        yield f"{block}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{block}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{block}.mlp.down_proj.weight", (hidden, inner)
+        yield from _mlp(f"{block}.mlp", hidden, inner)
         yield f"{block}.input_layernorm.weight", (hidden,)
         yield f"{block}.post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)

@@ -1,6 +1,6 @@
-"""Measures time and peak memory of exporting checkpoints of Llama-3.1's shapes at 131,072 tokens.
+"""Measures time and peak memory of exporting checkpoints of large models at 131,072 tokens.
 
-Runs the command that the README shows, on sparse checkpoints of 8 and 70 billion parameters.
+Runs the command that the README shows, on sparse checkpoints of 8, 70 and 671 billion parameters.
 """
 
 import resource
@@ -26,7 +26,7 @@ FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
 class Options:
     """shapes: of `checkpoints.SHAPES`, ascending: a peak is that of the largest child so far."""
 
-    shapes: tuple[str, ...] = ("8b", "70b")
+    shapes: tuple[str, ...] = ("8b", "70b", "r1")
     rounds: int = 1
 
 
@@ -69,7 +69,7 @@ def tables(report: Row) -> Iterator[Table]:
 
 
 EXPORT = Experiment(
-    help="time and memory of exporting checkpoints of Llama-3.1's shapes",
+    help="time and memory of exporting checkpoints of large models",
     cpu=Options(),
     quick=Options(shapes=("small",)),
     run=run,
