@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 from snapexport.contract.geometry import CacheGeometry
 
+from .routing import watched
 from .vote import gap, keep, vote
 
 MASKED = "masked_full_cache"
@@ -35,7 +36,7 @@ class OracleRun:
     prefill_logits [V], decode_logits [steps, V], tokens [steps + 1]: tokens[i] is fed at position
     L + i and tokens[i + 1] is the argmax of decode_logits[i]. Per layer: the prompt's keys and
     values, [Hkv, L, D] each, topk_positions [Hkv, K] ascending (-1: unused), and vote_gaps [Hkv]
-    as `gap` has them.
+    as `gap` has them. clear_routing: as `routing` tells.
     """
 
     prompt: tuple[int, ...]
@@ -45,10 +46,13 @@ class OracleRun:
     prompt_cache: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
     topk_positions: list[NDArray[np.int64]]
     vote_gaps: list[NDArray[np.float64]]
+    clear_routing: bool
 
     @property
     def is_clear(self) -> bool:
-        """Whether rounding can change neither a token nor a vote (an exact tie is no doubt)."""
+        """Whether rounding changes no token, no vote (a tie is no doubt) and no expert."""
+        if not self.clear_routing:
+            return False
         gaps = np.concatenate([[1.0], *self.vote_gaps])
         return self._greedy_gap() > CLEAR_TOKEN and bool(np.all((gaps == 0) | (gaps > CLEAR_VOTE)))
 
@@ -63,7 +67,8 @@ def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: 
     """Prefill `prompt` in full, vote, then decode `steps` tokens from the kept positions."""
     memory = Memory(geometry, len(prompt))
     model = load(model_dir, MASKED)
-    logits, tokens, past = _greedy(model, prompt, steps, memory=memory)
+    with watched(model) as routing:
+        logits, tokens, past = _greedy(model, prompt, steps, memory=memory)
     layers, held = range(geometry.num_layers), _prompt_cache(past, len(prompt))
     return OracleRun(
         tuple(prompt),
@@ -73,14 +78,17 @@ def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: 
         _in_pairs(held) if getattr(model.config, "rope_interleave", False) else held,
         [memory.kept[layer].numpy() for layer in layers],
         [memory.gaps[layer].numpy() for layer in layers],
+        routing.clear,
     )
 
 
 def run_plain(model_dir: Path, prompt: Sequence[int], steps: int) -> OracleRun:
     """The same with transformers' own eager attention and nothing hidden."""
-    logits, tokens, past = _greedy(load(model_dir, "eager"), prompt, steps)
+    model = load(model_dir, "eager")
+    with watched(model) as routing:
+        logits, tokens, past = _greedy(model, prompt, steps)
     held = _prompt_cache(past, len(prompt))
-    return OracleRun(tuple(prompt), logits[0], logits[1:], tokens, held, [], [])
+    return OracleRun(tuple(prompt), logits[0], logits[1:], tokens, held, [], [], routing.clear)
 
 
 @cache
