@@ -5,8 +5,8 @@ of byte i, and `.scales` [N,K/32]. w = (q - 8) * scale, 0 <= q < 16. The block's
 magnitude gets q = 0, since -8 has a larger magnitude than 7 (as in llama.cpp's Q4_0). K is padded
 with zeros to whole blocks.
 
-Experts' stacks [E,N,K] become [E,N,K/2] and [E,N,K/32]. They stay whole if their K is no multiple of
-32, which ONNX Runtime's QMoE does not take. Routers stay whole: they choose.
+Experts' stacks [E,N,K] become [E,N,K/2] and [E,N,K/32]. They stay whole if their K is no multiple
+of 32, which ONNX Runtime's QMoE does not take. Routers stay whole: they choose.
 """
 
 from collections.abc import Iterator

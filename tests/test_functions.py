@@ -25,7 +25,9 @@ def run(
     vote: dict[str, str] = DEFAULTS,
 ) -> list[Array]:
     """Call the function on the feeds, in their order. vote: the options of SnapKVSelect."""
-    proto = function(name, vote, pool_kernel=attributes.get("pool_kernel", [1, 1])[1])
+    biased = "down_bias" in feeds
+    pool_kernel = attributes.get("pool_kernel", [1, 1])[1]
+    proto = function(name, vote, pool_kernel=pool_kernel, biased=biased)
     node = onnx.helper.make_node(
         name, list(feeds), list(proto.output), domain="snapexport", **attributes
     )

@@ -38,7 +38,7 @@ def function(
     """The model-local function `name`, one of NAMES.
 
     Of SnapKVSelect alone: vote, the option of each stage; softcapped, whether it caps its scores;
-    pool_kernel, which must equal the calls' attribute. Of EXPERTS: biased, whether they have biases.
+    pool_kernel, which must equal the calls' attribute. Of EXPERTS: whether they are biased.
     """
     import onnx
 

@@ -45,7 +45,7 @@ class ComposedExperts:
 def _is_small(choices: int, weights: list[gs.Tensor]) -> bool:
     """Whether the choices' weights may be copied at once."""
     one_expert = sum(prod(tensor.shape[1:]) for tensor in weights)
-    return choices * one_expert <= _GATHERED_VALUES
+    return bool(choices * one_expert <= _GATHERED_VALUES)
 
 
 def block_rows(rows: int, k: int, experts: int) -> int:

@@ -76,8 +76,8 @@ def _quantized(graph: gs.Graph, marker: gs.Node) -> None:
 _ROUTER_WEIGHTS = 14
 
 
-def _attributes(marker: gs.Node) -> dict[str, object]:
-    attributes: dict[str, object] = {
+def _attributes(marker: gs.Node) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
         "k": marker.inputs[1].shape[1],
         "activation_type": "swiglu",
         "swiglu_fusion": _INTERLEAVED,
