@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
-from onnxscript import optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.manifest import WEIGHTS
 from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.simplify import simplify
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -54,7 +54,7 @@ def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]
         # Without data the optimizer folds no reader of a weight, and merges no two weights.
         model.graph.initializers[name].const_value = None
     with quiet():
-        optimizer.optimize_ir(model)
+        simplify(model)
     common_passes.ClearMetadataAndDocStringPass()(model)
     for name, source in sources.items():
         value = model.graph.initializers[name]

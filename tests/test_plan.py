@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport.builder import BuildOptions, build
-from snapexport.builder.plan import Plan, PlanRequest, make_plan
-from snapexport.builder.plan.model import PlannedModel, read_model
+from snapexport.builder.plan import Plan, PlanRequest, make_plan, sizes
+from snapexport.builder.plan.model import PlannedExperts, PlannedModel, read_model
 from snapexport.builder.plan.plan import plan_for
 from snapexport.builder.plan.request import command, parse_memory
 from snapexport.builder.plan.sizes import (
@@ -61,6 +61,7 @@ def llama(layers: int, hidden: int, intermediate: int, heads: int, **changes: An
         hidden_size=hidden,
         intermediate_size=intermediate,
         linear=tuple((attention + mlp) * layers + [(128256, hidden)]),
+        experts=None,
         others=hidden * (2 * layers + 1),
         tied=False,
         softcapped=False,
@@ -71,6 +72,18 @@ def llama(layers: int, hidden: int, intermediate: int, heads: int, **changes: An
 
 LLAMA_8B = llama(32, 4096, 14336, 32)
 LLAMA_70B = llama(80, 8192, 28672, 64)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    experts = PlannedExperts(layers=2, count=64, chosen=4, hidden_size=512, width=128)
+    assert experts.used(16) == pytest.approx(64 * (1 - (15 / 16) ** 16))
+    dense = llama(2, 512, 1024, 8)
+    model = dataclasses.replace(dense, experts=experts)
+    options = BuildOptions(model="m", out=Path("o"), L_max=1024, batch=1)
+    read, of_dense = (sizes.read_bytes(one, options) for one in (model, dense))
+    stored, stored_dense = (sizes.stored_bytes(one, options) for one in (model, dense))
+    assert read - of_dense == 2 * 4 * experts.elements * 4
+    assert stored - stored_dense == 2 * 64 * experts.elements * 4
 
 
 def planned(model: PlannedModel, memory: int, L_max: int = 131072, **flags: Any) -> Plan:

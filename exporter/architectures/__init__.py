@@ -13,16 +13,23 @@ from snapexport.exporter.architectures.config import (
     sliding_windows,
     window_of,
 )
-from snapexport.exporter.architectures.mlp_types import mlp_types, with_mlp_types
+from snapexport.exporter.architectures.mlp_types import (
+    EXPERTS,
+    experts_of,
+    mlp_types,
+    with_mlp_types,
+)
 from snapexport.exporter.architectures.registry import VERIFIED, architecture_of, register
 
 __all__ = [
+    "EXPERTS",
     "VERIFIED",
     "Architecture",
     "Experts",
     "InGguf",
     "RMSNorm",
     "architecture_of",
+    "experts_of",
     "layer_types",
     "load_config",
     "mlp_types",

@@ -1,6 +1,6 @@
 """Tells which layers of a model have experts, and which have one MLP. Names no architecture."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from snapexport.exporter.architectures.registry import architecture_of
 
@@ -8,6 +8,23 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 DENSE, EXPERTS = "dense", "experts"
+
+
+class ExpertSizes(NamedTuple):
+    """Experts of a layer, how many of them a token chooses, and the width of one (I)."""
+
+    experts: int
+    chosen: int
+    width: int
+
+
+def experts_of(config: "PretrainedConfig") -> ExpertSizes | None:
+    """The sizes of a model's experts, by transformers' common names."""
+    if architecture_of(config).experts is None:
+        return None
+    count = getattr(config, "num_local_experts", None) or config.num_experts
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    return ExpertSizes(count, config.num_experts_per_tok, width)
 
 
 def mlp_types(config: "PretrainedConfig") -> list[str]:

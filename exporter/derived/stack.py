@@ -37,9 +37,10 @@ class Stack:
 
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat."""
+        dtype = NUMPY_DTYPE[self.dtype]
         for part in self.parts:
             for block in blocks(part, multiple, most):
-                yield block.astype(NUMPY_DTYPE[self.dtype], copy=False)
+                yield block.astype(dtype, copy=False)
 
 
 @dataclass(frozen=True)

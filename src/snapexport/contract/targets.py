@@ -57,6 +57,10 @@ MEASURED_SHAPES = FusedShapes(
 limits is not known; attention that keeps them is accepted by both."""
 
 
+LARGEST_PLUGIN_HEAD = 256
+"""Widest key that the plugins take (plugins/launchers/refusal.h)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineLibrary:
     """A library that compiles a target's graphs into engines.

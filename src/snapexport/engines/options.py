@@ -7,14 +7,12 @@ from typing import Literal, get_args
 from snapexport.contract.engines import DEFAULT_LEVEL, Hardware
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName, Manifest
-from snapexport.contract.targets import EngineLibrary
+from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, EngineLibrary
 
 HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
 HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
 
 HIGHEST_LEVEL = 5
-LARGEST_PLUGIN_HEAD = 256
-"""Widest key that the plugins take (plugins/launchers/refusal.h)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,10 @@ from snapexport.bench.turns import Row
 from snapexport.builder.staging import scratch
 from snapexport.contract.bytes import in_mib
 
-FLAGS = "--L-max 131072 --kv-budget 8192 --dtype bf16 --target tensorrt".split()
+FLAGS = "--L-max 131072 --dtype bf16 --target tensorrt".split()
+BUDGETS = {"r1": 32768}
+"""--kv-budget of a shape; SnapStream's for DeepSeek-R1. Others: a sixteenth of the prompt."""
+USUAL_BUDGET = 8192
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,12 @@ def measured(shape: str, directory: Path) -> Row:
     """Seconds and bytes of a build."""
     checkpoint, out = directory / "checkpoint", directory / "llama.build"
     weights = checkpoints.write(checkpoint, checkpoints.SHAPES[shape], "bf16", sparse=True)
-    command = [sys.executable, "-m", "snapexport", "build", "--model", str(checkpoint), *FLAGS]
+    flags = [*FLAGS, "--kv-budget", str(BUDGETS.get(shape, USUAL_BUDGET))]
+    command = [sys.executable, "-m", "snapexport", "build", "--model", str(checkpoint), *flags]
     started = time.perf_counter()
     subprocess.run([*command, "--out", str(out)], check=True, stdout=sys.stderr)
     return {
-        "command": "snapexport build " + " ".join(FLAGS),
+        "command": "snapexport build " + " ".join(flags),
         "shape": shape,
         "seconds": round(time.perf_counter() - started, 1),
         "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,

@@ -9,7 +9,7 @@ from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.sizes import position_bytes
 from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.targets import capabilities
+from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, capabilities
 
 _FP32 = 4
 
@@ -42,16 +42,19 @@ def scores_bytes(model: PlannedModel, rows: int, slots: int) -> int:
     return model.facts.num_attention_heads * rows * slots * _FP32
 
 
-def forms_scores(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:
+def forms_scores(model: PlannedModel, options: BuildOptions, chunk: int, single_shot: bool) -> bool:
     """Whether prefill's attention holds a layer's scores at once.
 
-    No target has a fused kernel for soft-capped scores, nor for latent attention.
+    No target has a fused kernel for soft-capped scores. The compiled ones have one for latents that
+    a chunk expands.
     """
     target = capabilities(options.target)
     is_fused = options.dtype in target.fused_attention and not options.trt_decomposable
     if single_shot and not target.fused_whole_prompt:
         is_fused = False
-    return model.softcapped or bool(model.facts.kv_lora_rank) or not is_fused
+    if (latent := model.facts.latent) is not None:
+        is_fused &= target.fused_shapes is not None and latent.expands(chunk)
+    return model.softcapped or not is_fused
 
 
 def prefill_bytes(
@@ -61,9 +64,10 @@ def prefill_bytes(
     single_shot = geometry.is_single_shot(chunk)
     slots = geometry.L_max
     taken = layer_bytes(model, options, chunk) * _arena(options)
-    if forms_scores(model, options, single_shot):
+    if forms_scores(model, options, chunk, single_shot):
         copies = _SOFTCAP_COPIES if model.softcapped else 1
         taken += copies * scores_bytes(model, chunk, slots)
+    taken += _expanded_bytes(model, options, chunk, slots)
     if _is_masked(model, options, single_shot):
         taken += chunk * slots  # bool [1,1,C,T], shared by the layers
     if capabilities(options.target).fused_shapes and not single_shot:
@@ -71,6 +75,19 @@ def prefill_bytes(
     if single_shot:
         taken += compress_bytes(model, options, geometry)
     return taken + _outputs_bytes(model, options, geometry)
+
+
+def _expanded_bytes(model: PlannedModel, options: BuildOptions, chunk: int, slots: int) -> int:
+    """Bytes of the keys and values of all heads, where a chunk expands latents.
+
+    A fused kernel wants them equally wide: then there are padded ones beside them.
+    """
+    latent = model.facts.latent
+    if latent is None or not latent.expands(chunk):
+        return 0
+    is_fused = capabilities(options.target).fused_shapes and options.dtype != "fp32"
+    width = latent.nope + latent.value + (2 * latent.head if is_fused else 0)
+    return model.facts.num_attention_heads * slots * width * _working_bytes(options)
 
 
 def _attention_scratch(model: PlannedModel, options: BuildOptions, chunk: int, slots: int) -> int:
@@ -91,7 +108,7 @@ def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     rounding = _rounding_bytes(model, options, geometry)
     if not any(layer.K for layer in geometry.layers):
         return rounding * _ARENA
-    if target.plugins:
+    if target.plugins and model.facts.head_dim <= LARGEST_PLUGIN_HEAD:
         return scores_bytes(model, 1, geometry.L_max)
     votes = _VOTE_COPIES * scores_bytes(model, geometry.L_obs, geometry.L_max)
     facts = model.facts

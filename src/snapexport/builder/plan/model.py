@@ -16,19 +16,47 @@ if TYPE_CHECKING:
 _STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 
+_OF_EXPERTS = ".experts."
+"""In the names of the tensors of experts that a router chooses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedExperts:
+    """The experts (MoE) of `layers` layers: `chosen` of `count` for each token."""
+
+    layers: int
+    count: int
+    chosen: int
+    hidden_size: int
+    width: int
+
+    @property
+    def elements(self) -> int:
+        """Weights of one expert: gate, up and down."""
+        return 3 * self.hidden_size * self.width
+
+    def used(self, tokens: int) -> float:
+        """The expected number of a layer's experts that any of `tokens` tokens chooses.
+
+        If routers chose at random: E (1 - (1 - k/E)^tokens). Real routers choose fewer.
+        """
+        return self.count * (1 - (1 - self.chosen / self.count) ** tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
     """Facts of a checkpoint that determine its memory.
 
-    linear: [N,K] of every linear layer, with the head even if it is tied to the embedding. others:
-    elements of norms and biases. softcapped: whether attention's scores are soft-capped. stored:
-    the dtype of most bytes.
+    linear: [N,K] of every linear layer but the experts', with the head even if it is tied to the
+    embedding. experts: None if every layer has one MLP. others: elements of norms and biases.
+    softcapped: whether attention's scores are soft-capped. stored: the dtype of most bytes.
     """
 
     facts: ModelFacts
     hidden_size: int
     intermediate_size: int
     linear: tuple[tuple[int, int], ...]
+    experts: PlannedExperts | None
     others: int
     tied: bool
     softcapped: bool
@@ -54,7 +82,7 @@ def read_model(model: str) -> PlannedModel:
     wanted = {
         name: span.shape
         for name, span in checkpoint.tensors.items()
-        if name.startswith("model.") or name == head_name
+        if (name.startswith("model.") or name == head_name) and _OF_EXPERTS not in name
     }
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
@@ -65,10 +93,27 @@ def read_model(model: str) -> PlannedModel:
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         linear=tuple(linear),
+        experts=_experts(config),
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
         softcapped=_value(config, architecture.score_softcap) is not None,
         stored=_mostly_stored(checkpoint),
+    )
+
+
+def _experts(config: "PretrainedConfig") -> PlannedExperts | None:
+    from snapexport.exporter import architectures
+
+    found = architectures.experts_of(config)
+    layers = architectures.mlp_types(config).count(architectures.EXPERTS)
+    if found is None or not layers:
+        return None
+    return PlannedExperts(
+        layers=layers,
+        count=found.experts,
+        chosen=found.chosen,
+        hidden_size=config.hidden_size,
+        width=found.width,
     )
 
 

@@ -19,7 +19,8 @@ def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     plain = (model.embedding + model.others) * item
     if options.weights:
         return plain + _int4_bytes(model, item)
-    return plain + (_linear_elements(model) - model.embedding * model.tied) * item
+    matrices = _linear_elements(model) + _expert_elements(model)
+    return plain + (matrices - model.embedding * model.tied) * item
 
 
 def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
@@ -43,12 +44,18 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
 
 def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
-    """Bytes of weights that a decode step reads: all but the embedding, which it indexes."""
+    """Bytes of weights that a decode step reads: all but the embedding, which it indexes.
+
+    Of experts, those that the tokens of all batch slots choose.
+    """
     if options.weights:
-        return _int4_bytes(model, DTYPE_BYTES[options.dtype])
+        item = DTYPE_BYTES[options.dtype]
+        read = _read_expert_share(model, options.batch)
+        return _linear_int4_bytes(model, item) + round(read * _experts_int4_bytes(model, item))
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
     item = DTYPE_BYTES["fp32" if converted else options.dtype]
-    return (_linear_elements(model) + model.others) * item
+    experts = round(_read_expert_share(model, options.batch) * _expert_elements(model))
+    return (_linear_elements(model) + experts + model.others) * item
 
 
 def sessions_with_weights(options: BuildOptions) -> int:
@@ -60,10 +67,34 @@ def _linear_elements(model: PlannedModel) -> int:
     return sum(rows * columns for rows, columns in model.linear)
 
 
+def _expert_elements(model: PlannedModel) -> int:
+    """Weights of all experts."""
+    experts = model.experts
+    return experts.layers * experts.count * experts.elements if experts else 0
+
+
+def _read_expert_share(model: PlannedModel, tokens: int) -> float:
+    """The share of all experts that a step of `tokens` tokens reads."""
+    return model.experts.used(tokens) / model.experts.count if model.experts else 0.0
+
+
 def _int4_bytes(model: PlannedModel, item: int) -> int:
-    """Bytes of blocks of 32 along K, with their scales."""
+    """Bytes of 4-bit weights, with their scales."""
+    return _linear_int4_bytes(model, item) + _experts_int4_bytes(model, item)
+
+
+def _linear_int4_bytes(model: PlannedModel, item: int) -> int:
+    """Bytes of linear layers in blocks of 32 along K."""
     blocks = sum(rows * ceil(columns / _BLOCK) for rows, columns in model.linear)
     return blocks * (_PACKED + item)
+
+
+def _experts_int4_bytes(model: PlannedModel, item: int) -> int:
+    if (one := model.experts) is None:
+        return 0
+    blocks = 2 * one.width * ceil(one.hidden_size / _BLOCK)
+    blocks += one.hidden_size * ceil(one.width / _BLOCK)
+    return one.layers * one.count * blocks * (_PACKED + item)
 
 
 def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
