@@ -136,11 +136,14 @@ def test_moe_gives_any_routing_its_own_weights(biased: bool) -> None:
     assert not got[1].any()
 
 
-def marked(feeds: dict[str, Array], **activation: float) -> gs.Graph:
+def marked(
+    feeds: dict[str, Array], operator: str = EXPERTS_MARKER, **attributes: float
+) -> gs.Graph:
     """A graph of one marker."""
     inputs = [gs.Variable(name, one.dtype, one.shape) for name, one in feeds.items()]
     output = gs.Variable("output", np.float32, feeds["hidden_states"].shape)
-    marker = gs.Node(EXPERTS_MARKER, "experts", activation, inputs, [output], domain=TRACE_DOMAIN)
+    attributes = {"limit": 0.0} | attributes
+    marker = gs.Node(operator, "experts", attributes, inputs, [output], domain=TRACE_DOMAIN)
     return gs.Graph([marker], inputs, [output], opset=24)
 
 

@@ -21,7 +21,10 @@ from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.exporter import int4
+from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.llm import LLM
+from tests import test_experts as experts
+from tests.oracle import checkpoints
 
 Array = NDArray[np.float32]
 
@@ -175,6 +178,52 @@ def test_diff_of_an_int4_build_needs_the_original_weights(
     flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
     assert main(["diff", str(int4_build.directory), *flags]) == 2
     assert "has its linear layers only in int4" in capsys.readouterr().err
+
+
+def test_int4_experts_are_read_by_onnxruntime_as_defined() -> None:
+    """QMoE, with routing weights that don't add up to 1."""
+    rng = np.random.default_rng(0)
+    choices = {
+        "hidden_states": rng.standard_normal((6, 64), np.float32),
+        "index": np.stack([rng.permutation(8)[:3] for _ in range(6)]),
+        "weights": rng.random((6, 3), np.float32),
+    }
+    rounded, parts = {}, {}
+    for name, shape in {"gate_up": (8, 64, 64), "down": (8, 64, 32)}.items():
+        packed, scales = int4.quantize(rng.standard_normal(shape, np.float32).reshape(-1, shape[-1]))
+        rounded[name] = dequantized(packed, scales, shape[-1]).reshape(shape)
+        parts[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
+        parts[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
+    graph = experts.marked(choices | parts, "BlockExperts", alpha=1.0, beta=0.0, block_size=32)
+    MoE().apply(graph)
+    got = experts.run_graph(graph, choices | parts)
+    expected = experts.defined(choices | rounded)
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_int4_build_quantizes_experts_and_no_router(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = checkpoints.make("qwen3-moe", tmp_path / "m")
+    made = build(model, tmp_path / "b", L_max=64, policy="full", weights="int4", prefill_chunk=32)
+    files = {Path(one.file).name for one in made.manifest.weights if "layers.0.mlp" in one.file}
+    stem = "model.layers.0.mlp"
+    stacks = {f"{stem}.experts.{name}" for name in ("gate_up", "down")}
+    expected = {f"{name}.{part}" for name in stacks for part in ("int4", "scales")}
+    assert files == {f"{name}.safetensors" for name in expected | {f"{stem}.gate.weight"}}
+    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    assert main(["diff", str(made.directory), "--model", str(model), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["differences"]
+    assert all(one["quantized"] for one in found)
+
+
+def test_experts_of_a_width_without_whole_blocks_are_not_quantized(tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3-moe", tmp_path / "m", moe_intermediate_size=24)
+    made = build(model, tmp_path / "b", L_max=64, policy="full", weights="int4", prefill_chunk=32)
+    files = [Path(one.file).name for one in made.manifest.weights]
+    assert "model.layers.0.mlp.experts.down.safetensors" in files
+    assert not any(".experts." in name and ".int4" in name for name in files)
+    assert LLM(made.directory).executor.prefill(0, [5, 6, 7], 0, 3).logits.shape
 
 
 def test_int4_build_stores_no_matrix_in_two_forms(int4_build: Build, checkpoint: Path) -> None:

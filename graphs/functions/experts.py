@@ -26,7 +26,8 @@ _CONSTANTS = """
   factor = CastLike (factor32, hidden_states)
   shift = CastLike (shift32, hidden_states)
   most = CastLike (most32, hidden_states)
-  least = Neg (most)
+  least32 = Neg (most32)
+  least = CastLike (least32, hidden_states)
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
   first_axis = Constant <value_ints = [0]> ()
@@ -84,22 +85,27 @@ _IN_BLOCKS = """
   n = Constant <value_ints: ints = @blocks> ()
   in_pairs = Constant <value_ints = [0, -1, 2]> ()
 
-  # How many choices before each one chose its expert, and how many chose each expert.
+  # How many choices before each one chose its expert, and how many chose each expert. Sums are in
+  # fp32, exact up to 2^24, since TensorRT's CumSum takes no integers.
   choice = Reshape (index, last_axis)
   chosen = Unsqueeze (choice, second_axis)
   E = Shape <start = 0, end = 1> (gate_up)
   experts = Squeeze (E)
   expert = Range (zero, experts, one)
   is_chosen = Equal (chosen, expert)
-  chose = Cast <to = 7> (is_chosen)
-  earlier = CumSum <exclusive = 1> (chose, zero)
-  count = ReduceSum <keepdims = 0> (chose, first_axis)
+  chose = Cast <to = 1> (is_chosen)
+  sum_before = CumSum <exclusive = 1> (chose, zero)
+  earlier = Cast <to = 7> (sum_before)
+  sum_of_all = ReduceSum <keepdims = 0> (chose, first_axis)
+  count = Cast <to = 7> (sum_of_all)
 
   # Each expert's blocks follow the ones of the expert before.
   rest = Sub (b, second_axis)
   filled = Add (count, rest)
   blocks_of_expert = Div (filled, b)
-  end = CumSum (blocks_of_expert, zero)
+  blocks32 = Cast <to = 1> (blocks_of_expert)
+  end32 = CumSum (blocks32, zero)
+  end = Cast <to = 7> (end32)
   start = Sub (end, blocks_of_expert)
   first_place = Mul (start, b)
   places = Add (earlier, first_place)
@@ -160,11 +166,12 @@ _LOOP = """in_use = ReduceMax <keepdims = 0> (end)
     owned_by = Gather <axis = 0> (owner, i)
     x = Gather <axis = 0> (blocked, i)"""
 
-# The state means nothing: TensorRT's parser refuses a Scan without one.
-_SCAN = """
+# The state means nothing: TensorRT's parser refuses a Scan without one, and takes only floats.
+_SCAN = """owner32 = Cast <to = 1> (owner)
   unused, given = Scan <num_scan_inputs = 2,
-      body = one_block (int64 state, int64 owned_by, x) => (int64 same_state, row) {
-    same_state = Identity (state)"""
+      body = one_block (float state, float owned_by32, x) => (float same_state, row) {
+    same_state = Identity (state)
+    owned_by = Cast <to = 7> (owned_by32)"""
 
 _INPUTS = "hidden_states, index, weights, gate_up, down"
 _BIASES = ", gate_up_bias, down_bias"
@@ -202,7 +209,7 @@ def _blocks(name: str, biased: bool) -> str:
             "row_bias = Gather <axis = 0> (down_bias, owned_by)\n"
             "    row = Add (down_rows, row_bias)"
         )
-    begin, end = _SCAN, "}> (zero, owner, blocked)"
+    begin, end = _SCAN, "}> (factor32, owner32, blocked)"
     if name == "ExpertsInBlocks":
         begin, end = _LOOP, "}> (turns, yes)"
     parts = {"product": product, "row": row, "begin": begin, "end": end}
