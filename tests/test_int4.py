@@ -190,7 +190,9 @@ def test_int4_experts_are_read_by_onnxruntime_as_defined() -> None:
     }
     rounded, parts = {}, {}
     for name, shape in {"gate_up": (8, 64, 64), "down": (8, 64, 32)}.items():
-        packed, scales = int4.quantize(rng.standard_normal(shape, np.float32).reshape(-1, shape[-1]))
+        packed, scales = int4.quantize(
+            rng.standard_normal(shape, np.float32).reshape(-1, shape[-1])
+        )
         rounded[name] = dequantized(packed, scales, shape[-1]).reshape(shape)
         parts[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
         parts[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
