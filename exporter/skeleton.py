@@ -87,10 +87,16 @@ def _rms_norm(norm: RMSNorm, module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _apply_rotary_pos_emb(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    unsqueeze_dim: int = 1,
+    *,
+    by_pair: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    # transformers repeats the frequencies for both halves of a head; the operator takes one half.
-    width = cos.shape[-1]
+    # transformers mostly repeats the frequencies for both halves of a head; the operator takes one.
+    width = 2 * cos.shape[-1] if by_pair else cos.shape[-1]
     cos, sin = cos[..., : width // 2], sin[..., : width // 2]
     partial = width if width < query.shape[-1] else 0  # 0: all of a head is rotated
     return (
@@ -117,7 +123,9 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any
     _keep_in_fp32(model)
     modeling: Any = sys.modules[type(model).__module__]
     original = getattr(modeling, "apply_rotary_pos_emb", None)
-    modeling.apply_rotary_pos_emb = _apply_rotary_pos_emb
+    modeling.apply_rotary_pos_emb = functools.partial(
+        _apply_rotary_pos_emb, by_pair=architecture.rope_by_pair
+    )
     try:
         yield model, fake
     finally:

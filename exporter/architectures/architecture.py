@@ -58,6 +58,8 @@ class Architecture:
 
     name: the class in config.json. model_type: of transformers' config.
     rope_per_layer_type: `rope_parameters` holds a RoPE for each layer type, not a single one.
+    rope_by_pair: RoPE's cosines and sines come once for each pair, not for both of its channels.
+    attention_sinks: each head has a learned score beside those of the keys.
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
     and of the logits; None: no soft cap. latent: multi-head latent attention (MLA).
@@ -71,6 +73,8 @@ class Architecture:
     model_type: str
     slides: Sliding = "never"
     rope_per_layer_type: bool = False
+    rope_by_pair: bool = False
+    attention_sinks: bool = False
     norm: RMSNorm = RMSNorm()
     scaled_embedding: bool = False
     score_softcap: str | None = None

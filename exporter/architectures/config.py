@@ -164,6 +164,7 @@ def model_facts(
         vocab_size=config.vocab_size,
         max_position_embeddings=_position_limit(config),
         sliding_window=sliding_windows(config),
+        attention_sinks=architecture_of(config).attention_sinks,
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
 

@@ -17,6 +17,7 @@ from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.moe import MoE
+from snapexport.graphs.targets.sink_attention import SinkAttention
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
@@ -41,6 +42,7 @@ _COMPILED: tuple[Pass, ...] = (
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (
         LatentAttention(),
+        SinkAttention(),
         StandardAttention(),
         ComposedExperts(),
         FewerReshapes(),
@@ -49,6 +51,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         LatentAttention(prefix=True),
         GroupQueryAttention(),
         ValidSlots(),
+        SinkAttention(),
         StandardAttention(),
         MoE(),
         ComposedExperts(),

@@ -54,6 +54,14 @@ def composed_attention(
     return [_reshape(graph, attended, batch, heads, rows, value.shape[3])]
 
 
+def scaled(graph: gs.Graph, query: gs.Tensor, scale: float) -> gs.Tensor:
+    """The queries times attention's scale, in their own type."""
+    constant = gs.Constant(fresh(graph, "scale"), np.array(scale, np.float32))
+    (factor,) = node(graph, "CastLike", [constant, query])
+    product = gs.Variable(fresh(graph, "scaled"), query.dtype, query.shape)
+    return node(graph, "Mul", [query, factor], [product])[0]
+
+
 def _product(graph: gs.Graph, query: gs.Tensor, key: gs.Tensor, slots: int) -> gs.Tensor:
     """query . key: [B,H,C,S]. slots: -1 for a computed number."""
     batch, heads, rows, width = query.shape

@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
+from snapexport.graphs.targets.sinks import like, take_sink
 
 _INT32 = 6  # onnx.TensorProto.INT32
 MICROSOFT = "com.microsoft"
@@ -25,7 +26,7 @@ class GroupQueryAttention:
         lengths: dict[str, list[gs.Tensor]] = {}
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
-                *_, valid = marker.inputs
+                valid = marker.inputs[6]
                 if valid.name not in lengths:
                     lengths[valid.name] = _lengths_of(graph, marker)
                 self._rewrite(graph, marker, lengths[valid.name])
@@ -33,7 +34,7 @@ class GroupQueryAttention:
                 self._rewrite(graph, marker, _whole_prompt(graph, marker.inputs[0].shape[2]))
 
     def _rewrite(self, graph: gs.Graph, marker: gs.Node, lengths: list[gs.Tensor]) -> None:
-        window = marker.attrs["window"]
+        window, sink = marker.attrs["window"], take_sink(marker)
         (query, key, value, *cache), (out, *present) = cut(graph, marker)
         batch, heads, chunk, _ = query.shape
         past = cache[:2] or [gs.Variable.empty(), gs.Variable.empty()]
@@ -44,7 +45,12 @@ class GroupQueryAttention:
         node(
             graph,
             "GroupQueryAttention",
-            [packed(graph, states) for states in (query, key, value)] + past + lengths,
+            [
+                *(packed(graph, states) for states in (query, key, value)),
+                *past,
+                *lengths,
+                *(sink_inputs(graph, sink, query) if sink else []),
+            ],
             [attended, *present],
             domain=MICROSOFT,
             num_heads=heads,
@@ -66,6 +72,11 @@ def packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:
     return node(graph, "Reshape", [*rows, shape])[0]
 
 
+def sink_inputs(graph: gs.Graph, sink: gs.Tensor, query: gs.Tensor) -> list[gs.Tensor]:
+    """Four unused inputs and the operator's head_sink."""
+    return [*(gs.Variable.empty() for _ in range(4)), like(graph, sink, query)]
+
+
 def decode_lengths(graph: gs.Graph, valid: gs.Tensor, slots: int) -> list[gs.Tensor]:
     """valid_length [B] -> the operator's seqlens_k (int32 [B]) and total_sequence_length.
 
@@ -79,7 +90,7 @@ def decode_lengths(graph: gs.Graph, valid: gs.Tensor, slots: int) -> list[gs.Ten
 
 def _lengths_of(graph: gs.Graph, marker: gs.Node) -> list[gs.Tensor]:
     """The lengths of an appending marker. A chunk's rows are counted back from the total length."""
-    query, _, _, past_key, _, _, valid = marker.inputs
+    query, _, _, past_key, _, _, valid = marker.inputs[:7]
     if query.shape[2] == 1:
         return decode_lengths(graph, valid, past_key.shape[2])
     longest = node(graph, "ReduceMax", [valid], keepdims=0)

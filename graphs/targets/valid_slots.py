@@ -19,7 +19,13 @@ from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import cast
-from snapexport.graphs.targets.group_query_attention import MICROSOFT, decode_lengths, packed
+from snapexport.graphs.targets.group_query_attention import (
+    MICROSOFT,
+    decode_lengths,
+    packed,
+    sink_inputs,
+)
+from snapexport.graphs.targets.sinks import take_sink
 
 _IN_8_BITS = {
     "k_quant_type": "PER_TENSOR",
@@ -36,7 +42,7 @@ class ValidSlots:
         ends: dict[str, _End] = {}
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION and marker.attrs["valid_only"]:
-                _, _, _, past_key, _, _, valid = marker.inputs
+                _, _, _, past_key, _, _, valid = marker.inputs[:7]
                 if valid.name not in ends:
                     ends[valid.name] = _End(graph, valid, past_key.shape)
                 _rewrite(graph, marker, ends[valid.name])
@@ -62,6 +68,7 @@ class _End:
 
 def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
     layer, scale, softcap = (marker.attrs[name] for name in ("layer", "scale", "softcap"))
+    sink = take_sink(marker)
     (query, *states, past_key, past_value, slot, _), (out, *present) = cut(graph, marker)
     for past, new, cache in zip((past_key, past_value), states, present, strict=True):
         node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
@@ -71,10 +78,11 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
         cache_like(present[1], names.attended_value(layer), past_value.shape[2]),
     ]
     attributes = {"scale": scale, "softcap": softcap}
-    unit_scales: list[gs.Tensor] = []
+    further = sink_inputs(graph, sink, query) if sink else []
     if past_key.dtype == np.int8:
         rows = [cast(graph, row, query.dtype) for row in rows]
-        unit_scales = _unit_scales(graph)
+        unused = [gs.Variable.empty() for _ in range(5 - len(further))]
+        further = [*further, *unused, *_unit_scales(graph)]
         attributes |= _IN_8_BITS
     batch, heads, _, _ = query.shape
     (attended, *_) = node(
@@ -84,7 +92,7 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
             *(packed(graph, states) for states in (query, *rows)),
             *present,
             *end.lengths,
-            *unit_scales,
+            *further,
         ],
         [gs.Variable(fresh(graph, "attended")), *again],
         domain=MICROSOFT,
@@ -97,6 +105,5 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
 
 
 def _unit_scales(graph: gs.Graph) -> list[gs.Tensor]:
-    """Five unused inputs and the operator's scales, both 1: passes/storage.py scales outside."""
-    ones = [gs.Constant(fresh(graph, "one"), np.ones(1, np.float32)) for _ in range(2)]
-    return [gs.Variable.empty() for _ in range(5)] + ones
+    """The operator's scales, both 1: passes/storage.py scales outside."""
+    return [gs.Constant(fresh(graph, "one"), np.ones(1, np.float32)) for _ in range(2)]

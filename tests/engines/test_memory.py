@@ -69,6 +69,7 @@ def manifest() -> Manifest:
         "max_position_embeddings".split(),
         1,
     ) | {"head_dim": 128, **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0)}
+    facts["attention_sinks"] = False
     return Manifest(
         format_version=FORMAT_VERSION,
         model=ModelFacts(architecture="x", sliding_window=[0], eos_token_id=[], **facts),

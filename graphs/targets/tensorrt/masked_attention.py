@@ -12,8 +12,9 @@ import onnx_graphsurgeon as gs
 from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, fresh, int64s, node
-from snapexport.graphs.targets.composed_attention import composed_attention
+from snapexport.graphs.passes.base import cut, int64s, node
+from snapexport.graphs.targets.composed_attention import composed_attention, scaled
+from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 
 
@@ -22,29 +23,36 @@ class MaskedAttention:
     """Replaces every cache marker of a graph."""
 
     def apply(self, graph: gs.Graph) -> None:
-        masks = VisibleSlots(graph)
+        masks, sinks = VisibleSlots(graph), SinkSlots(graph)
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION:
-                _with_cache(graph, marker, masks)
+                _with_cache(graph, marker, masks, sinks)
             elif marker.op == PROMPT_ATTENTION:
-                _whole_prompt(graph, marker, masks)
+                _whole_prompt(graph, marker, masks, sinks)
 
 
-def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
-    scores, window = Scores.of(marker), int(marker.attrs["window"])
+def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
+    scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
     for past, new, cache in zip((past_key, past_value), states, present, strict=True):
         node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
     mask = masks.mask(valid, query.shape[2], past_key.shape[2], window)
-    _attend(graph, [query, *present, mask], out, scores)
+    inputs = [query, *present, mask]
+    if sink is not None:
+        _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
+    else:
+        _attend(graph, inputs, out, scores)
 
 
-def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:
+def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
     """Attention without a past, where TensorRT's is_causal is right: row i is at position i."""
-    scores, window = Scores.of(marker), int(marker.attrs["window"])
+    scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
     qkv, (out,) = cut(graph, marker)
-    if window or not _is_fused(qkv, scores):
-        length = qkv[0].shape[2]
+    length = qkv[0].shape[2]
+    if sink is not None:
+        inputs = [*qkv, masks.mask(None, length, length, window)]
+        _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
+    elif window or not _is_fused(qkv, scores):
         _attend(graph, [*qkv, masks.mask(None, length, length, window)], out, scores)
     else:
         _attend(graph, qkv, out, scores, is_causal=True)
@@ -54,8 +62,12 @@ def _is_fused(inputs: list[gs.Tensor], scores: Scores) -> bool:
     """Whether the builder has a kernel for query [B,H,C,D] and keys [B,Hkv,S,D]."""
     query, key = inputs[:2]
     (_, _, rows, head_dim), slots = query.shape, key.shape[2]
-    value_bytes = 4 if query.dtype == np.float32 else 2
-    return not scores.softcap and MEASURED_SHAPES.fits(value_bytes, rows, slots, head_dim)
+    fits = MEASURED_SHAPES.fits(_value_bytes(query), rows, slots, head_dim)
+    return not scores.softcap and fits
+
+
+def _value_bytes(query: gs.Tensor) -> int:
+    return 4 if query.dtype == np.float32 else 2
 
 
 def _attend(
@@ -71,14 +83,37 @@ def _attend(
     its root, which would be a pass over the whole cache.
     """
     query, *others = inputs
-    scaled = [_scaled(graph, query, scores.scale), *others]
+    states = [scaled(graph, query, scores.scale), *others]
     if not _is_fused(inputs, scores):
-        states, key, value, mask = scaled
-        attended = composed_attention(graph, [(states, key)], value, mask, scores.softcap)
+        queries, key, value, mask = states
+        attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
-        attended = _fused_by_kv_head(graph, scaled, is_causal)
+        attended = _fused_by_kv_head(graph, states, is_causal)
     else:
-        attended = node(graph, "Attention", scaled, scale=1.0)
+        attended = node(graph, "Attention", states, scale=1.0)
+    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
+
+
+def _attend_beside_sink(
+    graph: gs.Graph,
+    inputs: list[gs.Tensor],
+    out: gs.Tensor,
+    scores: Scores,
+    sinks: SinkSlots,
+    sink: gs.Tensor,
+) -> None:
+    """The same beside a sink [H], with the mask always given."""
+    query, key, value, mask = inputs
+    (_, _, rows, head_dim), slots = query.shape, key.shape[2]
+    queries = scaled(graph, query, scores.scale)
+    fits = MEASURED_SHAPES.fits_with_sink(_value_bytes(query), rows, slots, head_dim)
+    if fits and not scores.softcap:
+        extended = sinks.extended(queries, key, value, mask, sink)
+        wide = _fused_by_kv_head(graph, extended, is_causal=False)
+        width = value.shape[3]
+        attended = node(graph, "Slice", [*wide, *(int64s(graph, n) for n in (0, width, -1))])
+    else:
+        attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap, sink)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
@@ -100,10 +135,3 @@ def _fused_by_kv_head(graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool)
     attended = node(graph, "Attention", folded + mask, scale=1.0, is_causal=int(is_causal))
     unfolded = int64s(graph, batch, heads, rows, value.shape[3])
     return node(graph, "Reshape", [*attended, unfolded])
-
-
-def _scaled(graph: gs.Graph, query: gs.Tensor, scale: float) -> gs.Tensor:
-    constant = gs.Constant(fresh(graph, "scale"), np.array(scale, np.float32))
-    (factor,) = node(graph, "CastLike", [constant, query])
-    scaled = gs.Variable(fresh(graph, "scaled"), query.dtype, query.shape)
-    return node(graph, "Mul", [query, factor], [scaled])[0]

@@ -34,7 +34,8 @@ def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
     if model.latent and not model.latent.expands(rows):
         return False
     head_dim = model.latent.head if model.latent else model.head_dim
-    return shapes.fits(DTYPE_BYTES[manifest.dtype], rows, slots, head_dim)
+    fits = shapes.fits_with_sink if model.attention_sinks else shapes.fits
+    return fits(DTYPE_BYTES[manifest.dtype], rows, slots, head_dim)
 
 
 def _attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:

@@ -46,7 +46,8 @@ class ModelFacts(Strict):
 
     sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
     latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
-    head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
+    head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0. attention_sinks:
+    whether each head has a learned score beside those of the keys (gpt-oss).
     """
 
     architecture: str
@@ -60,6 +61,7 @@ class ModelFacts(Strict):
     vocab_size: int
     max_position_embeddings: int
     sliding_window: list[int]
+    attention_sinks: bool
     eos_token_id: list[int]
 
     @property

@@ -15,7 +15,7 @@ CacheDType = Literal["fp32", "fp16", "bf16", "int8"]
 Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 CACHE_DTYPES: tuple[CacheDType, ...] = get_args(CacheDType)
-Masked = Literal["chunk", "window", "softcap"]
+Masked = Literal["chunk", "window", "softcap", "sink"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,13 @@ class FusedShapes:
             return (slots + head_dim) * value_bytes <= self.row_bytes
         return value_bytes == self.chunk_value_bytes and head_dim >= self.smallest_chunk_head_dim
 
+    def fits_with_sink(self, value_bytes: int, rows: int, slots: int, head_dim: int) -> bool:
+        """The same beside a learned sink, which takes a cache slot and SINK_CHANNELS channels.
+
+        They are a copy of the cache. It pays for a chunk, and not for a decode step's one row.
+        """
+        return rows > 1 and self.fits(value_bytes, rows, slots + 1, head_dim + SINK_CHANNELS)
+
     def largest_row(self, value_bytes: int, head_dim: int) -> int:
         """Largest number of cache slots of one query row."""
         return self.row_bytes // value_bytes - head_dim
@@ -59,6 +66,9 @@ limits is not known; attention that keeps them is accepted by both."""
 
 LARGEST_PLUGIN_HEAD = 256
 """Widest key that the plugins take (plugins/launchers/refusal.h)."""
+
+SINK_CHANNELS = 8
+"""Channels that a learned sink adds to fused attention: heads are of multiples of head_dim_step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +187,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         fused_attention=("fp16", "bf16"),
         fused_whole_prompt=True,
         fused_shapes=MEASURED_SHAPES,
-        masks=("chunk", "window", "softcap"),
+        masks=("chunk", "window", "softcap", "sink"),
     ),
     "tensorrt-rtx": TargetCapabilities(
         title="TensorRT for RTX",
@@ -191,13 +201,13 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         fused_attention=("fp16", "bf16"),
         fused_whole_prompt=True,
         fused_shapes=MEASURED_SHAPES,
-        masks=("chunk", "window", "softcap"),
+        masks=("chunk", "window", "softcap", "sink"),
     ),
     "portable": TargetCapabilities(
         title="any runtime of standard ONNX",
         cache_dtypes=("fp16",),
         attends_to_capacity=True,
-        masks=("window",),
+        masks=("window", "sink"),
     ),
 }
 

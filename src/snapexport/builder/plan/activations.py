@@ -9,7 +9,7 @@ from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.sizes import position_bytes
 from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, capabilities
+from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, SINK_CHANNELS, capabilities
 
 _FP32 = 4
 
@@ -20,8 +20,8 @@ arena keeps the memory of the first run."""
 _VOTE_COPIES = 3
 """Copies of the vote's scores alive at the same time: products, masked and softmax."""
 
-_SOFTCAP_COPIES = 2
-"""Copies of soft-capped attention scores: before and after the cap."""
+_COMPOSED_COPIES = 2
+"""Copies of scores that are soft-capped, or composed beside a sink: before and after."""
 
 
 def layer_bytes(model: PlannedModel, options: BuildOptions, rows: int) -> int:
@@ -65,7 +65,9 @@ def prefill_bytes(
     slots = geometry.L_max
     taken = layer_bytes(model, options, chunk) * _arena(options)
     if forms_scores(model, options, chunk, single_shot):
-        copies = _SOFTCAP_COPIES if model.softcapped else 1
+        facts = model.facts
+        composed = model.softcapped or facts.attention_sinks or facts.latent is not None
+        copies = _COMPOSED_COPIES if composed else 1
         taken += copies * scores_bytes(model, chunk, slots)
     taken += _expanded_bytes(model, options, chunk, slots)
     if _is_masked(model, options, single_shot):
@@ -93,9 +95,15 @@ def _expanded_bytes(model: PlannedModel, options: BuildOptions, chunk: int, slot
 def _attention_scratch(model: PlannedModel, options: BuildOptions, chunk: int, slots: int) -> int:
     """Bytes of a fused kernel's copies: a layer's keys and values, and the mask in 16 bits.
 
-    Measured with the builder of TensorRT for RTX 1.7 (docs/how-to/tensorrt.md).
+    Beside sinks the kernel reads copies with more channels. Measured with the builder of TensorRT
+    for RTX 1.7 (docs/how-to/tensorrt.md).
     """
-    return slots * position_bytes(model.facts, options.dtype) + 2 * chunk * slots
+    facts = model.facts
+    states = slots * position_bytes(facts, options.dtype)
+    if facts.attention_sinks:
+        wide = states * (facts.head_dim + SINK_CHANNELS) // facts.head_dim
+        states = 2 * wide
+    return states + 2 * chunk * slots
 
 
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
@@ -158,6 +166,7 @@ def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) ->
         "chunk": not single_shot,
         "window": any(model.facts.sliding_window),
         "softcap": model.softcapped,
+        "sink": model.facts.attention_sinks,
     }
     return any(reasons[one] for one in capabilities(options.target).masks)
 

@@ -1,0 +1,44 @@
+"""Replaces cache markers with a learned sink by TensorScatter and composed attention.
+
+For runtimes of standard operators: ONNX's Attention has no sinks. ONNX Runtime's own operator takes
+them, and is left only the rings that are read whole.
+"""
+
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from snapexport.graphs.compression import Scores
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
+from snapexport.graphs.passes.base import cut, node
+from snapexport.graphs.targets.composed_attention import composed_attention, scaled
+from snapexport.graphs.targets.sinks import take_sink
+from snapexport.graphs.targets.visible_slots import VisibleSlots
+
+
+@dataclass(frozen=True)
+class SinkAttention:
+    """Replaces every marker with a sink that earlier passes left. Others stay."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        masks = VisibleSlots(graph)
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
+            sink = take_sink(marker)
+            if sink is not None:
+                _rewrite(graph, marker, masks, sink)
+
+
+def _rewrite(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sink: gs.Tensor) -> None:
+    scores, window = Scores.of(marker), int(marker.attrs["window"])
+    has_cache = marker.op == CACHE_ATTENTION
+    (query, key, value, *place), (out, *present) = cut(graph, marker)
+    rows, slots, valid = query.shape[2], key.shape[2], None
+    if has_cache:
+        past_key, past_value, slot, valid = place
+        for past, new, cache in zip((past_key, past_value), (key, value), present, strict=True):
+            node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+        (key, value), slots = present, past_key.shape[2]
+    mask = masks.mask(valid, rows, slots, window)
+    products = [(scaled(graph, query, scores.scale), key)]
+    attended = composed_attention(graph, products, value, mask, scores.softcap, sink)
+    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
