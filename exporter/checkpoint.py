@@ -4,7 +4,7 @@ A checkpoint is a directory, or a GGUF file (`exporter/gguf/`). Reads headers on
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,9 @@ class Checkpoint:
             )
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a checkpoint: it has no {CONFIG}", _config_hint(path))
-        return cls.of_configs(path, _tensors(path))
+        stored = _tensors(path)
+        opened = cls.of_configs(path, stored)
+        return replace(opened, tensors=_dequantized(opened.config, stored))
 
     @classmethod
     def of_configs(cls, directory: Path, tensors: "Mapping[str, Tensor]") -> "Checkpoint":
@@ -95,6 +97,15 @@ def _tensors(directory: Path) -> dict[str, TensorSpan]:
         if tensor not in shards[shard]:
             raise UserError(f"{index} names the tensor {tensor}, {shard} lacks it", _DOWNLOAD_AGAIN)
     return {tensor: shards[shard][tensor] for tensor, shard in weight_map.items()}
+
+
+def _dequantized(
+    config: Mapping[str, Any], tensors: Mapping[str, TensorSpan]
+) -> "Mapping[str, Tensor]":
+    from snapexport.exporter.quantized import dequantized, read_quantization
+
+    found = read_quantization(config)
+    return dequantized(tensors, found) if found else tensors
 
 
 def _require_once(directory: Path, shards: Mapping[str, Iterable[str]]) -> None:

@@ -63,7 +63,8 @@ class Architecture:
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
     and of the logits; None: no soft cap. latent: multi-head latent attention (MLA).
-    experts: None if every layer has one MLP.
+    experts: None if every layer has one MLP. quantized: methods of quantization in which
+    checkpoints of the family are published and read.
     embedding, head: the tensors' names in a checkpoint.
     tied: tensor -> the tensor it equals if the config sets `tie_word_embeddings`. gguf: None if
     GGUF files don't have it under a name of its own.
@@ -83,6 +84,7 @@ class Architecture:
     experts: Experts | None = None
     embedding: str = "model.embed_tokens.weight"
     head: str = "lm_head.weight"
+    quantized: tuple[str, ...] = ()
     gguf: InGguf | None = None
     tied: Mapping[str, str] = field(
         default_factory=lambda: {"lm_head.weight": "model.embed_tokens.weight"}

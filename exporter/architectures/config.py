@@ -17,6 +17,7 @@ from snapexport.exporter.architectures.fields import (
 )
 from snapexport.exporter.architectures.registry import VERIFIED, architecture_of
 from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
+from snapexport.exporter.quantized import read_quantization
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -40,9 +41,11 @@ def require_verified(checkpoint: Checkpoint) -> str:
             "is not supported",
             f"these are verified: {', '.join(VERIFIED)}",
         )
-    if "quantization_config" in config:
+    quantization = read_quantization(config)
+    if quantization and quantization.kind not in known.quantized:
         raise UserError(
-            "the checkpoint is quantized: only fp32, fp16 and bf16 weights are read",
+            f"the checkpoint is quantized by the method {quantization.kind}, which is not "
+            f"supported with the architecture {known.name}",
             "start from the original checkpoint",
         )
     require_ranges(config)

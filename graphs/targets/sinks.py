@@ -87,4 +87,6 @@ class SinkSlots:
 
 def _one(at: int, count: int) -> NDArray[np.float32]:
     """Zeros, with a 1 at one place."""
-    return np.eye(1, count, at, dtype=np.float32)[0]
+    values = np.zeros(count, np.float32)
+    values[at] = 1
+    return values

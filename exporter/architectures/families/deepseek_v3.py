@@ -7,4 +7,5 @@ ARCHITECTURE = Architecture(
     model_type="deepseek_v3",
     latent=True,
     experts=Experts(dense="first_k_dense_replace"),
+    quantized=("fp8",),
 )

@@ -7,4 +7,5 @@ ARCHITECTURE = Architecture(
     model_type="qwen3",
     slides="by layer_types",
     gguf=InGguf(name="qwen3"),
+    quantized=("fp8",),
 )

@@ -1,0 +1,91 @@
+"""mxfp4 weights, as gpt-oss stores its experts: 32 values of 4 bits along a row share a power of 2.
+
+blocks uint8 [...,K/32,16]: value 2i of a block is in the low half of byte i. scales uint8
+[...,K/32]: w = value * 2^(scale - 127). OCP Microscaling Formats (MX) v1.0; 255 is NaN there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.safetensors import TensorSpan
+from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps
+
+BLOCK = 32
+_BIAS = 127
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class Mxfp4Tensor:
+    """A tensor [...,N,K] that is dequantized to fp32 while it is read."""
+
+    name: str
+    packed: TensorSpan
+    scales: TensorSpan
+    dtype: str = "F32"
+
+    @classmethod
+    def of(cls, name: str, packed: TensorSpan, scales: TensorSpan) -> "Mxfp4Tensor":
+        """Raises UserError for types and shapes that don't fit together."""
+        if (packed.dtype, scales.dtype) != ("U8", "U8"):
+            raise UserError(
+                f"the blocks of the tensor {name} are stored as {packed.dtype}, its scales as "
+                f"{scales.dtype}: mxfp4 has both as U8",
+                "start from the original checkpoint",
+            )
+        rank_fits = len(packed.shape) == 4 and packed.shape[-1] == BLOCK // 2
+        if not rank_fits or scales.shape != packed.shape[:-1]:
+            raise UserError(
+                f"the blocks of the tensor {name} have shape {list(packed.shape)}, its scales "
+                f"{list(scales.shape)}: mxfp4 has blocks [E,N,K/32,16] with a scale for each",
+                AGAIN,
+            )
+        return cls(name, packed, scales)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *leading, count, _ = self.packed.shape
+        return *leading, count * BLOCK
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * prod(self.shape)
+
+    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.float32]]:
+        """The elements in order, flat, in blocks of whole rows."""
+        *leading, columns = self.shape
+        rows, count = prod(leading), columns // BLOCK
+        packed = mapped(self.packed).reshape(rows, count, BLOCK // 2)
+        scales = mapped(self.scales).reshape(rows, count)
+        for start, end in steps(rows, rows_of(multiple, columns, most)):
+            values = _pairs()[packed[start:end]].reshape(end - start, count, BLOCK)
+            values *= self._factors(scales[start:end])[..., None]
+            yield values.reshape(-1)
+
+    def _factors(self, scales: NDArray[np.uint8]) -> NDArray[np.float32]:
+        factors = _powers()[scales]
+        if np.isinf(factors).any():
+            raise UserError(f"a scale of the tensor {self.name} is NaN", AGAIN)
+        return factors
+
+
+@cache
+def _pairs() -> NDArray[np.float32]:
+    """The two values of each byte: [256,2]."""
+    values = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
+    both = np.arange(256)
+    return np.stack([values[both & 15], values[both >> 4]], axis=-1)
+
+
+@cache
+def _powers() -> NDArray[np.float32]:
+    """The factor of each scale; infinite for the one that stands for NaN."""
+    powers = np.ldexp(np.float64(1), np.arange(256) - _BIAS)
+    powers[255] = np.inf
+    return powers.astype(np.float32)
