@@ -61,6 +61,7 @@ def main() -> None:
             config.set_compute_capability(sm, index)
         engine = builder.build_serialized_network(network, config)
         answer["built"] = engine is not None
+        answer["nbytes"] = engine.nbytes if engine else None
         answer["scratch"] = next((int(n) for name, n in log.told if name.startswith("Total")), None)
     print(json.dumps(answer), flush=True)
 

@@ -13,13 +13,14 @@ CAPABILITIES = ("8.6", "8.9", "12.0")
 class Answer:
     """What the library said.
 
-    aborted: the process died. told: (what, value) of its log. scratch: bytes. inputs, outputs:
-    [name, dtype, shape].
+    aborted: the process died. told: (what, value) of its log. scratch: bytes. nbytes: of the
+    engine. inputs, outputs: [name, dtype, shape].
     """
 
     parsed: bool = False
     built: bool | None = None
     scratch: int | None = None
+    nbytes: int | None = None
     errors: tuple[str, ...] = ()
     layers: dict[str, int] = field(default_factory=dict)
     inputs: tuple[list[object], ...] = ()
