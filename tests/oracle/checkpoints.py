@@ -11,6 +11,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -163,6 +164,17 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "topk_group": 2,
         },
     ),
+    "gpt-oss": (
+        GptOssConfig,
+        {
+            "rope_parameters": _YARN_ROPE | {"truncate": False},
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 _EXPERTS: dict[str, Any] = {
     "rope_parameters": _PLAIN_ROPE,
@@ -221,6 +233,8 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("norm.weight"):
             parameter.copy_(_norm_mean(name) - added + 0.25 * noise)
+        elif name.endswith(".sinks"):
+            parameter.copy_(2.0 + noise)
         elif name.endswith(".bias"):
             parameter.copy_(0.5 * noise)
         else:

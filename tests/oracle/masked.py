@@ -206,6 +206,7 @@ def _attend(
     memory: Memory,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """One request: query [1, H, Q, D], key and value [1, Hkv, N, D] -> [1, Q, H, D]."""
@@ -218,6 +219,13 @@ def _attend(
     scores = grouped @ key[0][:, None].mT * scaling
     if softcap:
         scores = softcap * (scores / softcap).tanh()
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    hidden = scores.masked_fill(~visible[:, None], -torch.inf)
+    weights = hidden.softmax(-1) if s_aux is None else _beside_sinks(hidden, s_aux)
     mixed = weights @ value[0][:, None]
     return mixed.reshape(*query.shape[:3], -1).transpose(1, 2), None
+
+
+def _beside_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """The softmax of scores [Hkv, G, Q, N] and a learned one for each head, without its share."""
+    column = sinks.reshape(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
