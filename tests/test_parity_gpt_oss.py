@@ -8,6 +8,7 @@ import torch
 from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
+from tests.test_cache_dtype import build_of, logits, noise
 
 torch.set_num_threads(1)
 
@@ -50,3 +51,16 @@ FULL = (
 def test_full_cache_agrees_with_plain_transformers(options: dict[str, Any]) -> None:
     case = gpt_oss(policy="full", L_max=160, **options)
     assert_agrees_with_plain(cases.built(case), "gpt-oss", (1, 25, 96), str(case))
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "target", "most"),
+    [("fp16", "onnxruntime", 0.005), ("fp16", "portable", 0.005), ("int8", "onnxruntime", 0.1)],
+)
+def test_caches_in_fewer_bits_are_close_to_transformers(
+    cache_dtype: str, target: str, most: float
+) -> None:
+    case = gpt_oss(cache_dtype=cache_dtype, target=target)
+    want = cases.oracle(case, 40, 24)
+    got = logits(build_of(case), [*want.prompt, *want.tokens[:24]], 40)
+    assert 0 < noise(got[1:], want.decode_logits) < most

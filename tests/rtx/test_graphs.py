@@ -68,6 +68,9 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
     "deepseek-v2, single shot": ("deepseek-v2", {}, {"prefill_chunk": 64}),
     "deepseek-v3, latents": ("deepseek-v3", {}, {"baseline": True, "batch": 4}),
+    "gpt-oss": ("gpt-oss", {}, {"baseline": True}),
+    "gpt-oss, single shot": ("gpt-oss", {}, {"prefill_chunk": 64, "dtype": "fp16"}),
+    "gpt-oss, fp32": ("gpt-oss", {}, {"dtype": "fp32"}),
     "llama, K of 30,000": ("llama", LARGE, {"L_max": 32768, "K": 30000, "prefill_chunk": 64}),
     "llama, 131,072 tokens": (
         "llama",
