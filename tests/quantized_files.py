@@ -27,7 +27,7 @@ def quantize_to_fp8(directory: Path) -> Path:
     file = directory / "model.safetensors"
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(file).items():
-        if name.endswith("proj.weight"):
+        if "_proj" in name and tensor.ndim == 2:
             tensors[name], tensors[f"{name}_scale_inv"] = to_fp8(tensor)
         else:
             tensors[name] = tensor.to(torch.bfloat16)

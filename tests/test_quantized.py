@@ -21,6 +21,7 @@ from snapexport.exporter.quantized.swapped import swapped
 from snapexport.exporter.tensor_file import Tensor, blocks
 from tests.oracle import checkpoints
 from tests.quantized_files import (
+    FP8_BLOCK,
     edit_quantization,
     edit_tensors,
     quantize_to_fp8,
@@ -43,7 +44,15 @@ def opened(file: Path, quantization: Quantization, **tensors: torch.Tensor) -> d
 
 
 def by_transformers(quantized: torch.Tensor, scales: torch.Tensor, dtype: str) -> torch.Tensor:
-    return Fp8Dequantize(None)._dequantize_one(quantized, scales, DTYPES[dtype])
+    """transformers takes whole blocks alone, so those that are cut off are padded here."""
+    rows, columns = quantized.shape
+    whole = torch.zeros([FP8_BLOCK * size for size in scales.shape], dtype=torch.float8_e4m3fn)
+    whole.view(torch.uint8)[:rows, :columns] = quantized.view(torch.uint8)
+    return (
+        Fp8Dequantize(None)
+        ._dequantize_one(whole, scales, DTYPES[dtype])[:rows, :columns]
+        .contiguous()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +79,16 @@ def test_fp8_weights_of_a_build_equal_transformers(
         assert torch.equal(got, want), name
 
 
-def test_int4_of_an_fp8_checkpoint_is_that_of_its_dequantized_weights(
-    fp8_checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "options"), [("qwen3", {"weights": "int4"}), ("deepseek-v3", {"dtype": "fp32"})]
+)
+def test_a_build_of_an_fp8_checkpoint_is_that_of_its_dequantized_weights(
+    name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    plain = checkpoints.make("qwen3", tmp_path / "plain")
-    stored = load_file(fp8_checkpoint / "model.safetensors")
+    """int4, and DeepSeek's matrices of keys and values, which a build stores apart."""
+    plain = checkpoints.make(name, tmp_path / "plain")
+    quantized = quantize_to_fp8(checkpoints.make(name, tmp_path / "fp8"))
+    stored = load_file(quantized / "model.safetensors")
     save_file(
         {
             name: by_transformers(one, stored[f"{name}_scale_inv"], "fp32")
@@ -86,8 +100,8 @@ def test_int4_of_an_fp8_checkpoint_is_that_of_its_dequantized_weights(
         plain / "model.safetensors",
     )
     made = [
-        build(model, tmp_path / f"b{index}", L_max=32, weights="int4")
-        for index, model in enumerate((fp8_checkpoint, plain))
+        build(model, tmp_path / f"{model.name}.b", L_max=32, **options)
+        for model in (quantized, plain)
     ]
     assert made[0].manifest.weights == made[1].manifest.weights
 
@@ -98,7 +112,7 @@ def test_int4_of_an_fp8_checkpoint_is_that_of_its_dequantized_weights(
 def test_fp8_blocks_are_cut_off_at_the_ends_of_rows_and_columns(
     tmp_path: Path, multiple: int, most: int
 ) -> None:
-    """As in DeepSeek's 576 rows; transformers takes whole blocks alone, so they are padded here."""
+    """As in DeepSeek's 576 rows."""
     weight = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))
     quantized, scales = to_fp8(weight, 16)
     (tensor,) = opened(
@@ -107,9 +121,7 @@ def test_fp8_blocks_are_cut_off_at_the_ends_of_rows_and_columns(
         w=quantized,
         w_scale_inv=scales,
     ).values()
-    whole = torch.zeros(80, 48, dtype=torch.float8_e4m3fn)
-    whole.view(torch.uint8)[:70, :40] = quantized.view(torch.uint8)
-    want = by_transformers(whole, scales, "fp32")[:70, :40]
+    want = by_transformers(quantized, scales, "fp32")
     assert np.array_equal(read(tensor, multiple, most), want.numpy())
     assert all(len(block) % multiple == 0 for block in blocks(tensor, multiple, most))
 
