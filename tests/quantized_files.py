@@ -1,12 +1,15 @@
 """Quantized tensors and checkpoints for tests, made with torch alone."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from snapexport.contract.safetensors import TensorSpan
 
 FP8_BLOCK = 16
 """Rows and columns that share a scale: the tests' models are too small for 128."""
@@ -38,6 +41,20 @@ def quantize_to_fp8(directory: Path) -> Path:
     return directory
 
 
+def quantize_to_mxfp4(directory: Path) -> Path:
+    """Give a gpt-oss checkpoint random experts of 4 bits, in place."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        blocks, scales = random_mxfp4(experts, rows, columns, seed=len(tensors))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales % 4 + 122}
+    save_file(tensors, file)
+    skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    edit_quantization(directory, quant_method="mxfp4", modules_to_not_convert=skipped)
+    return directory
+
+
 def edit_quantization(directory: Path, **values: Any) -> None:
     """Write keys of config.json's quantization_config."""
     file = directory / "config.json"
@@ -56,6 +73,19 @@ def edit_tensors(directory: Path, **changes: Tensor | None) -> None:
         if tensor is not None:
             tensors[name] = tensor
     save_file(tensors, file)
+
+
+def punch_holes(file: Path, spans: Iterable[TensorSpan]) -> None:
+    """Replace tensors by holes, in a new file: whole blocks of it lie nowhere on the disk."""
+    raw, end = file.read_bytes(), 0
+    file.unlink()
+    with file.open("xb") as out:
+        for span in sorted(spans, key=lambda one: one.offset):
+            out.write(raw[end : span.offset])
+            end = span.offset + span.nbytes
+            out.seek(end)
+        out.write(raw[end:])
+        out.truncate(len(raw))
 
 
 def random_mxfp4(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,17 +17,20 @@ from snapexport.contract.safetensors import read_header
 from snapexport.exporter.architectures import require_verified
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.quantized import Quantization, dequantized, read_quantization
-from snapexport.exporter.quantized.swapped import swapped
+from snapexport.exporter.swapped import swapped
 from snapexport.exporter.tensor_file import Tensor, blocks
 from tests.oracle import checkpoints
 from tests.quantized_files import (
     FP8_BLOCK,
     edit_quantization,
     edit_tensors,
+    punch_holes,
     quantize_to_fp8,
+    quantize_to_mxfp4,
     random_mxfp4,
     to_fp8,
 )
+from tests.test_weights import is_same, weights_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MXFP4 = Quantization("mxfp4")
@@ -66,11 +69,7 @@ def test_fp8_weights_of_a_build_equal_transformers(
 ) -> None:
     made = build(fp8_checkpoint, tmp_path / "b", L_max=32, dtype=dtype)
     stored = load_file(fp8_checkpoint / "model.safetensors")
-    written = {
-        name: tensor
-        for file in made.manifest.weights
-        for name, tensor in load_file(made.directory / file.file).items()
-    }
+    written = weights_of(made)
     assert written.keys() == {name for name in stored if not name.endswith("_scale_inv")}
     for name, got in written.items():
         scales = stored.get(f"{name}_scale_inv")
@@ -103,7 +102,51 @@ def test_a_build_of_an_fp8_checkpoint_is_that_of_its_dequantized_weights(
         build(model, tmp_path / f"{model.name}.b", L_max=32, **options)
         for model in (quantized, plain)
     ]
-    assert made[0].manifest.weights == made[1].manifest.weights
+    ours, want = (weights_of(one) for one in made)
+    assert is_same(ours, want)
+
+
+OPTIONS: list[dict[str, Any]] = [{"dtype": one} for one in DTYPES] + [{"weights": "int4"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_build_of_an_mxfp4_checkpoint_is_that_of_its_dequantized_weights(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """tests/test_parity_gpt_oss.py compares builds of plain weights with transformers."""
+    quantized = quantize_to_mxfp4(checkpoints.make("gpt-oss", tmp_path / "mxfp4"))
+    stored, plain = load_file(quantized / "model.safetensors"), tmp_path / "plain"
+    whole = {name: one for name, one in stored.items() if one.dtype != torch.uint8}
+    for name, packed in stored.items():
+        if name.endswith("_blocks"):
+            stem = name.removesuffix("_blocks")
+            scales = stored[f"{stem}_scales"]
+            whole[stem] = convert_moe_packed_tensors(packed, scales, dtype=torch.float32)
+    checkpoints.make("gpt-oss", plain)
+    save_file(whole, plain / "model.safetensors")
+    made = [
+        build(model, tmp_path / f"{model.name}.b", L_max=32, **options)
+        for model in (quantized, plain)
+    ]
+    ours, want = (weights_of(one) for one in made)
+    assert is_same(ours, want)
+
+
+def test_holes_in_quantized_files_are_holes_in_the_build(tmp_path: Path) -> None:
+    """So the shape of a model of hundreds of gigabytes can be exported from a sparse file."""
+    model = quantize_to_mxfp4(checkpoints.make("gpt-oss", tmp_path / "m", hidden_size=512))
+    file = model / "model.safetensors"
+    punch_holes(file, read_header(file).values())
+    made = build(model, tmp_path / "b", L_max=32)
+    weights = [
+        made.directory / one.file for one in made.manifest.weights if "experts.down" in one.file
+    ]
+    stacks = [path for path in weights if path.stat().st_size > 1 << 20]
+    assert len(stacks) == 4
+    for path in stacks:
+        assert path.stat().st_blocks * 512 < path.stat().st_size / 8
+        (values,) = load_file(path).values()
+        assert not values.any()
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,13 @@ class InGguf:
 class Experts:
     """How a model has experts (MoE) in the place of MLPs.
 
-    router: the end of the name of a router's matrix, which is never quantized.
+    router: the end of the name of a router's matrix, which is never quantized. swapped: stacks of
+    experts are stored as [E,K,N], with gates and ups in turn (gpt-oss).
     """
 
     dense: DenseLayers = "none"
     router: str = ".gate.weight"
+    swapped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

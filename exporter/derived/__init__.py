@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.experts import stacked_experts, unstacked_experts
+from snapexport.exporter.derived.swapped_experts import swapped_back, swapped_experts
 from snapexport.exporter.latent_attention import joined_up_projections, split_up_projections
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def with_derived(checkpoint: Checkpoint, config: "PretrainedConfig") -> Checkpoi
     if architecture.latent:
         tensors |= split_up_projections(checkpoint.tensors, config)
     if architecture.experts:
-        tensors |= stacked_experts(checkpoint.tensors)
+        stacks = swapped_experts if architecture.experts.swapped else stacked_experts
+        tensors |= stacks(checkpoint.tensors)
     return replace(checkpoint, tensors=tensors)
 
 
@@ -29,5 +31,6 @@ def originals(stored: "dict[str, Tensor]", config: "PretrainedConfig") -> "dict[
     if architecture.latent:
         found |= joined_up_projections(stored)
     if architecture.experts:
-        found |= unstacked_experts(stored)
+        stacks = swapped_back if architecture.experts.swapped else unstacked_experts
+        found |= stacks(stored)
     return found

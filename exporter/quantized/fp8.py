@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import TensorSpan
-from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps
+from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
 
 _SCALE_TYPES = {"F32": np.float32, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "BF16": ml_dtypes.bfloat16}
 
@@ -58,12 +58,15 @@ class Fp8Tensor:
     def nbytes(self) -> int:
         return 4 * prod(self.shape)
 
-    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.float32]]:
+    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""
         (rows, columns), (height, width) = self.shape, self.block
         stored = mapped(self.stored).reshape(rows, columns)
         factors = self._factors()
-        for start, end in steps(rows, rows_of(multiple, columns, most)):
+        for start, end, is_zero in steps(self.stored, rows, rows_of(multiple, columns, most)):
+            if is_zero:
+                yield zeros((end - start) * columns)
+                continue
             values = _values()[stored[start:end]]
             of_rows = factors[np.arange(start, end) // height]
             values *= of_rows.repeat(width, axis=1)[:, :columns]

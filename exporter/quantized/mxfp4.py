@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import TensorSpan
-from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps
+from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
 
 BLOCK = 32
 _BIAS = 127
@@ -57,13 +57,16 @@ class Mxfp4Tensor:
     def nbytes(self) -> int:
         return 4 * prod(self.shape)
 
-    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.float32]]:
+    def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""
         *leading, columns = self.shape
         rows, count = prod(leading), columns // BLOCK
         packed = mapped(self.packed).reshape(rows, count, BLOCK // 2)
         scales = mapped(self.scales).reshape(rows, count)
-        for start, end in steps(rows, rows_of(multiple, columns, most)):
+        for start, end, is_zero in steps(self.packed, rows, rows_of(multiple, columns, most)):
+            if is_zero:
+                yield zeros((end - start) * columns)
+                continue
             values = _pairs()[packed[start:end]].reshape(end - start, count, BLOCK)
             values *= self._factors(scales[start:end])[..., None]
             yield values.reshape(-1)

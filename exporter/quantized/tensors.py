@@ -8,7 +8,7 @@ from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.quantized.config import Quantization
 from snapexport.exporter.quantized.fp8 import Fp8Tensor
 from snapexport.exporter.quantized.mxfp4 import Mxfp4Tensor
-from snapexport.exporter.quantized.swapped import Swapped
+from snapexport.exporter.swapped import Swapped
 from snapexport.exporter.tensor_file import Tensor
 
 Spans = Mapping[str, TensorSpan]

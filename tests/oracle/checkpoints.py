@@ -171,8 +171,10 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "head_dim": 16,
             "num_hidden_layers": 4,
             "sliding_window": WINDOW,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
+            "intermediate_size": 96,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 1.5,
         },
     ),
 }
@@ -197,7 +199,7 @@ ARCHITECTURES = tuple(_RECIPES)
 _GAINS = {"embed_tokens": 0.5, "q_proj": 1.8, "k_proj": 1.8, "v_proj": 1.5, "o_proj": 1.5}
 _GAINS |= {"q_a_proj": 1.0, "q_b_proj": 1.8, "kv_a_proj_with_mqa": 1.5, "kv_b_proj": 1.5}
 _GAINS |= {"gate_proj": 1.5, "up_proj": 1.5, "down_proj": 1.5, "lm_head": 3.0}
-_GAINS |= {"gate_up_proj": 1.5, "gate": 3.0}
+_GAINS |= {"gate_up_proj": 1.5, "gate": 3.0, "router": 3.0}
 
 
 def make(
@@ -235,7 +237,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(_norm_mean(name) - added + 0.25 * noise)
         elif name.endswith(".sinks"):
             parameter.copy_(2.0 + noise)
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             parameter.copy_(0.5 * noise)
         else:
             parameter.copy_(noise * _scale(name, parameter))

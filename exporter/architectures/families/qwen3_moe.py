@@ -7,4 +7,5 @@ ARCHITECTURE = Architecture(
     model_type="qwen3_moe",
     slides="throughout",
     experts=Experts(dense="mlp_only_layers"),
+    quantized=("fp8",),
 )

@@ -7,7 +7,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.tensor_file import Tensor, blocks
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks, hole, is_hole
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class Swapped:
         """The elements in order, flat, in blocks of as few whole matrices as possible."""
         _, rows, columns = self.stored.shape
         for block in blocks(self.stored, lcm(rows * columns, multiple), 1):
-            yield block.reshape(-1, rows, columns).swapaxes(1, 2).reshape(-1)
+            if is_hole(block):
+                yield hole(block.size, NUMPY_DTYPE[self.dtype])
+            else:
+                yield block.reshape(-1, rows, columns).swapaxes(1, 2).reshape(-1)
 
 
 def swapped(tensor: Tensor) -> Tensor:
