@@ -6,6 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract.names import DOMAIN
+from snapexport.graphs.markers import CACHE_ATTENTION
 
 
 class Pass(Protocol):
@@ -28,6 +29,12 @@ def markers(graph: gs.Graph, domain: str, op: str) -> list[tuple[int, gs.Node]]:
     if not layers or layers != list(range(len(layers))):
         raise SurgeryError(f"{domain}::{op} marks the layers {layers}, not each layer once")
     return list(zip(layers, found, strict=True))
+
+
+def has_sink(marker: gs.Node) -> bool:
+    """Whether a cache marker has a learned sink as its last input."""
+    others = 7 if marker.op == CACHE_ATTENTION else 3
+    return not marker.attrs["latent"] and len(marker.inputs) > others
 
 
 def linear_layers(graph: gs.Graph) -> list[tuple[gs.Node, gs.Constant]]:

@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.errors import UserError
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import fresh, markers, node
+from snapexport.graphs.passes.base import fresh, has_sink, markers, node
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class DecodeQueries:
 
     def apply(self, graph: gs.Graph) -> None:
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            if marker.attrs["softcap"]:
+            if marker.attrs["softcap"] or has_sink(marker):
                 raise UserError(
-                    "the hit rate is not supported for models with soft-capped attention",
+                    "the hit rate is not supported for models with soft-capped attention or "
+                    "learned sinks",
                     "leave the hit rate out for this model",
                 )
             query = marker.inputs[0]

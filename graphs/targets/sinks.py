@@ -9,14 +9,12 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
 from snapexport.contract.targets import SINK_CHANNELS
-from snapexport.graphs.markers import CACHE_ATTENTION
-from snapexport.graphs.passes.base import fresh, int64s, node
+from snapexport.graphs.passes.base import fresh, has_sink, int64s, node
 
 
 def take_sink(marker: gs.Node) -> gs.Tensor | None:
     """Remove the sink [H] from a cache marker's inputs, if it has one."""
-    others = 7 if marker.op == CACHE_ATTENTION else 3
-    return marker.inputs.pop() if len(marker.inputs) > others else None
+    return marker.inputs.pop() if has_sink(marker) else None
 
 
 def like(graph: gs.Graph, sink: gs.Tensor, states: gs.Tensor) -> gs.Tensor:

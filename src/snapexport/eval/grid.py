@@ -188,7 +188,8 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     requests.require_fit()
     L_max = _positions(build, requests)
     systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
-    hit_samples = 0 if is_soft_capped(build) else options.hit_samples
+    has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
+    hit_samples = 0 if has_other_scores else options.hit_samples
     return Grid(build, options, requests, tuple(systems), tuple(requests.prompts()), hit_samples)
 
 

@@ -49,7 +49,8 @@ class PlannedModel:
 
     linear: [N,K] of every linear layer but the experts', with the head even if it is tied to the
     embedding. experts: None if every layer has one MLP. others: elements of norms and biases.
-    softcapped: whether attention's scores are soft-capped. stored: the dtype of most bytes.
+    softcapped: whether attention's scores are soft-capped. stored: the dtype of most bytes; bf16
+    for quantized ones.
     """
 
     facts: ModelFacts
@@ -73,6 +74,7 @@ def read_model(model: str) -> PlannedModel:
     checkpoint = Checkpoint.open(hub.resolve(model))
     with needs_extra("build"):
         from snapexport.exporter import architectures
+        from snapexport.exporter.quantized import read_quantization
 
         architecture = architectures.VERIFIED[architectures.require_verified(checkpoint)]
         config = architectures.load_config(checkpoint)
@@ -97,7 +99,7 @@ def read_model(model: str) -> PlannedModel:
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
         softcapped=_value(config, architecture.score_softcap) is not None,
-        stored=_mostly_stored(checkpoint),
+        stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
     )
 
 
