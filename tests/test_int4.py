@@ -180,8 +180,9 @@ def test_diff_of_an_int4_build_needs_the_original_weights(
     assert "has its linear layers only in int4" in capsys.readouterr().err
 
 
-def test_int4_experts_are_read_by_onnxruntime_as_defined() -> None:
-    """QMoE, with routing weights that don't add up to 1."""
+@pytest.mark.parametrize("biased", [False, True])
+def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
+    """QMoE, with routing weights that don't add up to 1; and gpt-oss's activation and biases."""
     rng = np.random.default_rng(0)
     choices = {
         "hidden_states": rng.standard_normal((6, 64), np.float32),
@@ -196,10 +197,18 @@ def test_int4_experts_are_read_by_onnxruntime_as_defined() -> None:
         rounded[name] = dequantized(packed, scales, shape[-1]).reshape(shape)
         parts[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
         parts[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
-    graph = experts.marked(choices | parts, "BlockExperts", alpha=1.0, beta=0.0, block_size=32)
+    activation = {"alpha": 1.0, "beta": 0.0, "limit": 0.0}
+    if biased:
+        shapes = {"gate_up_bias": (8, 64), "down_bias": (8, 64)}
+        biases = {name: rng.standard_normal(one, np.float32) for name, one in shapes.items()}
+        parts, rounded = parts | biases, rounded | biases
+        activation = {"alpha": 1.7, "beta": 1.0, "limit": 4.0}
+    graph = experts.marked(choices | parts, "BlockExperts", **activation, block_size=32)
     MoE().apply(graph)
     got = experts.run_graph(graph, choices | parts)
-    expected = experts.defined(choices | rounded)
+    expected = experts.defined(
+        choices | rounded, **activation | {"limit": activation["limit"] or 3e38}
+    )
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 

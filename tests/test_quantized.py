@@ -12,6 +12,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from snapexport.builder import build
+from snapexport.cli.app import main
 from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import read_header
 from snapexport.exporter.architectures import require_verified
@@ -279,6 +280,17 @@ def test_the_mxfp4_scale_that_stands_for_nan_is_refused(tmp_path: Path) -> None:
     tensors = opened(tmp_path / "x.safetensors", MXFP4, x_blocks=BLOCKS, x_scales=scales)
     with pytest.raises(UserError, match="a scale of the tensor x is NaN"):
         read(tensors["x"])
+
+
+def test_diff_of_a_quantized_checkpoint_takes_the_weights_of_the_build(
+    fp8_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = build(fp8_checkpoint, tmp_path / "b", L_max=32, policy="full")
+    flags = ["--lengths", "20", "--steps", "2", "--out", str(tmp_path / "d")]
+    assert main(["diff", str(made.directory), *flags]) == 0
+    assert main(["diff", str(made.directory), "--model", str(fp8_checkpoint), *flags]) in (0, 2)
+    told = capsys.readouterr().err
+    assert not told or "transformers cannot read the quantized checkpoint" in told
 
 
 def test_a_config_without_quantization_has_none() -> None:

@@ -74,6 +74,13 @@ def _model_of(build: Build, model: str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             checkpoint.directory, config=config, dtype=torch.float32
         ).eval()
+    except ImportError as error:  # of a package that transformers needs for quantized weights
+        raise UserError(
+            f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
+            f"{' '.join(str(error).split())!s:.200}",
+            "leave out --model, which compares with the build's own weights, or install that "
+            "package",
+        ) from None
     except RuntimeError:  # shapes: everything else was checked before
         raise UserError(
             f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
