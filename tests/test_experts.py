@@ -1,5 +1,6 @@
 """Functions of experts, ONNX Runtime's MoE and stacked weights, against their definitions."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,21 @@ def test_a_routers_bias_is_a_tensor_of_the_checkpoint() -> None:
     found = shapes.parameters(config)
     assert found["model.layers.3.mlp.gate.e_score_correction_bias"] == (8,)
     assert not any("inv_freq" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
+        ({"hidden_act": "gelu"}, "experts with hidden_act 'gelu' are not supported"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    ],
+)
+def test_configs_whose_experts_no_graph_computes_are_refused(
+    apart: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    model = broken(apart, tmp_path / "m", lambda _: None)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=said):
+        build(model, tmp_path / "b", L_max=64, prefill_chunk=32)

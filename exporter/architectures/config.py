@@ -11,6 +11,7 @@ from snapexport.exporter.architectures.fields import (
     CORRECT,
     POSITIONS,
     require_activation,
+    require_experts,
     require_heads,
     require_ranges,
     require_rope,
@@ -69,6 +70,8 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
     require_ranges(vars(config))
     require_heads(config)
     require_activation(config)
+    if architecture_of(config).experts:
+        require_experts(config)
     _require_causal(config)
     _require_known_layers(config)
     _require_static_rope(config)

@@ -59,6 +59,13 @@ FIELDS: Mapping[str, Range] = {
     "qk_nope_head_dim": Whole(1, 1 << 13),
     "qk_rope_head_dim": Whole(2, 1 << 13),
     "v_head_dim": Whole(1, 1 << 14),
+    "num_experts": Whole(1, 1 << 16),
+    "num_local_experts": Whole(1, 1 << 16),
+    "n_routed_experts": Whole(1, 1 << 16),
+    "num_experts_per_tok": Whole(1, 1 << 12),
+    "moe_intermediate_size": Whole(1, 1 << 22),
+    "decoder_sparse_step": Whole(1, 1 << 12),
+    "first_k_dense_replace": Whole(0, 1 << 12),
     "max_position_embeddings": Whole(1, POSITIONS),
     "sliding_window": Whole(0, POSITIONS),
     "max_window_layers": Whole(0, 1 << 12),
@@ -155,3 +162,22 @@ def require_activation(config: Any) -> None:
         value = getattr(config, name, None)
         if value is not None and (not isinstance(value, str) or value not in ACT2FN):
             raise UserError(f"config.json: {name} {value!r:.100} is not known", CORRECT)
+
+
+def require_experts(config: Any) -> None:
+    """Raise UserError for experts (MoE) that no graph computes."""
+    experts, chosen = config.num_local_experts, config.num_experts_per_tok
+    if chosen > experts:
+        raise UserError(
+            f"config.json: num_experts_per_tok {chosen} is more than the {experts} experts", CORRECT
+        )
+    if getattr(config, "hidden_act", "silu") != "silu":
+        raise UserError(
+            f"config.json: experts with hidden_act '{config.hidden_act}' are not supported",
+            "use a model whose experts have 'silu'",
+        )
+    listed = getattr(config, "mlp_only_layers", None) or []
+    if not isinstance(listed, list) or any(type(layer) is not int for layer in listed):
+        raise UserError(
+            f"config.json: mlp_only_layers {listed!r:.100} is no list of layers", CORRECT
+        )
