@@ -164,9 +164,16 @@ def require_activation(config: Any) -> None:
             raise UserError(f"config.json: {name} {value!r:.100} is not known", CORRECT)
 
 
+_NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
 def require_experts(config: Any) -> None:
     """Raise UserError for experts (MoE) that no graph computes."""
-    experts, chosen = config.num_local_experts, config.num_experts_per_tok
+    named = (getattr(config, name, None) for name in _NUMBERS_OF_EXPERTS)
+    experts = next((number for number in named if number is not None), None)
+    chosen = config.num_experts_per_tok
+    if experts is None or chosen is None:
+        raise UserError("config.json does not say how many experts there are and work", CORRECT)
     if chosen > experts:
         raise UserError(
             f"config.json: num_experts_per_tok {chosen} is more than the {experts} experts", CORRECT
