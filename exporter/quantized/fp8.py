@@ -62,11 +62,12 @@ class Fp8Tensor:
         """The elements in order, flat, in blocks of whole rows."""
         (rows, columns), (height, width) = self.shape, self.block
         stored = mapped(self.stored).reshape(rows, columns)
-        factors = self._factors()
+        factors: NDArray[np.float32] | None = None
         for start, end, is_zero in steps(self.stored, rows, rows_of(multiple, columns, most)):
             if is_zero:
                 yield zeros((end - start) * columns)
                 continue
+            factors = self._factors() if factors is None else factors
             values = _values()[stored[start:end]]
             of_rows = factors[np.arange(start, end) // height]
             values *= of_rows.repeat(width, axis=1)[:, :columns]
