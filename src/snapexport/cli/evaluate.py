@@ -1,8 +1,10 @@
 """Measure what a compressed cache costs in accuracy, on long-context tasks and on your documents.
 
 With --documents every cache is forced along the continuations of their passages, and compared with
-the full cache: log likelihood, KL divergence, likeliest tokens. Tasks that are named beside them
-hide their needles in the documents' text. A build with a chat template is asked in it.
+the full cache: log likelihood, KL divergence, likeliest tokens. --instructions about their text are
+answered greedily, and an answer is compared with the full cache's up to the token at which it
+parts. Tasks that are named beside them hide their needles in the documents' text. A build with a
+chat template is asked in it.
 
 The caches of other policies and budgets, and the full cache, are made from the build's traces: the
 build needs --baseline. Tasks are generated from a seed. With --out the report and plots are
@@ -13,6 +15,7 @@ A policy may change fields of its cache: snapstream:L_obs=16,pool=max.
 examples:
   snapexport eval qwen.build --tasks niah_single vt --samples 2
   snapexport eval qwen.build --documents reports/ --budgets 512 1024
+  snapexport eval qwen.build --documents reports/ --instructions "Summarize this text."
   snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 --out qwen.eval
   snapexport eval qwen.build --policies full snapstream snapstream:vote=sum-squares,pool=max
 """
@@ -52,8 +55,11 @@ CHOICES = {
     "hit_samples": "prompts of each task on which the vote's hit rate is measured; 0: none",
     "documents": "text files, or folders of them",
     "passages": "parts of the documents to measure, at most",
-    "continuation": "tokens after each prompt that are forced and measured",
-    "chat": "ask tasks in the chat template (default: if the build has one)",
+    "continuation": "tokens after each prompt that are forced and measured; 0: none",
+    "instructions": "texts such as 'Summarize this text.', each answered after every prompt of the "
+    "documents (default: none)",
+    "max_tokens": "tokens of an answer to an instruction, at most",
+    "chat": "ask tasks and instructions in the chat template (default: if the build has one)",
     "seed": "the first sample's seed",
     "threads": "CPU threads of ONNX Runtime (default: all cores)",
 }
@@ -152,6 +158,9 @@ def _print_report(report: dict[str, Any]) -> None:
     for length in options["lengths"] if report["continuations"] else ():
         if rows := [row for row in report["continuations"] if row["length"] == length]:
             _print_continuations(length, rows)
+    for length in options["lengths"] if report["answers"] else ():
+        if rows := [row for row in report["answers"] if row["length"] == length]:
+            _print_answers(f"{length} tokens of text and an instruction", rows)
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
     if options["hit_samples"] and report["results"] and not report["hit_rate"]:
@@ -186,6 +195,25 @@ def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
         numbers = [_with_error(row, name) for name in ("nll", "loss", "kl", "agreement")]
         table.add_row(row["system"], str(row["slots"]), str(row["passages"]), *numbers)
     OUT.print(table)
+    OUT.print()
+
+
+def _print_answers(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("cache")
+    for heading in ("slots", "answers", "tokens", "equal tokens", "share", "whole"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        low, median, high = (f"{one:.0f}" for one in row["equal_quartiles"])
+        equal = Text(median).append(f" {low} to {high}", style="dim")
+        counts = str(row["slots"]), str(row["answers"]), f"{row['tokens']:.0f}"
+        share = _with_error(row, "share")
+        table.add_row(row["system"], *counts, equal, share, f"{row['whole']:.3f}")
+    OUT.print(table)
+    OUT.print(
+        "equal tokens: median and quartiles before the first that differs from the full cache's",
+        style="dim",
+    )
     OUT.print()
 
 

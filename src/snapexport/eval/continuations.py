@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.eval.documents import Passage
+from snapexport.eval.side_by_side import Executors, full_of, groups, is_measured, prefill
 from snapexport.eval.systems import System
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.sampling import log_softmax
@@ -65,32 +66,25 @@ class Prompt:
         return self.passage.ids[self.length : self.length + self.tokens + 1]
 
 
-def is_measured(system: System, prompt: Prompt) -> bool:
-    """Whether a system's cache is the full one, or drops some of the prompt's tokens."""
-    return not system.geometry.compresses or system.slots < prompt.length
-
-
 def measure(
-    prompts: Sequence[Prompt], executors: Mapping[System, Executor], done: frozenset[Key]
+    prompts: Sequence[Prompt], executors: Executors, done: frozenset[Key]
 ) -> Iterator[Continuation]:
     """Records of every prompt and system, but those in `done`. executors: one has the full cache.
 
     A cache with a slot for each token of the prompt is left out: it drops nothing.
     """
-    full = next(one for one in executors if not one.geometry.compresses)
-    batch = executors[full].limits.batch
-    for start in range(0, len(prompts), batch):
-        group = prompts[start : start + batch]
+    full = full_of(executors)
+    for group in groups(prompts, executors):
         pending = {one: _pending(one, group, done) for one in executors}
         if any(pending.values()):
-            _prefill(group, {**pending, full: group}, executors)
+            prefill(group, {**pending, full: group}, executors)
             yield from _compared(group, pending, executors, full)
 
 
 def _compared(
     group: Sequence[Prompt],
     pending: Mapping[System, Sequence[Prompt]],
-    executors: Mapping[System, Executor],
+    executors: Executors,
     full: System,
 ) -> Iterator[Continuation]:
     """Force the continuations through every system that has pending prompts."""
@@ -109,18 +103,6 @@ def _pending(system: System, group: Sequence[Prompt], done: frozenset[Key]) -> l
         if is_measured(system, prompt)
         and (system.name, system.slots, prompt.length, prompt.passage.name) not in done
     ]
-
-
-def _prefill(
-    group: Sequence[Prompt],
-    wanted: Mapping[System, Sequence[Prompt]],
-    executors: Mapping[System, Executor],
-) -> None:
-    """Take each prompt into the same batch slot of every system that wants it."""
-    for slot, prompt in enumerate(group):
-        for system, executor in executors.items():
-            if prompt in wanted[system]:
-                executor.prefill_prompt(slot, prompt.prompt_ids)
 
 
 def _log_probabilities(executor: Executor, group: Sequence[Prompt]) -> Rows:

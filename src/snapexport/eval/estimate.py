@@ -38,7 +38,8 @@ def estimate(grid: Grid) -> Estimate:
         step = _timed(partial(_steps, executor)) / STEPS
     finally:
         executor.close()
-    return Estimate(_of_tasks(grid, chunks, step) + _of_documents(grid, chunks, step), _bytes(grid))
+    parts = _of_tasks, _of_continuations, _of_instructions
+    return Estimate(sum(part(grid, chunks, step) for part in parts), _bytes(grid))
 
 
 def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
@@ -55,7 +56,7 @@ def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
     return seconds
 
 
-def _of_documents(grid: Grid, chunks: dict[int, float], step: float) -> float:
+def _of_continuations(grid: Grid, chunks: dict[int, float], step: float) -> float:
     """A passage's longer prompts go on from the shorter ones; batch slots decode together."""
     passages = len(grid.prompts) // len(grid.requests.lengths)
     prefill, done = 0.0, 0
@@ -64,6 +65,16 @@ def _of_documents(grid: Grid, chunks: dict[int, float], step: float) -> float:
         done = length
     groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
     return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
+
+
+def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float:
+    """An instruction after the first one runs the end of its text again, and itself."""
+    options, lengths = grid.options, grid.requests.lengths
+    again = len(options.instructions or ()) * (_windows(grid) + 1) - 2
+    prefill = sum(chunks[length] * (_chunks(grid, length) + again) for length in lengths)
+    groups = math.ceil(len(grid.instructions) / grid.build.manifest.batch)
+    passages = len({one.passage for one in grid.instructions})
+    return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
 
 def _windows(grid: Grid) -> int:

@@ -17,11 +17,13 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
+from snapexport.eval.answers import Instruction, instruct
 from snapexport.eval.chat_form import frame_of
-from snapexport.eval.continuations import Prompt, is_measured
-from snapexport.eval.documents import Document, lines_of, passages, read_documents
+from snapexport.eval.continuations import Prompt
+from snapexport.eval.documents import Document, Passage, lines_of, passages, read_documents
 from snapexport.eval.options import EvalOptions
 from snapexport.eval.sample import Frame, Sample, Task, as_it_is
+from snapexport.eval.side_by_side import HasPrompt, is_measured
 from snapexport.eval.systems import System, SystemMaker, typical_layer
 from snapexport.eval.tasks import TASKS, filler, tasks_in
 from snapexport.runtime.ort.backend import require_runnable
@@ -71,15 +73,29 @@ class Requests:
         """All tasks by name, over the documents if there are some."""
         return tasks_in(lines_of(self.documents)) if self.documents else TASKS
 
-    def prompts(self) -> list[Prompt]:
+    @cached_property
+    def prompts(self) -> tuple[Prompt, ...]:
         """Beginnings of the documents' passages, in all lengths, passage by passage."""
-        if not self.documents:
-            return []
         tokens = self.options.continuation
-        cut = passages(
-            self.documents, self.tokenizer, self.lengths[-1] + tokens + 1, self.options.passages
+        cut = self._passages if tokens else []
+        return tuple(Prompt(passage, length, tokens) for passage in cut for length in self.lengths)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Every instruction after each of the same beginnings."""
+        options = self.options
+        cells = product(self._passages, self.lengths, options.instructions or ())
+        return tuple(
+            instruct(*cell, options.max_tokens, self.tokenizer, self.frame) for cell in cells
         )
-        return [Prompt(passage, length, tokens) for passage in cut for length in self.lengths]
+
+    @cached_property
+    def _passages(self) -> list[Passage]:
+        options = self.options
+        if not self.documents or not (options.continuation or options.instructions):
+            return []
+        tokens = self.lengths[-1] + options.continuation + 1
+        return passages(self.documents, self.tokenizer, tokens, options.passages)
 
     def cells(self) -> list[Cell]:
         """Every cell with a seed of its own."""
@@ -121,7 +137,9 @@ class Requests:
         tasks, depth = options.chosen_tasks, options.depths[0]
         cells = [Cell(task, length, depth, options.seed) for task in tasks]
         asked = [self._positions(cell, mode) for cell in cells for mode in options.modes]
-        return max([*asked, length + options.continuation if options.documents else 0])
+        answered = [len(one.prompt_ids) + one.max_tokens for one in self.instructions]
+        forced = length + options.continuation if options.documents else 0
+        return max([*asked, *answered, forced])
 
     def _positions(self, cell: Cell, mode: str) -> int:
         sample = self.sample(cell)
@@ -133,22 +151,31 @@ class Requests:
 class Grid:
     """Every sample goes through every system in every mode, and so does every prompt of documents.
 
-    prompts: beginnings of the documents' passages. hit_samples: as given, or 0 where attention
-    can't be recomputed (soft-capped scores).
+    hit_samples: as given, or 0 where attention can't be recomputed (soft-capped scores).
     """
 
     build: Build
     options: EvalOptions
     requests: Requests
     systems: tuple[System, ...]
-    prompts: tuple[Prompt, ...]
     hit_samples: int
 
     @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Beginnings of the documents' passages, whose continuations are forced."""
+        return self.requests.prompts
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The same beginnings, each with an instruction after it."""
+        return self.requests.instructions
+
+    @property
     def records(self) -> int:
-        """How many outcomes and continuations the grid has."""
+        """How many outcomes, continuations and answers the grid has."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
-        return asked + sum(is_measured(one, each) for each in self.prompts for one in self.systems)
+        prompts: list[HasPrompt] = [*self.prompts, *self.instructions]
+        return asked + sum(is_measured(one, each) for each in prompts for one in self.systems)
 
     def fingerprint(self) -> str:
         """Equal for equal requests to equal caches of the same build."""
@@ -161,6 +188,7 @@ class Grid:
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
             [requests.frame is not as_it_is, [asdict(one) for one in requests.documents]],
             [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in self.prompts],
+            [asdict(one) for one in self.instructions],
             [asdict(system) for system in self.systems],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -190,7 +218,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
     has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
     hit_samples = 0 if has_other_scores else options.hit_samples
-    return Grid(build, options, requests, tuple(systems), tuple(requests.prompts()), hit_samples)
+    return Grid(build, options, requests, tuple(systems), hit_samples)
 
 
 def _require_usable(build: Build) -> None:

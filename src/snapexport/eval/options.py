@@ -26,7 +26,9 @@ class EvalOptions:
 
     tasks: None for DEFAULT_TASKS, or for none where documents are given. samples: for each
     task, length and depth. hit_samples: for each task, at the longest length. documents: files or
-    folders of text. chat: whether tasks are asked in the chat template.
+    folders of text. continuation: 0 for none. instructions: each follows every prompt of the
+    documents, and is answered in at most max_tokens. chat: whether tasks and instructions are asked
+    in the chat template.
     """
 
     tasks: tuple[str, ...] | None = None
@@ -40,12 +42,14 @@ class EvalOptions:
     documents: tuple[Path, ...] = ()
     passages: int = 8
     continuation: int = 64
+    instructions: tuple[str, ...] | None = None
+    max_tokens: int = 200
     chat: bool | None = None
     seed: int = 0
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "lengths", "depths", "policies", "budgets", "modes"):
+        for name in ("tasks", "lengths", "depths", "policies", "budgets", "modes", "instructions"):
             _require_some_and_no_twins(name, getattr(self, name))
         _require_known("task", self.chosen_tasks, tuple(TASKS))
         _require_known("mode", self.modes, MODES)
@@ -54,7 +58,8 @@ class EvalOptions:
             ("hit_samples", 0),
             ("seed", 0),
             ("passages", 1),
-            ("continuation", 1),
+            ("continuation", 0),
+            ("max_tokens", 1),
         ):
             _require_at_least(name, getattr(self, name), least)
         for name in ("lengths", "budgets"):
@@ -64,6 +69,7 @@ class EvalOptions:
             _require_at_least("threads", self.threads, 1)
         if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
+        self._require_documents_in_use()
 
     @property
     def chosen_tasks(self) -> tuple[str, ...]:
@@ -71,6 +77,18 @@ class EvalOptions:
         if self.tasks is None:
             return () if self.documents else DEFAULT_TASKS
         return self.tasks
+
+    def _require_documents_in_use(self) -> None:
+        if self.instructions and not self.documents:
+            raise UserError(
+                "--instructions are given about --documents, of which there are none",
+                "give text files, or folders of them, as --documents",
+            )
+        if self.documents and not (self.continuation or self.instructions or self.tasks):
+            raise UserError(
+                "--continuation 0 leaves nothing to measure on the --documents",
+                "use --continuation 64, or give --instructions or --tasks",
+            )
 
 
 def _require_some_and_no_twins(name: str, given: tuple[object, ...] | None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snapexport.contract.errors import UserError
+from snapexport.eval.answers import Answer
 from snapexport.eval.continuations import Continuation
 
 JOURNAL = "samples.jsonl"
@@ -49,14 +50,14 @@ class Outcome:
         return self.system, self.slots, self.mode, self.task, self.length, self.seed
 
 
-Record = TypeVar("Record", Outcome, Continuation)
+Record = TypeVar("Record", Outcome, Continuation, Answer)
 
 
 class Journal:
     """A file with a line for each record, so that a killed evaluation can go on.
 
-    The first line has the fingerprint of the evaluation. outcomes, continuations: those of the file
-    when it was opened.
+    The first line has the fingerprint of the evaluation. outcomes, continuations, answers: those of
+    the file when it was opened.
     """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
@@ -64,6 +65,7 @@ class Journal:
         self._path = directory / JOURNAL
         self.outcomes: list[Outcome] = []
         self.continuations: list[Continuation] = []
+        self.answers: list[Answer] = []
         if self._path.is_file():
             self._read(fingerprint)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -88,7 +90,10 @@ class Journal:
             header, *rest = map(json.loads, whole.splitlines())
             known = header["fingerprint"]
             self.outcomes = [Outcome(**line) for line in rest if "task" in line]
-            self.continuations = [Continuation(**line) for line in rest if "task" not in line]
+            others = [line for line in rest if "task" not in line]
+            self.answers = [Answer(**line) for line in others if "instruction" in line]
+            others = [line for line in others if "instruction" not in line]
+            self.continuations = [Continuation(**line) for line in others]
         except (ValueError, KeyError, TypeError):
             known = None
         if known != fingerprint:

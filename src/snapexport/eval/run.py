@@ -10,22 +10,26 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from snapexport.eval import continuations, hit_rate
+from snapexport.eval import answers, continuations, hit_rate
+from snapexport.eval.answers import Answer
 from snapexport.eval.continuations import Continuation
 from snapexport.eval.grid import Cell, Grid
 from snapexport.eval.outcomes import Journal, Key, Outcome, results
 from snapexport.eval.sample import as_it_is
 from snapexport.eval.systems import LoadedSystems, System, loading
+from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 
 REPORT = "report.json"
 
+Record = Outcome | Continuation | Answer
+
 
 class Evaluation:
     """A grid that is run record by record. The report may be read at any time.
 
-    outcomes, continuations: those made so far, and those of an earlier run.
+    outcomes, continuations, answers: those made so far, and those of an earlier run.
     """
 
     def __init__(self, grid: Grid, out: Path | None) -> None:
@@ -33,9 +37,10 @@ class Evaluation:
         self.grid, self.out = grid, out
         self.outcomes: list[Outcome] = []
         self.continuations: list[Continuation] = []
+        self.answers: list[Answer] = []
         self._hit_rates: list[hit_rate.HitRate] | None = None
 
-    def run(self) -> Iterator[Outcome | Continuation]:
+    def run(self) -> Iterator[Record]:
         """Every record, each once it is kept; the journal's are not made again.
 
         Raises UserError if `out` holds another evaluation.
@@ -43,29 +48,40 @@ class Evaluation:
         with loading(self.grid.build, self.grid.options.threads) as loaded:
             journal = Journal(self.out, self.grid.fingerprint()) if self.out else None
             for record in _resumed(self.grid, loaded, journal):
-                if isinstance(record, Continuation):
-                    self.continuations.append(record)
-                else:
-                    self.outcomes.append(record)
+                self._keep(record)
                 yield record
             self._hit_rates = hit_rate.measure(self.grid, loaded)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        return not (self.outcomes or self.continuations)
+        return not (self.outcomes or self.continuations or self.answers)
 
     def report(self) -> dict[str, Any]:
         """The report of what there is; with `out`, written there too."""
-        report = _report(self.grid, self.outcomes, self.continuations, self._hit_rates)
+        report = _options(self.grid) | {
+            "results": results(self.outcomes),
+            "continuations": continuations.results(self.continuations),
+            "answers": answers.results(self.answers),
+            "hit_rate": [rate.report() for rate in self._hit_rates or ()],
+            "complete": self._hit_rates is not None,
+        }
+        read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
         if self.out:
-            (self.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-        return report
+            (self.out / REPORT).write_text(json.dumps(read_back, indent=1) + "\n")
+        return read_back
+
+    def _keep(self, record: Record) -> None:
+        match record:
+            case Outcome():
+                self.outcomes.append(record)
+            case Continuation():
+                self.continuations.append(record)
+            case Answer():
+                self.answers.append(record)
 
 
-def run(
-    grid: Grid, out: Path | None, tell: Callable[[Outcome | Continuation], None]
-) -> dict[str, Any]:
+def run(grid: Grid, out: Path | None, tell: Callable[[Record], None]) -> dict[str, Any]:
     """Run a whole grid, `tell` each record, and return the report. Raises UserError."""
     evaluation = Evaluation(grid, out)
     for record in evaluation.run():
@@ -89,18 +105,20 @@ def outcomes_of(
             yield from _answers(grid, cell, pairs, llms)
 
 
-def _resumed(
-    grid: Grid, loaded: LoadedSystems, journal: Journal | None
-) -> Iterator[Outcome | Continuation]:
+def _resumed(grid: Grid, loaded: LoadedSystems, journal: Journal | None) -> Iterator[Record]:
     """The records that the journal has, then fresh ones."""
     if journal is None:
         yield from _continuations(grid, loaded)
+        yield from _answers_about_documents(grid, loaded)
         yield from outcomes_of(grid, loaded)
         return
     yield from journal.continuations
+    yield from journal.answers
     yield from journal.outcomes
-    known = frozenset(one.key for one in journal.continuations)
-    yield from journal.record(_continuations(grid, loaded, known))
+    forced = frozenset(one.key for one in journal.continuations)
+    yield from journal.record(_continuations(grid, loaded, forced))
+    written = frozenset(one.key for one in journal.answers)
+    yield from journal.record(_answers_about_documents(grid, loaded, written))
     done = frozenset(outcome.key for outcome in journal.outcomes)
     yield from journal.record(outcomes_of(grid, loaded, done))
 
@@ -109,11 +127,22 @@ def _continuations(
     grid: Grid, loaded: LoadedSystems, done: frozenset[continuations.Key] = frozenset()
 ) -> Iterator[Continuation]:
     """One record after the other; those in `done` are left out."""
-    if not grid.prompts:
-        return
+    if grid.prompts:
+        yield from continuations.measure(grid.prompts, _executors(grid, loaded), done)
+
+
+def _answers_about_documents(
+    grid: Grid, loaded: LoadedSystems, done: frozenset[answers.Key] = frozenset()
+) -> Iterator[Answer]:
+    """One record after the other; those in `done` are left out."""
+    if grid.instructions:
+        executors = _executors(grid, loaded)
+        yield from answers.measure(grid.instructions, executors, grid.requests.tokenizer, done)
+
+
+def _executors(grid: Grid, loaded: LoadedSystems) -> dict[System, Executor]:
     llms = loaded.load(grid.systems)
-    executors = {one: llm.executor for one, llm in zip(grid.systems, llms, strict=True)}
-    yield from continuations.measure(grid.prompts, executors, done)
+    return {one: llm.executor for one, llm in zip(grid.systems, llms, strict=True)}
 
 
 def _pending(grid: Grid, cell: Cell, done: frozenset[Key]) -> list[tuple[System, str]]:
@@ -153,14 +182,9 @@ def _answers(
         )
 
 
-def _report(
-    grid: Grid,
-    outcomes: list[Outcome],
-    found: list[Continuation],
-    hit_rates: list[hit_rate.HitRate] | None,
-) -> dict[str, Any]:
-    """hit_rates: None if they were not reached."""
-    report = {
+def _options(grid: Grid) -> dict[str, Any]:
+    """What was evaluated."""
+    return {
         "build": str(grid.build.directory),
         "model": grid.build.manifest.model.architecture,
         "options": asdict(grid.options)
@@ -171,10 +195,4 @@ def _report(
             "chat": grid.requests.frame is not as_it_is,
         },
         "systems": [system.report() for system in grid.systems],
-        "results": results(outcomes),
-        "continuations": continuations.results(found),
-        "hit_rate": [rate.report() for rate in hit_rates or ()],
-        "complete": hit_rates is not None,
     }
-    read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
-    return read_back
