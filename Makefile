@@ -61,21 +61,44 @@ real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers
 	$(BIN)/python -m pytest tests/real_model
 
 QUALITY := $(BIN)/snapexport eval $(REAL_MODEL)
+TEXTS := $(REAL_MODEL)/documents
+# The documents that go on for pages, unlike the quotations.
+LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-policy developers-reference \
+	filesystem-hierarchy jargon-file maintainers-guide)
+FIVE := full snapstream streaming snapkv sage
 
 real-model-quality: export OMP_WAIT_POLICY = passive
 real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English from Debian's packages, some hours
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
-	tools/real_documents.sh $(REAL_MODEL)/documents
-	for batch in 1 16; do $(BIN)/snapexport build --model $(REAL_MODEL)/*.gguf --L-max 8192 --kv-budget 1024 \
+	tools/real_documents.sh $(TEXTS)
+	for batch in 1 8; do $(BIN)/snapexport build --model $(REAL_MODEL)/*.gguf --L-max 8192 --kv-budget 1024 \
 		--batch $$batch --baseline --overwrite --out $(REAL_MODEL)/batch$$batch.build; done
-	$(QUALITY)/batch16.build --documents $(REAL_MODEL)/documents --passages 60 --continuation 48 \
-		--lengths 1024 2048 --budgets 64 128 256 512 1024 --out $(REAL_MODEL)/text
-	$(QUALITY)/batch1.build --documents $(REAL_MODEL)/documents --passages 1 --tasks niah_single phrase_4 \
+	$(QUALITY)/batch8.build --documents $(TEXTS) --passages 60 --continuation 48 \
+		--lengths 1024 2048 --budgets 64 128 256 512 1024 --policies $(FIVE) --out $(REAL_MODEL)/text
+	$(QUALITY)/batch8.build --documents $(TEXTS) --passages 24 --continuation 48 \
+		--lengths 4096 --budgets 128 256 512 1024 2048 --policies $(FIVE) --out $(REAL_MODEL)/text4096
+	$(QUALITY)/batch8.build --documents $(LONG_TEXTS) --passages 16 --continuation 0 --lengths 2048 --budgets 256 512 \
+		--instructions "Summarize this text in one paragraph." \
+		"What is this text about, and for whom is it written?" --out $(REAL_MODEL)/answers
+	$(QUALITY)/batch8.build --documents $(TEXTS)/excerpt --passages 1 --continuation 0 --lengths 2048 --budgets 256 512 \
+		--instructions "Summarize this text in one paragraph." \
+		"Summarize the story of the switch in three sentences." "What are the main points of this text?" \
+		"Why did the guard not let the computer terminal into the hospital?" \
+		"What happened when the switch was flipped?" "What did Richard Greenblatt do with the switch?" \
+		--out $(REAL_MODEL)/excerpt
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single phrase_4 \
 		--lengths 2048 --depths .1 .3 .5 .7 .9 --samples 2 --modes aware --budgets 128 512 --policies full \
-		snapstream:L_obs=8 snapstream snapstream:L_obs=24 snapstream:L_obs=32 snapstream:pool_kernel=7 \
-		snapstream:pool_kernel=15 snapstream:pool_kernel=21 snapstream:pool_kernel=63 snapstream:group=max \
-		snapstream:softmax=causal snapstream:pool=max streaming snapkv --out $(REAL_MODEL)/needles
+		snapstream:L_obs=8 snapstream snapstream:L_obs=32 snapstream:pool_kernel=7 \
+		snapstream:pool_kernel=15 snapstream:pool_kernel=63 snapstream:pool=max \
+		streaming snapkv --out $(REAL_MODEL)/needles
+	for slots in 128 512; do free=$$((slots - 4)); $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 \
+		--tasks niah_single --lengths 2048 --depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware \
+		--budgets $$slots --policies full snapstream snapstream:softmax=causal snapstream:group=max \
+		snapstream:pool_kernel=21 snapstream:L_recent=$$((free / 4)) snapstream:L_recent=$$((free * 3 / 4)) \
+		snapstream:budget=pyramid snapstream:L_obs=24 --out $(REAL_MODEL)/needles$$slots; done
+	for of in text text4096 answers needles needles128 needles512; do \
+		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
 test-triton: export OMP_WAIT_POLICY = passive

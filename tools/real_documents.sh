@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetches English texts of several kinds from Debian's packages: real_documents.sh DIR
-# For `snapexport eval --documents DIR`. Needs apt-get and dpkg.
+# For `snapexport eval --documents DIR`. Needs apt-get and dpkg. DIR/excerpt has a few stories of one of the texts.
 set -eu
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 work=$(mktemp -d)
@@ -26,4 +26,6 @@ text maintainers-guide $doc/maint-guide/maint-guide.en.txt.gz
 for kind in computers definitions people science songs-poems; do
     text "quotations-$kind" "usr/share/games/fortunes/$kind"
 done
-wc -c "$out"/*.txt
+mkdir -p "$out/excerpt"
+sed -n '/^TV Typewriters/,/^OS and JEDGAR/p' "$out/jargon-file.txt" >"$out/excerpt/hacker-folklore.txt"
+wc -c "$out"/*.txt "$out"/excerpt/*.txt
