@@ -83,9 +83,9 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		"What is this text about, and for whom is it written?" --out $(REAL_MODEL)/answers
 	$(QUALITY)/batch8.build --documents $(TEXTS)/excerpt --passages 1 --continuation 0 --lengths 2048 --budgets 256 512 \
 		--instructions "Summarize this text in one paragraph." \
-		"Summarize the story of the switch in three sentences." "What are the main points of this text?" \
-		"Why did the guard not let the computer terminal into the hospital?" \
-		"What happened when the switch was flipped?" "What did Richard Greenblatt do with the switch?" \
+		"Summarize in three sentences what Debian is." "What are the main points of this text?" \
+		"Who created the Debian Project, and when?" "How many software packages does Debian include?" \
+		"For which computers was Linux originally designed?" \
 		--out $(REAL_MODEL)/excerpt
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single phrase_4 \
 		--lengths 2048 --depths .1 .3 .5 .7 .9 --samples 2 --modes aware --budgets 128 512 --policies full \
@@ -96,8 +96,8 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--tasks niah_single --lengths 2048 --depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware \
 		--budgets $$slots --policies full snapstream snapstream:softmax=causal snapstream:group=max \
 		snapstream:pool_kernel=21 snapstream:L_recent=$$((free / 4)) snapstream:L_recent=$$((free * 3 / 4)) \
-		snapstream:budget=pyramid snapstream:L_obs=24 --out $(REAL_MODEL)/needles$$slots; done
-	for of in text text4096 answers needles needles128 needles512; do \
+		snapstream:budget=pyramid snapstream:L_obs=24 snapkv:L_obs=32 --out $(REAL_MODEL)/needles$$slots; done
+	for of in text text4096 answers excerpt needles needles128 needles512; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.

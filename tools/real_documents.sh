@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetches English texts of several kinds from Debian's packages: real_documents.sh DIR
-# For `snapexport eval --documents DIR`. Needs apt-get and dpkg. DIR/excerpt has a few stories of one of the texts.
+# For `snapexport eval --documents DIR`. Needs apt-get and dpkg. DIR/excerpt has a chapter of one of the texts.
 set -eu
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 work=$(mktemp -d)
@@ -27,5 +27,6 @@ for kind in computers definitions people science songs-poems; do
     text "quotations-$kind" "usr/share/games/fortunes/$kind"
 done
 mkdir -p "$out/excerpt"
-sed -n '/^TV Typewriters/,/^OS and JEDGAR/p' "$out/jargon-file.txt" >"$out/excerpt/hacker-folklore.txt"
+sed -n '/^Chapter.*Definitions and overview/,/^Chapter.*Getting and/p' "$out/debian-faq.txt" \
+    >"$out/excerpt/debian-faq-1.txt"
 wc -c "$out"/*.txt "$out"/excerpt/*.txt

@@ -11,10 +11,12 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval import answers
 from snapexport.eval.answers import Answer
+from snapexport.eval.chat_form import in_chat
 from snapexport.eval.estimate import estimate
 from snapexport.eval.grid import Grid
 from snapexport.eval.options import EvalOptions
 from snapexport.eval.run import Evaluation, run
+from snapexport.eval.sample import Text
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 from snapexport.vault.prompts import make_prompt
@@ -79,6 +81,18 @@ def test_a_prompt_is_the_beginning_of_a_passage_and_the_instruction(
     longest = max(len(one.prompt_ids) for one in grid.instructions)
     (full,) = {one.slots for one in grid.systems if one.name == "full"}
     assert full >= longest + MOST
+
+
+def test_an_instruction_of_several_lines_is_asked_whole(vault_build: Build, folder: Path) -> None:
+    grid = grid_of(vault_build, folder)
+    passage = grid.requests._passages[0]
+
+    def framed(text: Text) -> Text:
+        return in_chat(text, lambda user: f"{user} end")
+
+    prompt = answers.instruct(passage, 50, "one\ntwo", 4, grid.requests.tokenizer, framed)
+    asked = grid.requests.tokenizer.decode(list(prompt.prompt_ids))
+    assert asked.endswith("one\ntwo end")
 
 
 def test_interrupted_answers_go_on(vault_build: Build, folder: Path, tmp_path: Path) -> None:

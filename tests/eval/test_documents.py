@@ -130,6 +130,12 @@ def test_a_text_in_chat_form_ends_with_the_tokens_of_the_template() -> None:
         in_chat(text, lambda user: "<u>other</u>")
 
 
+def test_a_template_may_strip_a_message() -> None:
+    text = Text("\n  Intro.\n", "Intro.\n", "What is it?", ("x",), " x")
+    asked = in_chat(text, lambda user: f"<u>{user.strip()}</u><a>")
+    assert (asked.context, asked.question) == ("<u>Intro.\n", "What is it?</u><a>")
+
+
 def test_a_sample_in_chat_form_writes_no_special_tokens_of_its_own() -> None:
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     text = Text("a b\n", "a b\n", "c", ("d",), " d", in_chat=True)

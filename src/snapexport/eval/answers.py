@@ -72,8 +72,9 @@ def instruct(
     frame: Frame,
 ) -> Instruction:
     """The prompt for the first `length` tokens of a passage."""
-    context = tokenizer.decode(list(passage.ids[:length])) + "\n\n"
-    text = frame(Text(context, "", instruction, (), ""))
+    lines, newline, last = instruction.rpartition("\n")  # a frame takes a question of one line
+    context = tokenizer.decode(list(passage.ids[:length])) + "\n\n" + lines + newline
+    text = frame(Text(context, "", last, (), ""))
     ids = text.opening(tokenizer) + continuing_ids(tokenizer, text.context, text.question)
     return Instruction(passage.name, length, instruction, ids, max_tokens)
 

@@ -31,16 +31,17 @@ def frame_of(build: Build, wanted: bool | None) -> Frame:
 def in_chat(text: Text, render: Callable[[str], str]) -> Text:
     """The text as one message of the user's. The template's own tokens end the question.
 
-    The last line of a question of several lines begins the answer: the model has to write it.
+    The last line of a question of several lines begins the answer: the model has to write it. Many
+    templates strip a message, and a document may begin with spaces.
     """
     question, newline, beginning = text.question.rpartition("\n")
     if not newline:
         question, beginning = beginning, ""
     rendered = render(text.context + question)
-    start = rendered.find(text.context)
-    if start < 0:
+    shown = text.context if text.context in rendered else text.context.lstrip()
+    if shown not in rendered:
         raise UserError("the chat template does not show a message as it is", "use --no-chat")
-    end = start + len(text.context)
+    end = rendered.index(shown) + len(shown)
     return replace(
         text,
         context=rendered[:end],
