@@ -186,7 +186,7 @@ gpu-bench: $(GPU_STAMP)  ## decode, throughput and prefill on a GPU, at Llama-3.
 goldens:                 ## what published implementations keep: tests/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
 
-scale: $(STAMP)          ## time and memory of exporting checkpoints of Llama-3.1's shapes
+scale: $(STAMP)          ## time and memory of exporting checkpoints of large models' shapes
 	$(BIN)/python -m snapexport.bench export --out build/bench
 
 memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking
