@@ -96,7 +96,12 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware --budgets 128 --policies full snapstream \
 		snapstream:softmax=causal snapstream:group=max snapstream:pool_kernel=21 snapstream:L_recent=31 \
 		snapstream:L_recent=93 snapstream:budget=pyramid snapstream:L_obs=24 snapkv:L_obs=32 --out $(REAL_MODEL)/needles128
-	for of in text text4096 answers excerpt needles needles128; do \
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 phrase_12 niah_multikey lines kv \
+		vt niah_multivalue niah_multiquery phrase_32 --lengths 1024 --depths .25 .75 --samples 2 --seed 300 \
+		--modes aware --policies full --out $(REAL_MODEL)/tasks
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 --lengths 1024 \
+		--depths .25 .75 --samples 3 --seed 400 --modes aware --budgets 128 256 --out $(REAL_MODEL)/caches
+	for of in text text4096 answers excerpt needles needles128 tasks caches; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
