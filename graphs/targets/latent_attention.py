@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract.targets import FusedShapes
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
-from snapexport.graphs.targets.composed_attention import composed_attention
+from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 from snapexport.graphs.targets.window_masks import row_positions
 
@@ -75,11 +75,11 @@ class LatentAttention:
         c_kv, k_rope = latents
         keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
         if up and self._is_fused(query, keys):
-            attended = _fused(graph, _scaled(graph, query, scale), keys, k_rope, values, mask)
+            attended = _fused(graph, scaled(graph, query, scale), keys, k_rope, values, mask)
         else:
             parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
-            scaled = [_scaled(graph, _columns(graph, query, *part), scale) for part in parts]
-            products = list(zip(scaled, (keys, k_rope), strict=True))
+            queries = [scaled(graph, _columns(graph, query, *part), scale) for part in parts]
+            products = list(zip(queries, (keys, k_rope), strict=True))
             attended = composed_attention(graph, products, values, mask)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
@@ -144,10 +144,3 @@ def _columns(graph: gs.Graph, query: gs.Tensor, start: int, end: int) -> gs.Tens
     part = gs.Variable(fresh(graph, "part"), query.dtype, (*query.shape[:3], end - start))
     ends = [int64s(graph, n) for n in (start, end, -1)]
     return node(graph, "Slice", [query, *ends], [part])[0]
-
-
-def _scaled(graph: gs.Graph, query: gs.Tensor, scale: float) -> gs.Tensor:
-    constant = gs.Constant(fresh(graph, "scale"), np.array(scale, np.float32))
-    (factor,) = node(graph, "CastLike", [constant, query])
-    scaled = gs.Variable(fresh(graph, "scaled"), query.dtype, query.shape)
-    return node(graph, "Mul", [query, factor], [scaled])[0]
