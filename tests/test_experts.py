@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.safetensors import TensorSpan, header, read_header
 from snapexport.exporter import shapes, weights
 from snapexport.exporter.architectures import load_config
+from snapexport.exporter.architectures.fields import require_groups
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived import with_derived
 from snapexport.exporter.derived.stack import InTurn, Stack
@@ -294,3 +296,27 @@ def test_configs_whose_experts_no_graph_computes_are_refused(
     (model / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match=said):
         build(model, tmp_path / "b", L_max=64, prefill_chunk=32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_group": None}, "topk_group 2 of n_group None"),
+        ({"topk_group": 5}, "topk_group 5 of n_group 4"),
+        ({"n_group": 5}, "16 experts are not 5 groups"),
+        ({"n_group": 16}, "16 experts are not 16 groups of 2 or more"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than 2 groups of 4 experts"),
+    ],
+)
+def test_groups_that_no_router_can_choose_from_are_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    fits = {"n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+    require_groups(SimpleNamespace(**fits), "always")
+    with pytest.raises(UserError, match=said):
+        require_groups(SimpleNamespace(**(fits | changes)), "always")
+
+
+def test_an_unknown_router_is_refused() -> None:
+    with pytest.raises(UserError, match="topk_method is 'best'"):
+        require_groups(SimpleNamespace(topk_method="best"), "by topk_method")

@@ -45,12 +45,14 @@ class InGguf:
 class Experts:
     """How a model has experts (MoE) in the place of MLPs.
 
-    router: the end of the name of a router's matrix, which is never quantized. swapped: stacks of
-    experts are stored as [E,K,N], with gates and ups in turn (gpt-oss).
+    router: the end of the name of a router's matrix, which is never quantized. grouped: routers
+    choose groups of experts first, always or if the config's `topk_method` says so. swapped: stacks
+    of experts are stored as [E,K,N], with gates and ups in turn (gpt-oss).
     """
 
     dense: DenseLayers = "none"
     router: str = ".gate.weight"
+    grouped: Literal["never", "by topk_method", "always"] = "never"
     swapped: bool = False
 
 

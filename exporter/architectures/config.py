@@ -12,6 +12,7 @@ from snapexport.exporter.architectures.fields import (
     POSITIONS,
     require_activation,
     require_experts,
+    require_groups,
     require_heads,
     require_ranges,
     require_rope,
@@ -70,8 +71,9 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
     require_ranges(vars(config))
     require_heads(config)
     require_activation(config)
-    if architecture_of(config).experts:
+    if experts := architecture_of(config).experts:
         require_experts(config)
+        require_groups(config, experts.grouped)
     _require_causal(config)
     _require_known_layers(config)
     _require_static_rope(config)

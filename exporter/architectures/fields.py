@@ -62,6 +62,8 @@ FIELDS: Mapping[str, Range] = {
     "num_experts": Whole(1, 1 << 16),
     "num_local_experts": Whole(1, 1 << 16),
     "n_routed_experts": Whole(1, 1 << 16),
+    "n_group": Whole(1, 1 << 16),
+    "topk_group": Whole(1, 1 << 16),
     "num_experts_per_tok": Whole(1, 1 << 12),
     "moe_intermediate_size": Whole(1, 1 << 22),
     "decoder_sparse_step": Whole(1, 1 << 12),
@@ -187,4 +189,42 @@ def require_experts(config: Any) -> None:
     if not isinstance(listed, list) or any(type(layer) is not int for layer in listed):
         raise UserError(
             f"config.json: mlp_only_layers {listed!r:.100} is no list of layers", CORRECT
+        )
+
+
+_GREEDY, _BY_GROUPS = "greedy", "group_limited_greedy"
+"""DeepSeek-V2's names of its routers."""
+_RANKED_BY = 2
+"""Experts of a group whose scores rank it (DeepSeek-V3)."""
+
+
+def require_groups(config: Any, grouped: str) -> None:
+    """Raise UserError for groups of experts that a router cannot choose from.
+
+    grouped: as an architecture's record has it.
+    """
+    if grouped == "by topk_method":
+        method = config.topk_method
+        if method not in (_GREEDY, _BY_GROUPS):
+            raise UserError(
+                f"config.json: topk_method is {method!r:.100}, neither {_GREEDY} nor {_BY_GROUPS}",
+                CORRECT,
+            )
+        grouped = "always" if method == _BY_GROUPS else "never"
+    if grouped == "never":
+        return
+    groups, chosen, experts = config.n_group, config.topk_group, config.n_routed_experts
+    if groups is None or chosen is None or chosen > groups:
+        raise UserError(f"config.json: topk_group {chosen} of n_group {groups} groups", CORRECT)
+    size = experts // groups
+    if experts % groups or size < _RANKED_BY:
+        raise UserError(
+            f"config.json: {experts} experts are not {groups} groups of {_RANKED_BY} or more",
+            CORRECT,
+        )
+    if config.num_experts_per_tok > chosen * size:
+        raise UserError(
+            f"config.json: num_experts_per_tok {config.num_experts_per_tok} is more than "
+            f"{chosen} groups of {size} experts",
+            CORRECT,
         )

@@ -6,5 +6,5 @@ ARCHITECTURE = Architecture(
     name="DeepseekV2ForCausalLM",
     model_type="deepseek_v2",
     latent=True,
-    experts=Experts(dense="first_k_dense_replace"),
+    experts=Experts(dense="first_k_dense_replace", grouped="by topk_method"),
 )
