@@ -34,10 +34,12 @@ class Configs:
             }
             for name in material.FAMILIES
         }
-        import safetensors.torch
+        from transformers import AutoModelForCausalLM
 
         self._weights = {
-            name: safetensors.torch.load_file(work / name / "model.safetensors")
+            name: AutoModelForCausalLM.from_pretrained(
+                work / name, dtype=torch.float32
+            ).state_dict()
             for name in material.FAMILIES
         }
         for name in material.FAMILIES:  # modules that transformers imports by name
@@ -62,8 +64,9 @@ class Configs:
         self._require_numbers(resolved.model.model_dump())
         model = self._reference(self._family, directory)
         config = model.config
-        heads = config.num_attention_heads, config.num_key_value_heads
         facts = resolved.model
+        kv_heads = 1 if facts.latent else config.num_key_value_heads
+        heads = config.num_attention_heads, kv_heads
         if heads != (facts.num_attention_heads, facts.num_key_value_heads):
             raise WronglyAcceptedError("other heads than transformers has")
         if self._builds:
@@ -74,7 +77,9 @@ class Configs:
     def _require_numbers(self, facts: dict[str, Any]) -> None:
         for name, value in facts.items():
             for number in value if isinstance(value, list) else [value]:
-                if name != "architecture" and (type(number) is not int or not 0 <= number < 2**31):
+                if name in ("architecture", "attention_sinks"):
+                    continue
+                if type(number) is not int or not 0 <= number < 2**31:
                     raise WronglyAcceptedError(f"{name} is {number!r}")
         for name in ("vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads"):
             if facts[name] < 1:

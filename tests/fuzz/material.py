@@ -12,6 +12,7 @@ from pathlib import Path
 from snapexport.contract.manifest import DIGEST, MANIFEST
 
 FAMILIES = ("llama", "gemma3", "qwen2-sliding", "mistral-sliding")
+FAMILIES += ("qwen3-moe", "deepseek-v2-groups", "deepseek-v3", "gpt-oss")
 PROMPTS = ([1, 2, 3] * 5, [5, 9, 31, 7] * 12)
 """One that is kept whole, and one that is compressed."""
 TOKENS = 6
