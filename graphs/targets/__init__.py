@@ -8,7 +8,7 @@ from collections.abc import Callable
 import onnx
 
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.targets import MEASURED_SHAPES, Target
+from snapexport.contract.targets import Target
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.composed_experts import ComposedExperts
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
@@ -32,7 +32,7 @@ from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 _COMPILED: tuple[Pass, ...] = (
-    LatentAttention(fused=MEASURED_SHAPES),
+    LatentAttention(),
     MaskedAttention(),
     ComposedExperts(every_block=True),
     LinearGemm(),

@@ -2,6 +2,9 @@
 
 No target has an operator for them: queries are wider than values, and the keys are in two caches. A
 concatenation would copy the whole cache in each step; two products that are added do not.
+
+The builder of TensorRT for RTX 1.7 has a fused kernel for the expanded form, with values padded to
+the width of keys, but not behind a layer with experts, and every published model has these.
 """
 
 from dataclasses import dataclass
@@ -9,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.contract.targets import FusedShapes
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
@@ -22,12 +24,10 @@ class LatentAttention:
     """Replaces every latent marker. Runs before the target's own attention.
 
     prefix: a chunk of a prompt reads its own prefix alone, for runtimes that can slice by a
-    computed length. Otherwise it reads the whole cache. fused: shapes for which the target has a
-    kernel for the expanded form; None: none.
+    computed length. Otherwise it reads the whole cache.
     """
 
     prefix: bool = False
-    fused: FusedShapes | None = None
 
     def apply(self, graph: gs.Graph) -> None:
         masks = VisibleSlots(graph)
@@ -74,21 +74,11 @@ class LatentAttention:
         """
         c_kv, k_rope = latents
         keys, values = _expanded(graph, c_kv, *up) if up else (c_kv, c_kv)
-        if up and self._is_fused(query, keys):
-            attended = _fused(graph, scaled(graph, query, scale), keys, k_rope, values, mask)
-        else:
-            parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
-            queries = [scaled(graph, _columns(graph, query, *part), scale) for part in parts]
-            products = list(zip(queries, (keys, k_rope), strict=True))
-            attended = composed_attention(graph, products, values, mask)
+        parts = (0, keys.shape[3]), (keys.shape[3], query.shape[3])
+        queries = [scaled(graph, _columns(graph, query, *part), scale) for part in parts]
+        products = list(zip(queries, (keys, k_rope), strict=True))
+        attended = composed_attention(graph, products, values, mask)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
-
-    def _is_fused(self, query: gs.Tensor, keys: gs.Tensor) -> bool:
-        value_bytes = 4 if query.dtype == np.float32 else 2
-        rows, head_dim = query.shape[2:]
-        return self.fused is not None and self.fused.fits(
-            value_bytes, rows, keys.shape[2], head_dim
-        )
 
 
 def _until(graph: gs.Graph, cache: gs.Tensor, valid: gs.Tensor) -> gs.Tensor:
@@ -119,25 +109,6 @@ def _expanded(
     node(graph, "MatMul", [c_kv, *key_down], [keys])
     node(graph, "MatMul", [c_kv, value_up], [values])
     return keys, values
-
-
-def _fused(
-    graph: gs.Graph,
-    query: gs.Tensor,
-    keys: gs.Tensor,
-    k_rope: gs.Tensor,
-    values: gs.Tensor,
-    mask: gs.Tensor,
-) -> list[gs.Tensor]:
-    """The target's operator, which wants values as wide as keys: they are padded with zeros."""
-    batch, heads, slots, _ = keys.shape
-    rope, value = k_rope.shape[3], values.shape[3]
-    of_heads = node(graph, "Expand", [k_rope, int64s(graph, batch, heads, slots, rope)])
-    whole_keys = node(graph, "Concat", [keys, *of_heads], axis=-1)
-    padding = int64s(graph, 0, 0, 0, 0, 0, 0, 0, query.shape[3] - value)
-    whole_values = node(graph, "Pad", [values, padding])
-    attended = node(graph, "Attention", [query, *whole_keys, *whole_values, mask], scale=1.0)
-    return node(graph, "Slice", [*attended, *(int64s(graph, n) for n in (0, value, -1))])
 
 
 def _columns(graph: gs.Graph, query: gs.Tensor, start: int, end: int) -> gs.Tensor:

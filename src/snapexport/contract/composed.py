@@ -28,14 +28,11 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
 
 
 def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
-    """Whether there is a kernel. Latent attention has one in its expanded form alone."""
+    """Whether there is a kernel. Latent attention has none."""
     shapes, model = capabilities(manifest.target).fused_shapes, manifest.model
     assert shapes is not None
-    if model.latent and not model.latent.expands(rows):
-        return False
-    head_dim = model.latent.head if model.latent else model.head_dim
     fits = shapes.fits_with_sink if model.attention_sinks else shapes.fits
-    return fits(DTYPE_BYTES[manifest.dtype], rows, slots, head_dim)
+    return model.latent is None and fits(DTYPE_BYTES[manifest.dtype], rows, slots, model.head_dim)
 
 
 def _attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:

@@ -42,18 +42,16 @@ def scores_bytes(model: PlannedModel, rows: int, slots: int) -> int:
     return model.facts.num_attention_heads * rows * slots * _FP32
 
 
-def forms_scores(model: PlannedModel, options: BuildOptions, chunk: int, single_shot: bool) -> bool:
+def forms_scores(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:
     """Whether prefill's attention holds a layer's scores at once.
 
-    No target has a fused kernel for soft-capped scores. The compiled ones have one for latents that
-    a chunk expands.
+    No target has a fused kernel for soft-capped scores, nor for latent attention.
     """
     target = capabilities(options.target)
     is_fused = options.dtype in target.fused_attention and not options.trt_decomposable
     if single_shot and not target.fused_whole_prompt:
         is_fused = False
-    if (latent := model.facts.latent) is not None:
-        is_fused &= target.fused_shapes is not None and latent.expands(chunk)
+    is_fused &= model.facts.latent is None
     return model.softcapped or not is_fused
 
 
@@ -64,7 +62,7 @@ def prefill_bytes(
     single_shot = geometry.is_single_shot(chunk)
     slots = geometry.L_max
     taken = layer_bytes(model, options, chunk) * _arena(options)
-    if forms_scores(model, options, chunk, single_shot):
+    if forms_scores(model, options, single_shot):
         facts = model.facts
         composed = model.softcapped or facts.attention_sinks or facts.latent is not None
         copies = _COMPOSED_COPIES if composed else 1
@@ -80,15 +78,11 @@ def prefill_bytes(
 
 
 def _expanded_bytes(model: PlannedModel, options: BuildOptions, chunk: int, slots: int) -> int:
-    """Bytes of the keys and values of all heads, where a chunk expands latents.
-
-    A fused kernel wants them equally wide: then there are padded ones beside them.
-    """
+    """Bytes of the keys and values of all heads, where a chunk expands latents."""
     latent = model.facts.latent
     if latent is None or not latent.expands(chunk):
         return 0
-    is_fused = capabilities(options.target).fused_shapes and options.dtype != "fp32"
-    width = latent.nope + latent.value + (2 * latent.head if is_fused else 0)
+    width = latent.nope + latent.value
     return model.facts.num_attention_heads * slots * width * _working_bytes(options)
 
 
