@@ -169,11 +169,15 @@ def require_activation(config: Any) -> None:
 _NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+def number_of_experts(config: Any) -> int | None:
+    """Experts of a layer, by whichever of transformers' names the config has."""
+    named = (getattr(config, name, None) for name in _NUMBERS_OF_EXPERTS)
+    return next((number for number in named if number is not None), None)
+
+
 def require_experts(config: Any) -> None:
     """Raise UserError for experts (MoE) that no graph computes."""
-    named = (getattr(config, name, None) for name in _NUMBERS_OF_EXPERTS)
-    experts = next((number for number in named if number is not None), None)
-    chosen = config.num_experts_per_tok
+    experts, chosen = number_of_experts(config), config.num_experts_per_tok
     if experts is None or chosen is None:
         raise UserError("config.json does not say how many experts there are and work", CORRECT)
     if chosen > experts:

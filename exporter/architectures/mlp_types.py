@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from snapexport.exporter.architectures.fields import number_of_experts
 from snapexport.exporter.architectures.registry import architecture_of
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ class ExpertSizes(NamedTuple):
 
 
 def experts_of(config: "PretrainedConfig") -> ExpertSizes | None:
-    """The sizes of a model's experts, by transformers' common names."""
-    if architecture_of(config).experts is None:
+    """The sizes of a model's experts."""
+    count = number_of_experts(config)
+    if architecture_of(config).experts is None or count is None:
         return None
-    count = getattr(config, "num_local_experts", None) or config.num_experts
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     return ExpertSizes(count, config.num_experts_per_tok, width)
 

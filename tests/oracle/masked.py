@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -132,6 +132,14 @@ def _in_pairs(held: list[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> An
     ]
 
 
+class Scoring(NamedTuple):
+    """How an attention scores keys. one_set: all its heads keep the same positions (MLA)."""
+
+    scaling: float
+    softcap: float | None
+    one_set: bool
+
+
 @dataclass
 class Memory:
     """The positions that each layer and KV head of one request may see."""
@@ -141,22 +149,14 @@ class Memory:
     kept: dict[int, Tensor] = field(default_factory=dict)
     gaps: dict[int, Tensor] = field(default_factory=dict)
 
-    def visible(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        scaling: float,
-        softcap: float | None,
-        latent: bool,
-    ) -> Tensor:
+    def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         """Bool [Hkv, Q, N], or [1, Q, N] for all, for query [H, Q, D] and all keys [Hkv, N, D].
 
         Latent attention has a key for each query head here, and one KV head in the memory.
         """
         total = key.shape[1]
         if total == self.prompt_length:
-            self._remember(layer, query, key, scaling, softcap, latent)
+            self._remember(layer, query, key, scoring)
         if total == self.prompt_length or self.geometry.policy == "full":
             return causal(query.shape[1], total)[None]
         return self.visible_in_decode(layer, total - 1)[:, None]
@@ -169,17 +169,9 @@ class Memory:
         voted = (self.kept[layer][:, :, None] == every).any(1)
         return sink | recent | voted
 
-    def _remember(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        scaling: float,
-        softcap: float | None,
-        latent: bool,
-    ) -> None:
+    def _remember(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
         shape, window = self.geometry.layers[layer], query[:, -self.geometry.L_obs :]
-        scores = vote(window, key, shape, self.geometry, scaling, softcap, one_set=latent)
+        scores = vote(window, key, shape, self.geometry, *scoring)
         self.kept[layer] = keep(scores, shape)
         self.gaps[layer] = gap(scores, shape.K)
 
@@ -212,8 +204,8 @@ def _attend(
     """One request: query [1, H, Q, D], key and value [1, Hkv, N, D] -> [1, Q, H, D]."""
     assert attention_mask is None, "the mask is the memory's alone"
     heads, dim = key.shape[1], key.shape[-1]
-    latent = hasattr(module, "kv_b_proj")
-    visible = memory.visible(module.layer_idx, query[0], key[0], scaling, softcap, latent)
+    scoring = Scoring(scaling, softcap, one_set=hasattr(module, "kv_b_proj"))
+    visible = memory.visible(module.layer_idx, query[0], key[0], scoring)
     visible = visible & in_window(query.shape[2], key.shape[2], sliding_window)
     grouped = query.reshape(heads, -1, query.shape[2], dim)
     scores = grouped @ key[0][:, None].mT * scaling
