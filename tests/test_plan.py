@@ -51,6 +51,7 @@ def llama(layers: int, hidden: int, intermediate: int, heads: int, **changes: An
         kv_lora_rank=0,
         qk_nope_head_dim=0,
         v_head_dim=0,
+        num_experts=0,
         attention_sinks=False,
         vocab_size=128256,
         max_position_embeddings=131072,

@@ -10,6 +10,7 @@ from snapexport.contract.manifest import ModelFacts
 from snapexport.exporter.architectures.fields import (
     CORRECT,
     POSITIONS,
+    number_of_experts,
     require_activation,
     require_experts,
     require_groups,
@@ -173,6 +174,7 @@ def model_facts(
         max_position_embeddings=_position_limit(config),
         sliding_window=sliding_windows(config),
         attention_sinks=architecture_of(config).attention_sinks,
+        num_experts=number_of_experts(config) or 0 if architecture_of(config).experts else 0,
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
 

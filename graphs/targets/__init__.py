@@ -17,7 +17,7 @@ from snapexport.graphs.targets.group_query_attention import GroupQueryAttention
 from snapexport.graphs.targets.latent_attention import LatentAttention
 from snapexport.graphs.targets.matmul_nbits import MatMulNBits
 from snapexport.graphs.targets.moe import MoE
-from snapexport.graphs.targets.sink_attention import SinkAttention
+from snapexport.graphs.targets.sink_attention import AttentionBesideExperts, SinkAttention
 from snapexport.graphs.targets.skip_norm import SkipNorm
 from snapexport.graphs.targets.standard_attention import StandardAttention
 from snapexport.graphs.targets.tensorrt import (
@@ -33,6 +33,7 @@ from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 _COMPILED: tuple[Pass, ...] = (
     LatentAttention(),
+    AttentionBesideExperts(),
     MaskedAttention(),
     ComposedExperts(every_block=True),
     LinearGemm(),

@@ -1,4 +1,4 @@
-"""Replaces cache markers with a learned sink by TensorScatter and composed attention.
+"""Replaces cache markers by TensorScatter and composed attention: beside sinks, or experts.
 
 For runtimes of standard operators: ONNX's Attention has no sinks. ONNX Runtime's own operator takes
 them, and is left only the rings that are read whole.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.compression import Scores
-from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
+from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, EXPERTS, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, node
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.sinks import take_sink
@@ -28,7 +28,23 @@ class SinkAttention:
                 _rewrite(graph, marker, masks, sink)
 
 
-def _rewrite(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sink: gs.Tensor) -> None:
+@dataclass(frozen=True)
+class AttentionBesideExperts:
+    """Replaces every marker of a model with experts (MoE), for compilers.
+
+    The builder of TensorRT for RTX 1.7 takes its fused kernel for some graphs with experts, and
+    refuses those of real sizes.
+    """
+
+    def apply(self, graph: gs.Graph) -> None:
+        if not any((n.domain, n.op) == (TRACE_DOMAIN, EXPERTS) for n in graph.nodes):
+            return
+        masks = VisibleSlots(graph)
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
+            _rewrite(graph, marker, masks, take_sink(marker))
+
+
+def _rewrite(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sink: gs.Tensor | None) -> None:
     scores, window = Scores.of(marker), int(marker.attrs["window"])
     has_cache = marker.op == CACHE_ATTENTION
     (query, key, value, *place), (out, *present) = cut(graph, marker)

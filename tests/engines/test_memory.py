@@ -68,7 +68,10 @@ def manifest() -> Manifest:
         "num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
         "max_position_embeddings".split(),
         1,
-    ) | {"head_dim": 128, **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0)}
+    ) | {
+        "head_dim": 128,
+        **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "num_experts"), 0),
+    }
     facts["attention_sinks"] = False
     return Manifest(
         format_version=FORMAT_VERSION,

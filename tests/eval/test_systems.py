@@ -26,6 +26,7 @@ def model(windows: tuple[int, ...] = (0,) * 6) -> ModelFacts:
         kv_lora_rank=0,
         qk_nope_head_dim=0,
         v_head_dim=0,
+        num_experts=0,
         attention_sinks=False,
         vocab_size=257,
         max_position_embeddings=1024,

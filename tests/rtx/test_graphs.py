@@ -40,6 +40,33 @@ WHOLE = (FULL, SAGE, STREAMING, SLIDING)
 """Options that stand alone; others change SMALL."""
 LARGE = {"max_position_embeddings": 131072, "head_dim": 128}
 
+REAL_QWEN: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "head_dim": 128,
+    "num_attention_heads": 8,
+    "hidden_size": 256,
+    "moe_intermediate_size": 128,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 8192,
+}
+REAL_GPT_OSS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 128,
+    "head_dim": 64,
+    "num_attention_heads": 16,
+    "num_local_experts": 32,
+    "max_position_embeddings": 8192,
+}
+REAL_LATENTS: dict[str, Any] = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
 BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: checkpoint, changes of its configuration, changes of SMALL
     "llama": ("llama", {}, {"baseline": True, "batch": 4, "decode_batches": (1, 2)}),
@@ -66,6 +93,9 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma2, soft caps": ("gemma2", {}, {"baseline": True}),
     "gemma3, sliding layers": ("gemma3", {}, {"baseline": True}),
     "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
+    "qwen3-moe, real heads": ("qwen3-moe", REAL_QWEN, {"L_max": 4096, "prefill_chunk": 128}),
+    "gpt-oss, real heads": ("gpt-oss", REAL_GPT_OSS, {"L_max": 4096, "prefill_chunk": 256}),
+    "deepseek-v3, real heads": ("deepseek-v3", REAL_LATENTS, {"L_max": 512, "prefill_chunk": 256}),
     "deepseek-v2, single shot": ("deepseek-v2", {}, {"prefill_chunk": 64}),
     "deepseek-v3, latents": ("deepseek-v3", {}, {"baseline": True, "batch": 4}),
     "gpt-oss": ("gpt-oss", {}, {"baseline": True}),

@@ -24,6 +24,7 @@ _NUMBERS = {
     "kv_lora_rank": (0, 1 << 14),
     "qk_nope_head_dim": (0, 1 << 14),
     "v_head_dim": (0, 1 << 14),
+    "num_experts": (0, 1 << 16),
     "vocab_size": (1, 1 << 24),
     "max_position_embeddings": (1, _POSITIONS),
 }

@@ -28,11 +28,12 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
 
 
 def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
-    """Whether there is a kernel. Latent attention has none."""
+    """Whether there is a kernel. Latent attention has none, nor has a model with experts."""
     shapes, model = capabilities(manifest.target).fused_shapes, manifest.model
     assert shapes is not None
     fits = shapes.fits_with_sink if model.attention_sinks else shapes.fits
-    return model.latent is None and fits(DTYPE_BYTES[manifest.dtype], rows, slots, model.head_dim)
+    plain = model.latent is None and not model.num_experts
+    return plain and fits(DTYPE_BYTES[manifest.dtype], rows, slots, model.head_dim)
 
 
 def _attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:

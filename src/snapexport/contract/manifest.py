@@ -46,8 +46,9 @@ class ModelFacts(Strict):
 
     sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
     latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
-    head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0. attention_sinks:
-    whether each head has a learned score beside those of the keys (gpt-oss).
+    head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
+    attention_sinks: whether each head has a learned score beside those of the keys (gpt-oss).
+    num_experts: of a layer with experts (MoE); 0: none.
     """
 
     architecture: str
@@ -62,6 +63,7 @@ class ModelFacts(Strict):
     max_position_embeddings: int
     sliding_window: list[int]
     attention_sinks: bool
+    num_experts: int
     eos_token_id: list[int]
 
     @property

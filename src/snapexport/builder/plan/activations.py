@@ -45,11 +45,14 @@ def scores_bytes(model: PlannedModel, rows: int, slots: int) -> int:
 def forms_scores(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:
     """Whether prefill's attention holds a layer's scores at once.
 
-    No target has a fused kernel for soft-capped scores, nor for latent attention.
+    No target has a fused kernel for soft-capped scores, nor for latent attention; the compiled ones
+    have none in a model with experts.
     """
     target = capabilities(options.target)
     is_fused = options.dtype in target.fused_attention and not options.trt_decomposable
     if single_shot and not target.fused_whole_prompt:
+        is_fused = False
+    if target.fused_shapes is not None and model.facts.num_experts:
         is_fused = False
     is_fused &= model.facts.latent is None
     return model.softcapped or not is_fused
