@@ -56,7 +56,7 @@ def compress_layer(
         cache_like(tensor, fresh(graph, "kept"), layout.cache_slots)
         for tensor in (states.key, states.value)
     ]
-    positions = _select(graph, geometry, layer, scores, states)
+    positions = select(graph, geometry, layer, scores, states, names.topk_positions(layer))
     inputs = [states.key, states.value, states.prompt_length, positions]
     call(graph, "SnapStreamGather", inputs, kept, **_window(layout))
     prompt = Prompt(states.key, states.value, states.prompt_length)
@@ -65,14 +65,20 @@ def compress_layer(
         graph.outputs.append(positions)
 
 
-def _select(
-    graph: gs.Graph, geometry: CacheGeometry, layer: int, scores: Scores, states: PromptStates
+def select(
+    graph: gs.Graph,
+    geometry: CacheGeometry,
+    layer: int,
+    scores: Scores,
+    states: PromptStates,
+    name: str,
 ) -> gs.Tensor:
+    """The tensor `name`: the indices that the layer's vote keeps, int64 [1,Hkv,K], ascending."""
     layout = geometry.layers[layer]
     shape = (*states.key.shape[:2], layout.K)
     if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
-    positions = gs.Variable(names.topk_positions(layer), np.int64, shape)
+    positions = gs.Variable(name, np.int64, shape)
     call(
         graph,
         "SnapKVSelect",

@@ -33,10 +33,10 @@ LATENT_ATTENTION = "LatentAttention"
 
 CACHE_ATTENTION = "CacheAttention"
 """cache: (query, key, value, past_key, past_value [B,Hkv,S,D], slot, valid_length int64 [B]
-[, sink | , key_up, value_up]) -> (output, present_key, present_value).
+[, sink | , key_up, value_up]) -> (output[, present_key, present_value]).
 
 Writes the C new rows at cache slot `slot`; row i then attends to the first valid_length - C + 1 + i
-cache slots. `appends` = 1: slot + C = valid_length always, so cache slots are positions, and a
+cache slots. Without present outputs the past holds these rows already. `appends` = 1: slot + C = valid_length always, so cache slots are positions, and a
 window is possible. `valid_only` = 1: the operators must not read cache slots >= valid_length."""
 
 PROMPT_ATTENTION = "PromptAttention"

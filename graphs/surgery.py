@@ -19,6 +19,7 @@ from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
+from snapexport.graphs.passes.extend_cache import ExtendCache
 from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
@@ -69,6 +70,19 @@ def compress(
     Latents(absorb=True).apply(prefill)
     graph = compress_graph(prefill, geometry, options)
     return _finish(graph, geometry, [], target, options)
+
+
+def extend(
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    options: GraphOptions = DEFAULTS,
+) -> onnx.ModelProto:
+    """The graph of one more chunk onto a compressed cache. `traced` is prefill's trace."""
+    passes: list[Pass] = [Latents(), ExtendCache(geometry, options)]
+    graph = gs.import_onnx(traced)
+    graph.name = "extend"
+    return _finish(graph, geometry, passes + _sampling(options), target, options)
 
 
 def decode(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from snapexport.contract.geometry import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import (
     experts,
+    extend_gather,
     int8_cache,
     query_window,
     ring_slot,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
 NAMES = (
-    *("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Scale", "Int8Rows"),
+    *("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "ExtendGather"),
+    *("Int8Scale", "Int8Rows"),
     *EXPERTS,
 )
 
@@ -53,6 +55,7 @@ def _text(name: str, vote: Mapping[str, str], softcapped: bool, pool_kernel: int
         "QueryWindow": query_window.TEXT,
         "SnapKVSelect": snapkv_select.text(vote, softcapped, pool_kernel),
         "SnapStreamGather": snapstream_gather.TEXT,
+        "ExtendGather": extend_gather.TEXT,
         "Int8Scale": int8_cache.SCALE_TEXT,
         "Int8Rows": int8_cache.ROWS_TEXT,
     }

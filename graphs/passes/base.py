@@ -86,6 +86,24 @@ def call(
     return node(graph, function, inputs, outputs, domain=DOMAIN, **attrs)
 
 
+def written(
+    graph: gs.Graph,
+    pasts: list[gs.Tensor],
+    rows: list[gs.Tensor],
+    slot: gs.Tensor,
+    presents: list[gs.Tensor],
+) -> list[gs.Tensor]:
+    """Caches with new rows from cache slot `slot` on: the outputs of a cache marker.
+
+    A marker without such outputs has pasts that hold the rows already.
+    """
+    if not presents:
+        return pasts
+    for past, new, present in zip(pasts, rows, presents, strict=True):
+        node(graph, "TensorScatter", [past, new, slot], [present], axis=-2, mode="linear")
+    return presents
+
+
 def fresh(graph: gs.Graph, stem: str) -> str:
     """A name that no other call of `fresh` returns for this graph."""
     graph.name_idx += 1
@@ -97,9 +115,20 @@ def int64s(graph: gs.Graph, *values: int) -> gs.Constant:
     return gs.Constant(fresh(graph, "const"), np.array(values, np.int64))
 
 
+def computed_range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
+    """Int64 [stop - start], computed by a node so that the file does not hold it."""
+    scalars = [np.array(value, np.int64) for value in (start, stop, 1)]
+    return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]
+
+
 def graph_input(graph: gs.Graph, name: str) -> gs.Variable:
     """The graph's input of that name."""
     return next(tensor for tensor in graph.inputs if tensor.name == name)
+
+
+def graph_output(graph: gs.Graph, name: str) -> gs.Variable:
+    """The graph's output of that name."""
+    return next(tensor for tensor in graph.outputs if tensor.name == name)
 
 
 def cut(graph: gs.Graph, old: gs.Node) -> tuple[list[gs.Tensor], list[gs.Tensor]]:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from snapexport.contract import names
 from snapexport.contract.targets import CacheDType
-from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, node
+from snapexport.graphs.passes.base import call, fresh, graph_input, graph_output, int64s, node
 
 _ROTATED, _UNROTATED = 2, 1
 """Int8Scale's `parts` for keys, which RoPE rotates in pairs, and for values."""
@@ -33,6 +33,18 @@ class Prompt(NamedTuple):
     key: gs.Tensor
     value: gs.Tensor
     length: gs.Tensor
+
+
+class Chunk(NamedTuple):
+    """Input of an extension: key and value [1,Hkv,C,D]; lengths int64 [1].
+
+    length: valid rows. cached: valid cache slots before the chunk.
+    """
+
+    key: gs.Variable
+    value: gs.Variable
+    length: gs.Tensor
+    cached: gs.Tensor
 
 
 class Storage(Protocol):
@@ -55,6 +67,16 @@ class Storage(Protocol):
         """The graph outputs for the compressed key and value in `kept`, [1,Hkv,S,D] each."""
         ...
 
+    def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
+        """A chunk's keys and values, stored behind those that are cached."""
+        ...
+
+    def read(
+        self, graph: gs.Graph, layer: int, stored: list[gs.Variable], dtype: DTypeLike
+    ) -> list[gs.Variable]:
+        """Stored keys and values [1,Hkv,N,D] in the model's type."""
+        ...
+
 
 class AsCalculated:
     """Keys and values in the model's own type."""
@@ -69,6 +91,14 @@ class AsCalculated:
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
         return as_present(layer, kept)
+
+    def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
+        return [chunk.key, chunk.value]
+
+    def read(
+        self, graph: gs.Graph, layer: int, stored: list[gs.Variable], dtype: DTypeLike
+    ) -> list[gs.Variable]:
+        return stored
 
 
 class Float16:
@@ -89,6 +119,14 @@ class Float16:
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
         return as_present(layer, [cast(graph, tensor, np.float16) for tensor in kept])
+
+    def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
+        return [cast(graph, states, np.float16) for states in (chunk.key, chunk.value)]
+
+    def read(
+        self, graph: gs.Graph, layer: int, stored: list[gs.Variable], dtype: DTypeLike
+    ) -> list[gs.Variable]:
+        return [cast(graph, states, dtype) for states in stored]
 
 
 class Int8:
@@ -128,6 +166,31 @@ class Int8:
         held = [_rows(graph, key, key_scale), _rows(graph, value, value_scale)]
         return [*as_present(layer, held), key_scale, value_scale]
 
+    def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
+        """With the scales of what is cached; of an empty cache, with the chunk's own."""
+        (is_first,) = node(graph, "Equal", [chunk.cached, int64s(graph, 0)])
+        pasts = names.past_key_scale(layer), names.past_value_scale(layer)
+        states = (chunk.key, _ROTATED), (chunk.value, _UNROTATED)
+        rows = []
+        for past_name, (one, parts) in zip(pasts, states, strict=True):
+            past, present = _scale_input(graph, past_name, one), names.present_of(past_name)
+            prompt = Prompt(chunk.key, chunk.value, chunk.length)
+            own = _scale(graph, fresh(graph, "scale"), prompt, one, parts)
+            scale = gs.Variable(present, np.float32, past.shape)
+            node(graph, "Where", [is_first, own, past], [scale])
+            graph.outputs.append(scale)
+            rows.append(_rows(graph, one, scale))
+        return rows
+
+    def read(
+        self, graph: gs.Graph, layer: int, stored: list[gs.Variable], dtype: DTypeLike
+    ) -> list[gs.Variable]:
+        scales = names.present_key_scale(layer), names.present_value_scale(layer)
+        return [
+            _product(graph, cast(graph, states, np.float32), graph_output(graph, scale))
+            for states, scale in zip(stored, scales, strict=True)
+        ]
+
 
 _STORAGES: dict[CacheDType | None, Storage] = {
     None: AsCalculated(),
@@ -165,14 +228,23 @@ def _passed_through(graph: gs.Graph, past: str, states: gs.Tensor) -> gs.Variabl
 
     The output has to share the input's buffer.
     """
-    batch, kv_heads, _, head_dim = states.shape
-    shape = (batch, kv_heads, 1, head_dim)
-    scale = gs.Variable(past, np.float32, shape)
-    present = gs.Variable(names.present_of(past), np.float32, shape)
-    graph.inputs.append(scale)
+    scale = _scale_input(graph, past, states)
+    present = gs.Variable(names.present_of(past), np.float32, scale.shape)
     graph.outputs.append(present)
     node(graph, "Identity", [scale], [present])
     return scale
+
+
+def _scale_input(graph: gs.Graph, name: str, states: gs.Tensor) -> gs.Variable:
+    batch, kv_heads, _, head_dim = states.shape
+    scale = gs.Variable(name, np.float32, (batch, kv_heads, 1, head_dim))
+    graph.inputs.append(scale)
+    return scale
+
+
+def _product(graph: gs.Graph, states: gs.Variable, scale: gs.Tensor) -> gs.Variable:
+    product = gs.Variable(fresh(graph, "read"), np.float32, states.shape)
+    return node(graph, "Mul", [states, scale], [product])[0]
 
 
 def _scale(

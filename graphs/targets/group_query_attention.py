@@ -38,8 +38,8 @@ class GroupQueryAttention:
         (query, key, value, *cache), (out, *present) = cut(graph, marker)
         batch, heads, chunk, _ = query.shape
         past = cache[:2] or [gs.Variable.empty(), gs.Variable.empty()]
-        if not present and query.dtype != np.float32:
-            # The GPU kernel always writes a cache.
+        if not present and (cache or query.dtype != np.float32):
+            # The GPU kernel always writes a cache, and the CPU's where it reads one.
             present = [gs.Variable(fresh(graph, "unused")) for _ in range(2)]
         attended = gs.Variable(fresh(graph, "attended"))
         node(

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import cut, fresh, int64s, node
+from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 from snapexport.graphs.targets.window_masks import row_positions
@@ -41,14 +41,13 @@ class LatentAttention:
         scale = float(marker.attrs["scale"])
         inputs, (out, *present) = cut(graph, marker)
         query, c_kv, k_rope, past_key, past_value, slot, valid, *up = inputs
-        for past, new, cache in zip((past_key, past_value), (c_kv, k_rope), present, strict=True):
-            node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+        caches = written(graph, [past_key, past_value], [c_kv, k_rope], slot, present)
         rows = query.shape[2]
         if self.prefix and rows > 1:
-            latents = [_until(graph, cache, valid) for cache in present]
+            latents = [_until(graph, cache, valid) for cache in caches]
             mask = _causal_mask(graph, valid, rows)
         else:
-            latents, mask = present, masks.mask(valid, rows, past_key.shape[2], window=0)
+            latents, mask = caches, masks.mask(valid, rows, past_key.shape[2], window=0)
         self._attend(graph, query, latents, up, mask, out, scale)
 
     def _whole_prompt(self, graph: gs.Graph, marker: gs.Node, masks: VisibleSlots) -> None:

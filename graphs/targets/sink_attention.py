@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, EXPERTS, TRACE_DOMAIN
-from snapexport.graphs.passes.base import cut, node
+from snapexport.graphs.passes.base import cut, node, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.sinks import take_sink
 from snapexport.graphs.targets.visible_slots import VisibleSlots
@@ -51,9 +51,8 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sink: gs.Ten
     rows, slots, valid = query.shape[2], key.shape[2], None
     if has_cache:
         past_key, past_value, slot, valid = place
-        for past, new, cache in zip((past_key, past_value), (key, value), present, strict=True):
-            node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
-        (key, value), slots = present, past_key.shape[2]
+        key, value = written(graph, [past_key, past_value], [key, value], slot, present)
+        slots = past_key.shape[2]
     mask = masks.mask(valid, rows, slots, window)
     products = [(scaled(graph, query, scores.scale), key)]
     attended = composed_attention(graph, products, value, mask, scores.softcap, sink)

@@ -6,7 +6,7 @@ from typing import Any
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, int64s, node
+from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.targets.window_masks import WindowMasks
 
 _NONE = gs.Variable.empty
@@ -28,11 +28,10 @@ class StandardAttention:
 def _with_cache(graph: gs.Graph, marker: gs.Node, masks: WindowMasks) -> None:
     scores, window = _scores(marker), int(marker.attrs["window"])
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
-    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
-        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+    caches = written(graph, [past_key, past_value], states, slot, present)
     rows, slots = query.shape[2], past_key.shape[2]
     mask = masks.mask(valid, rows, slots, window) if window else _NONE()
-    inputs = [*present, mask, _NONE(), _NONE(), valid]
+    inputs = [*caches, mask, _NONE(), _NONE(), valid]
     if rows == 1 and not window:
         _decode_attention(graph, query, inputs, out, scores)
     else:

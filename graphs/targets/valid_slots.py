@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import cut, fresh, int64s, node
+from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
 from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import cast
 from snapexport.graphs.targets.group_query_attention import (
@@ -70,8 +70,7 @@ def _rewrite(graph: gs.Graph, marker: gs.Node, end: _End) -> None:
     layer, scale, softcap = (marker.attrs[name] for name in ("layer", "scale", "softcap"))
     sink = take_sink(marker)
     (query, *states, past_key, past_value, slot, _), (out, *present) = cut(graph, marker)
-    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
-        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+    written(graph, [past_key, past_value], states, slot, present)
     rows = [end.last_row(cache, new) for cache, new in zip(present, states, strict=True)]
     again = [
         cache_like(present[0], names.attended_key(layer), past_key.shape[2]),

@@ -6,8 +6,8 @@ is right for a whole prompt, and wrong for a chunk with a past and for every dec
 
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.passes.base import int64s, node
-from snapexport.graphs.targets.window_masks import WindowMasks, computed_range, row_positions
+from snapexport.graphs.passes.base import computed_range, int64s, node
+from snapexport.graphs.targets.window_masks import WindowMasks, row_positions
 
 
 class VisibleSlots:

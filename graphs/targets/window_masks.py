@@ -1,9 +1,8 @@
 """Makes masks of sliding windows, for attention operators without windows."""
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.graphs.passes.base import fresh, int64s, node
+from snapexport.graphs.passes.base import computed_range, int64s, node
 
 
 class WindowMasks:
@@ -40,9 +39,3 @@ def row_positions(graph: gs.Graph, valid: gs.Tensor, offset: int, rows: int) -> 
     offsets = computed_range(graph, offset, offset + rows)
     (column,) = node(graph, "Unsqueeze", [offsets, int64s(graph, 1)])
     return node(graph, "Add", [lengths, column])[0]
-
-
-def computed_range(graph: gs.Graph, start: int, stop: int) -> gs.Tensor:
-    """Int64 [stop - start], computed by a node so that the file does not hold it."""
-    scalars = [np.array(value, np.int64) for value in (start, stop, 1)]
-    return node(graph, "Range", [gs.Constant(fresh(graph, "const"), s) for s in scalars])[0]

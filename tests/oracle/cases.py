@@ -62,6 +62,7 @@ class Case:
     decode_attention: str | None = None
     top_tokens: int = 0
     share_weights: bool | None = None
+    extend: bool = False
     target: str = "onnxruntime"
 
     @cached_property

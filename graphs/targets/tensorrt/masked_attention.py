@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract.targets import MEASURED_SHAPES
 from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, int64s, node
+from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.visible_slots import VisibleSlots
@@ -34,10 +34,9 @@ class MaskedAttention:
 def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
     scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
-    for past, new, cache in zip((past_key, past_value), states, present, strict=True):
-        node(graph, "TensorScatter", [past, new, slot], [cache], axis=-2, mode="linear")
+    caches = written(graph, [past_key, past_value], states, slot, present)
     mask = masks.mask(valid, query.shape[2], past_key.shape[2], window)
-    inputs = [query, *present, mask]
+    inputs = [query, *caches, mask]
     if sink is not None:
         _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
     else:

@@ -80,6 +80,8 @@ def finished_graphs(
         graphs[f"decode.{slots}"] = surgery.decode(traced, *choice)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, *choice)
+    if options.extend:
+        graphs["extend"] = surgery.extend(traces.prefill, *choice)
     if baseline:
         full = finished_graphs(
             traces,

@@ -135,10 +135,11 @@ class BuildOptions(GraphOptions):
         if self.policy == "full" and resolved.of_full_cache() != resolved:
             held = resolved.cache_dtype
             flag = f"--cache-dtype {held}" if held else "--decode-attention valid"
+            flag = "--extend" if resolved.extend else flag
             raise UserError(
                 f"{flag} is for compressed caches, but --policy is full",
-                "leave it out: the full cache has the build's dtype, and ONNX Runtime reads it up "
-                "to the newest token",
+                "leave it out: the full cache has the build's dtype, ONNX Runtime reads it up to the "
+                "newest token, and prefill itself extends it",
             )
 
     def _require_nothing_to_compress(self) -> None:

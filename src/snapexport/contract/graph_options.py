@@ -33,6 +33,7 @@ class GraphOptions:
     decode_attention: cache slots of a compressed cache that a decode step reads. top_tokens: number
     of likeliest next tokens that the graphs output beside the logits. share_weights: matrices are
     inputs of the graphs, which then run on one copy; None: where every graph would hold its own.
+    extend: the build has extend.onnx.
     trt_decomposable: TensorRT may use several kernels for attention.
     """
 
@@ -63,6 +64,13 @@ class GraphOptions:
             "make matrices inputs of the graphs, so that all graphs of the build, engines too, run "
             "on one copy in memory (default: for the tensorrt targets, whose engines hold a copy "
             "each; ONNX Runtime on the CPU maps one copy anyway)"
+        ),
+    )
+    extend: bool = field(
+        default=False,
+        metadata=_help(
+            "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
+            "costs its own tokens, and prompts may be longer than --L-max"
         ),
     )
     trt_decomposable: bool = field(
@@ -130,7 +138,7 @@ class GraphOptions:
 
     def of_full_cache(self) -> "GraphOptions":
         """A copy for the full cache, which has only one form."""
-        return replace(self, cache_dtype=None, decode_attention="all")
+        return replace(self, cache_dtype=None, decode_attention="all", extend=False)
 
 
 def _require_cache_dtype(cache_dtype: CacheDType, target: Target, dtype: DType) -> None:

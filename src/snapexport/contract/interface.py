@@ -72,6 +72,8 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
     yield from ("prefill", "decode")
     if manifest.geometry.compresses and not manifest.single_shot:
         yield "compress"
+    if manifest.graph_options.extend:
+        yield "extend"
     has_baseline = any(name.startswith(BASELINE) for name in manifest.graphs)
     if has_baseline:
         yield from (f"{BASELINE}prefill", f"{BASELINE}decode")
@@ -110,7 +112,12 @@ class _Facts:
 
     def specs(self) -> tuple[Specs, Specs, Specs]:
         """Inputs, outputs, and outputs that may be there."""
-        make = {"prefill": self._prefill, "compress": self._compress, "decode": self._decode}
+        make = {
+            "prefill": self._prefill,
+            "compress": self._compress,
+            "extend": self._extend,
+            "decode": self._decode,
+        }
         inputs, outputs = make[self._kind]()
         queries = self._queries() if self._kind == "decode" else {}
         return inputs, outputs, queries
@@ -148,6 +155,21 @@ class _Facts:
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
         past = self._whole(names.past_key, names.past_value)
         return length | past | self._windows(), self._compressed()
+
+    def _extend(self) -> tuple[Specs, Specs]:
+        chunk = self._manifest.prefill_chunk
+        top_inputs, outputs = self._sampled(1)
+        inputs: Specs = {
+            names.INPUT_IDS: ("int64", (1, chunk)),
+            names.POSITION_IDS: ("int64", (1, chunk)),
+            names.CHUNK_LENGTH: ("int64", (1,)),
+        }
+        states = self._caches(1)
+        for layer, one in enumerate(self._geometry.layers):
+            shape = (1, self._model.num_key_value_heads, one.cache_slots)
+            states[names.slot_positions(layer)] = ("int64", shape)
+        presents = {names.present_of(name): spec for name, spec in states.items()}
+        return inputs | top_inputs | states, outputs | presents
 
     def _decode(self) -> tuple[Specs, Specs]:
         batch = self._batch

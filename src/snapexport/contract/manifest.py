@@ -19,7 +19,7 @@ from snapexport.contract.latents import LatentSizes
 from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.contract.targets import CacheDType, DType, Target
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -31,10 +31,10 @@ BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
 GraphName = Annotated[
-    str, StringConstraints(pattern=r"^(compress|(baseline-)?(prefill|decode)(\.[1-9]\d*)?)$")
+    str, StringConstraints(pattern=r"^(compress|extend|(baseline-)?(prefill|decode)(\.[1-9]\d*)?)$")
 ]
-"""prefill, prefill.N over a cache of N positions, compress, decode, and decode.N for the first N
-batch slots; baseline-NAME for the full cache."""
+"""prefill, prefill.N over a cache of N positions, compress, extend, decode, and decode.N for the
+first N batch slots; baseline-NAME for the full cache."""
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12

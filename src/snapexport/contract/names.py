@@ -47,6 +47,8 @@ _PAST = "past_key_values."
 _PRESENT = "present."
 _ATTENDED = "attended."
 _QUERY_WINDOW = "query_window."
+_SLOT_POSITIONS = "slot_positions."
+_PRESENT_SLOT_POSITIONS = "present_slot_positions."
 
 
 def past_key(layer: int) -> str:
@@ -114,9 +116,20 @@ def topk_positions(layer: int) -> str:
     return f"topk_positions.{layer}"
 
 
+def slot_positions(layer: int) -> str:
+    """The position that each cache slot holds, int64 [1,Hkv,S], -1 where empty."""
+    return f"{_SLOT_POSITIONS}{layer}"
+
+
+def present_slot_positions(layer: int) -> str:
+    """`slot_positions` after the step."""
+    return f"{_PRESENT_SLOT_POSITIONS}{layer}"
+
+
 def is_weight(name: str) -> bool:
     """Whether an input is a weight, named as in the checkpoint: it is none of the others here."""
-    return not (name in OF_HOST or is_past(name) or name.startswith(_QUERY_WINDOW))
+    others = (_PAST, _QUERY_WINDOW, _SLOT_POSITIONS)
+    return not (name in OF_HOST or name.startswith(others))
 
 
 def is_past(name: str) -> bool:
@@ -140,12 +153,16 @@ def is_attended(name: str) -> bool:
 
 
 def past_of(output: str) -> str:
-    """The cache input that shares, or may share, its buffer with a cache output."""
+    """The input that shares, or may share, its buffer with an output of a cache."""
+    if output.startswith(_PRESENT_SLOT_POSITIONS):
+        return output.replace(_PRESENT_SLOT_POSITIONS, _SLOT_POSITIONS, 1)
     if is_attended(output):
         return output.replace(_ATTENDED, _PAST, 1)
     return output.replace(_PRESENT, _PAST, 1) if is_present(output) else output
 
 
 def present_of(past: str) -> str:
-    """The cache output that may share its buffer with the cache input `past`."""
+    """The output that may share its buffer with the input `past` of a cache."""
+    if past.startswith(_SLOT_POSITIONS):
+        return past.replace(_SLOT_POSITIONS, _PRESENT_SLOT_POSITIONS, 1)
     return past.replace(_PAST, _PRESENT, 1) if is_past(past) else past

@@ -1,0 +1,248 @@
+"""Extend: appends a chunk of tokens to a compressed cache, and compresses both together.
+
+Each layer lays its cached entries out in the order of their positions, with the chunk behind them.
+Then the chunk attends as in prefill, its last queries vote, and what was kept, what leaves the ring
+and the chunk itself compete for the K places. Entries stand for positions in the vote: it pools
+over neighbours in the cache.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from snapexport.contract import names
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.graphs.compression import PromptStates, Scores, select
+from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
+from snapexport.graphs.passes.base import (
+    call,
+    computed_range,
+    cut,
+    fresh,
+    graph_input,
+    int64s,
+    markers,
+    node,
+)
+from snapexport.graphs.passes.cache import attention_attributes, cache_like
+from snapexport.graphs.passes.latents import EXPANDED, absorbed
+from snapexport.graphs.passes.storage import Chunk, Storage, storage_of
+
+
+@dataclass(frozen=True)
+class ExtendCache:
+    """Makes the graph of one more chunk of a prompt of a trace of prefill.
+
+    Caches [1,Hkv,S,D] and slot_positions int64 [1,Hkv,S] in and out, for each layer.
+    """
+
+    geometry: CacheGeometry
+    options: GraphOptions
+
+    def apply(self, graph: gs.Graph) -> None:
+        chunk = _Chunk(graph, self.geometry.L_obs)
+        storage = storage_of(self.options.cache_dtype)
+        entries: dict[LayerGeometry, _Entries] = {}
+        for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
+            shape = self.geometry.layers[layer]
+            held = self._slot_positions(graph, layer, marker, shape)
+            if shape not in entries:
+                entries[shape] = _Entries(graph, chunk, shape, held)
+            self._extend(graph, layer, marker, held, entries[shape], chunk, storage)
+
+    def _slot_positions(
+        self, graph: gs.Graph, layer: int, marker: gs.Node, shape: LayerGeometry
+    ) -> gs.Variable:
+        kv_heads = marker.inputs[1].shape[1]
+        name = names.slot_positions(layer)
+        held = gs.Variable(name, np.int64, (1, kv_heads, shape.cache_slots))
+        graph.inputs.append(held)
+        return held
+
+    def _extend(
+        self,
+        graph: gs.Graph,
+        layer: int,
+        marker: gs.Node,
+        held: gs.Variable,
+        entries: "_Entries",
+        chunk: "_Chunk",
+        storage: Storage,
+    ) -> None:
+        shape, scores = self.geometry.layers[layer], Scores.of(marker)
+        attributes = attention_attributes(marker, entries.count)
+        (query, key, value, *more), (out,) = cut(graph, marker)
+        rows = storage.rows(graph, layer, Chunk(key, value, chunk.length, entries.valid))
+        stored = [
+            entries.of_cache(past, new)
+            for past, new in zip(_pasts(graph, layer, rows, shape.cache_slots), rows, strict=True)
+        ]
+        whole = storage.read(graph, layer, stored, key.dtype)
+        node(
+            graph,
+            CACHE_ATTENTION,
+            [query, key, value, *whole, *entries.place, *more],
+            [out],
+            domain=CACHE_DOMAIN,
+            appends=1,
+            valid_only=0,
+            **attributes,
+        )
+        chosen = gs.Constant(fresh(graph, "chosen"), np.zeros((*held.shape[:2], 0), np.int64))
+        if shape.K:
+            window = chunk.query_window(query)
+            if attributes["latent"] == EXPANDED:
+                window = absorbed(graph, window, more[0])
+            latent = bool(attributes["latent"])
+            states = PromptStates(window, *whole, entries.total, latent)
+            chosen = select(graph, self.geometry, layer, scores, states, fresh(graph, "chosen"))
+        presents = [
+            cache_like(rows[0], names.present_key(layer), shape.cache_slots),
+            cache_like(rows[1], names.present_value(layer), shape.cache_slots),
+        ]
+        after = gs.Variable(names.present_slot_positions(layer), np.int64, held.shape)
+        call(
+            graph,
+            "ExtendGather",
+            [*stored, entries.positions(held), entries.total, chunk.total_length, chosen],
+            [*presents, after],
+            L_sink=shape.L_sink,
+            L_recent=shape.L_recent,
+        )
+        graph.outputs.extend([*presents, after])
+
+
+def _pasts(
+    graph: gs.Graph, layer: int, rows: list[gs.Variable], slots: int
+) -> list[gs.Variable]:
+    """Add the layer's cache inputs, stored as `rows` are."""
+    past_names = names.past_key(layer), names.past_value(layer)
+    pasts = [cache_like(row, name, slots) for row, name in zip(rows, past_names, strict=True)]
+    graph.inputs.extend(pasts)
+    return pasts
+
+
+class _Chunk:
+    """The chunk's inputs, and what every layer computes of them alike.
+
+    total_length: int64 [1], of the prompt up to the chunk's last valid token.
+    """
+
+    def __init__(self, graph: gs.Graph, L_obs: int) -> None:
+        self._graph, self._window = graph, L_obs
+        self.tokens: int = graph_input(graph, names.INPUT_IDS).shape[1]
+        self.length = graph_input(graph, names.CHUNK_LENGTH)
+        self.positions = gs.Variable(names.POSITION_IDS, np.int64, (1, self.tokens))
+        self.first = self._take_first()
+        (self.total_length,) = node(graph, "Add", [self.first, self.length])
+        self._rows: gs.Tensor | None = None
+
+    def _take_first(self) -> gs.Tensor:
+        """The chunk's first position, int64 [1], in the place of past_length."""
+        graph = self._graph
+        past_length = graph_input(graph, names.PAST_LENGTH)
+        ends = [int64s(graph, n) for n in (0, 1, 1)]
+        first = gs.Variable(fresh(graph, "first"), np.int64, (1,))
+        readers = list(past_length.outputs)
+        (flat,) = node(graph, "Reshape", [self.positions, int64s(graph, -1)])
+        node(graph, "Slice", [flat, *ends[:2], int64s(graph, 0)], [first])
+        for reader in readers:
+            reader.inputs = [first if one is past_length else one for one in reader.inputs]
+        graph.inputs[graph.inputs.index(past_length)] = self.positions
+        return first
+
+    def query_window(self, query: gs.Tensor) -> gs.Variable:
+        """The last W valid queries, [1,H,W,D]; fewer are repeated in turn, so that all count alike."""
+        batch, heads, _, head_dim = query.shape
+        shape = (batch, heads, self._window, head_dim)
+        window = gs.Variable(fresh(self._graph, "window"), query.dtype, shape)
+        node(self._graph, "Gather", [query, self._window_rows()], [window], axis=2)
+        return window
+
+    def _window_rows(self) -> gs.Tensor:
+        if self._rows is None:
+            graph = self._graph
+            ahead = computed_range(graph, 1 - self._window, 1)  # W - 1 rows before the last, ...
+            (behind,) = node(graph, "Neg", [ahead])
+            (turned,) = node(graph, "Mod", [behind, self.length])
+            (last,) = node(graph, "Sub", [self.length, int64s(graph, 1)])
+            (self._rows,) = node(graph, "Sub", [last, turned])
+        return self._rows
+
+
+class _Entries:
+    """The entries of layers of one shape: of a cache in the order of positions, then of the chunk.
+
+    count: N = S + C. valid: int64 [1], cached entries. total: int64 [1], with the chunk's.
+    """
+
+    def __init__(
+        self, graph: gs.Graph, chunk: _Chunk, shape: LayerGeometry, held: gs.Variable
+    ) -> None:
+        """held: slot_positions of one of the layers; all have as many entries in the same slots."""
+        self._graph, self._chunk = graph, chunk
+        self._slots, self.count = shape.cache_slots, shape.cache_slots + chunk.tokens
+        self._index = computed_range(graph, 0, self.count)
+        self.valid = self._valid(held)
+        (self.total,) = node(graph, "Add", [self.valid, chunk.length])
+        (end,) = node(graph, "Add", [self.valid, int64s(graph, chunk.tokens)])
+        self.place = [self.valid, end]
+        self._source = self._sources(shape)
+        (self._is_entry,) = node(graph, "Less", [self._index, self.total])
+
+    def of_cache(self, past: gs.Tensor, rows: gs.Tensor) -> gs.Variable:
+        """Past [1,Hkv,S,D] and rows [1,Hkv,C,D] -> entries [1,Hkv,N,D]."""
+        graph = self._graph
+        both = cache_like(rows, fresh(graph, "both"), self.count)
+        entries = cache_like(rows, fresh(graph, "entries"), self.count)
+        node(graph, "Concat", [past, rows], [both], axis=2)
+        return node(graph, "Gather", [both, self._source], [entries], axis=2)[0]
+
+    def positions(self, held: gs.Variable) -> gs.Variable:
+        """slot_positions -> the position of each entry, int64 [1,Hkv,N], -1 behind the last."""
+        graph, kv_heads = self._graph, held.shape[1]
+        shape = int64s(graph, 1, kv_heads, self._chunk.tokens)
+        new = node(graph, "Expand", [self._chunk.positions, shape])
+        both = node(graph, "Concat", [held, *new], axis=2)
+        ordered = node(graph, "Gather", [*both, self._source], axis=2)
+        none = gs.Constant(fresh(graph, "none"), np.array(-1, np.int64))
+        positions = gs.Variable(fresh(graph, "positions"), np.int64, (1, kv_heads, self.count))
+        return node(graph, "Where", [self._is_entry, *ordered, none], [positions])[0]
+
+    def _valid(self, held: gs.Variable) -> gs.Tensor:
+        graph = self._graph
+        head = node(graph, "Gather", [held, int64s(graph, 0)], axis=1)
+        zero = gs.Constant(fresh(graph, "zero"), np.array(0, np.int64))
+        is_held = node(graph, "GreaterOrEqual", [*head, zero])
+        counted = node(graph, "Cast", is_held, to=_INT64)
+        axes = int64s(graph, 0, 1, 2)
+        (total,) = node(graph, "ReduceSum", [*counted, axes], keepdims=0)
+        return node(graph, "Reshape", [total, int64s(graph, 1)])[0]
+
+    def _sources(self, shape: LayerGeometry) -> gs.Tensor:
+        """Where each entry is in [cache slots, chunk], int64 [N]."""
+        graph, index = self._graph, self._index
+        s, R = shape.L_sink, shape.L_recent
+        (window,) = node(graph, "Min", [self._chunk.first, int64s(graph, s + R)])
+        (kept,) = node(graph, "Sub", [self.valid, window])
+        (ring_start,) = node(graph, "Add", [kept, int64s(graph, s)])
+        (gone,) = node(graph, "Sub", [self._chunk.first, self.valid])
+        # Of the ring: entry e is position e + gone, which is in slot s + (position - s) mod R.
+        (past_sinks,) = node(graph, "Add", [index, *node(graph, "Sub", [gone, int64s(graph, s)])])
+        (turn,) = node(graph, "Mod", [past_sinks, int64s(graph, R)])
+        (ring_slot,) = node(graph, "Add", [turn, int64s(graph, s)])
+        (kept_slot,) = node(graph, "Add", [index, int64s(graph, R)])
+        (row,) = node(graph, "Sub", [index, self.valid])
+        (behind,) = node(graph, "Add", [row, int64s(graph, self._slots)])
+        (new,) = node(graph, "Min", [behind, int64s(graph, self.count - 1)])
+        is_sink = node(graph, "Less", [index, int64s(graph, s)])
+        is_kept = node(graph, "Less", [index, ring_start])
+        is_cached = node(graph, "Less", [index, self.valid])
+        in_ring_or_kept = node(graph, "Where", [*is_kept, kept_slot, ring_slot])
+        in_cache = node(graph, "Where", [*is_sink, index, *in_ring_or_kept])
+        return node(graph, "Where", [*is_cached, *in_cache, new])[0]
+
+
+_INT64 = 7  # onnx.TensorProto.INT64

@@ -1,0 +1,117 @@
+"""Computes the expected answer of a build that takes a prompt in turns, compressing after each.
+
+A turn's tokens attend to what the turns before left, and to each other. Then the turn's last
+queries vote over everything that its last token saw, as if that were a whole prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from snapexport.contract.geometry import CacheGeometry
+
+from .masked import MASKED, Scoring, causal, load
+from .routing import watched
+from .vote import gap, keep, vote
+
+
+@dataclass(frozen=True)
+class TurnsRun:
+    """Logits [V] after each turn, and of the decode steps after the last; tokens as in OracleRun.
+
+    kept: after each turn and for each layer, positions [Hkv,K] ascending, -1 unused. gap: the
+    smallest distance of a vote from changing. clear_routing: as `routing` tells.
+    """
+
+    logits: list[NDArray[np.float32]]
+    tokens: list[int]
+    kept: list[list[NDArray[np.int64]]]
+    gap: float
+    clear_routing: bool
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether rounding changes no token, no vote and no expert."""
+        best = np.sort(np.stack(self.logits), axis=-1)[:, -2:]
+        ahead = float((best[:, 1] - best[:, 0]).min())
+        return self.clear_routing and ahead > 5e-4 and self.gap > 1e-3
+
+
+@torch.no_grad()
+def run(
+    model_dir: Path, turns: Sequence[Sequence[int]], geometry: CacheGeometry, steps: int
+) -> TurnsRun:
+    """All turns, then `steps` tokens greedily from what is kept."""
+    memory, model, past = TurnMemory(geometry, turns), load(model_dir, MASKED), DynamicCache()
+    logits, tokens, kept = [], [], []
+    with watched(model) as routing:
+        for index, feed in enumerate([*turns, *[None] * steps]):
+            ids = torch.tensor([tokens[-1:] if feed is None else list(feed)])
+            out = model(ids, past_key_values=past, logits_to_keep=1, use_cache=True, memory=memory)
+            logits.append(out.logits[0, -1].numpy())
+            if index < len(turns):
+                kept.append([memory.kept[layer].numpy() for layer in range(geometry.num_layers)])
+            if index >= len(turns) - 1:
+                tokens.append(int(logits[-1].argmax()))
+    return TurnsRun(logits, tokens, kept, min(memory.gaps, default=1.0), routing.clear)
+
+
+@dataclass
+class TurnMemory:
+    """The positions that each layer and KV head may see."""
+
+    geometry: CacheGeometry
+    turns: Sequence[Sequence[int]]
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    gaps: list[float] = field(default_factory=list)
+
+    def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        """Bool [Hkv,Q,N], or [1,Q,N] for all, for query [H,Q,D] and all keys [Hkv,N,D]."""
+        shape, (_, rows, _), total = self.geometry.layers[layer], query.shape, key.shape[1]
+        is_turn = total <= sum(map(len, self.turns))
+        every, first = torch.arange(total), total - rows
+        kept = self.kept.get(layer, torch.full((1, shape.K), -1))
+        voted = (kept[:, :, None] == every).any(1)
+        newest = first if is_turn else total
+        held = (every < shape.L_sink) | (every >= newest - shape.L_recent) | voted
+        visible = held[:, None] & causal(rows, total)
+        if is_turn:
+            visible = visible | (causal(rows, total) & (every >= first))
+            self._vote(layer, query, key, visible[:, -1], scoring)
+        return visible
+
+    def _vote(
+        self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring
+    ) -> None:
+        """seen: bool [Hkv,N], equally many in each head."""
+        shape, width = self.geometry.layers[layer], self.geometry.L_obs
+        entries = torch.stack([row.nonzero()[:, 0] for row in seen])
+        rows = query.shape[1]
+        window = query[:, [rows - 1 - (width - 1 - i) % rows for i in range(width)]]
+        index = entries.expand(key.shape[0], -1)[..., None].expand(-1, -1, key.shape[2])
+        scores = vote(window, key.gather(1, index), shape, self.geometry, *scoring)
+        chosen = keep(scores, shape)
+        held = entries.expand(chosen.shape[0], -1)
+        self.kept[layer] = torch.where(chosen < 0, -1, held.gather(1, chosen.clamp(min=0)))
+        gaps = gap(scores, shape.K)
+        self.gaps += gaps[gaps > 0].tolist()  # a tie is no doubt
+
+
+@cache
+def first_clear(
+    model_dir: Path, lengths: tuple[int, ...], geometry: CacheGeometry, steps: int, vocabulary: int
+) -> tuple[list[list[int]], TurnsRun]:
+    """Random turns of these lengths whose answer is clear, and the answer."""
+    for seed in range(100):
+        rng = np.random.default_rng([*lengths, seed])
+        turns = [rng.integers(3, vocabulary, n).tolist() for n in lengths]
+        if (found := run(model_dir, turns, geometry, steps)).is_clear:
+            return turns, found
+    raise AssertionError(f"no clear turns of {lengths}")

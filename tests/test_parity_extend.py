@@ -1,0 +1,139 @@
+"""A prompt taken in turns through extend.onnx agrees with transformers' masked full cache."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.oracle import cases, turns
+from tests.oracle.cases import Case
+from tests.oracle.checkpoints import VOCABULARY
+from tests.oracle.compare import assert_logits, prefill_and_compress
+from tests.oracle.raw import Array, Compressed, RawBuild, Slots, empty_cache, padded, past, present
+from tests.oracle.raw import run as run_graph
+
+torch.set_num_threads(1)
+
+STEPS = 24
+LENGTHS = [
+    (40, 32, 9, 1, 3, 30, 20),
+    (1, 2, 32, 32, 32),
+    (19, 1, 1, 32),
+    (96, 32, 5),
+]
+"""Turns of 1 token, shorter than the window, of a whole chunk; after prompts below the sinks, at
+the ring's end, and of L_max. The first is prefilled where it is longer than a chunk."""
+
+
+class Extended:
+    """One request's row, by the contract alone: caches and the position in each cache slot."""
+
+    def __init__(self, build: RawBuild) -> None:
+        self.build = build
+        self.session = build._session("extend")
+        self.row: dict[str, Array] = {}
+        for value in self.session.get_inputs():
+            if value.name.startswith(("past_key_values.", "slot_positions.")):
+                kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+                kind |= {"tensor(int64)": np.int64, "tensor(int8)": np.int8}
+                fill = -1 if value.name.startswith("slot_positions.") else 0
+                self.row[value.name] = np.full(value.shape, fill, kind[value.type])
+        self.length = 0
+
+    def start(self, request: Compressed, geometry: Any) -> None:
+        """From a prompt that prefill took."""
+        self.length = request.length
+        self.row |= past(request.cache)
+        for layer, shape in enumerate(geometry.layers):
+            window = np.array(shape.source_positions(self.length))
+            every = np.broadcast_to(window, (len(request.topk[layer]), len(window)))
+            self.row[f"slot_positions.{layer}"] = np.concatenate(
+                [every, request.topk[layer]], axis=1
+            )[None]
+
+    def take(self, ids: Sequence[int]) -> Array:
+        """One turn of up to a chunk -> logits [V]."""
+        chunk = self.build.chunk
+        feeds = {
+            "input_ids": padded(ids, chunk, 0),
+            "position_ids": self.length + np.arange(chunk)[None],
+            "chunk_length": np.array([len(ids)]),
+        }
+        out = run_graph(self.session, feeds | self.row)
+        self.length += len(ids)
+        for name, value in out.items():
+            if name.startswith("present."):
+                self.row[name.replace("present.", "past_key_values.", 1)] = value
+            elif name.startswith("present_slot_positions."):
+                self.row[name.removeprefix("present_")] = value
+        return out["logits"][0]
+
+    def kept(self, geometry: Any) -> list[Array]:
+        """[Hkv,K] of each layer; also checks the positions of sinks and ring."""
+        kept = []
+        for layer, shape in enumerate(geometry.layers):
+            positions = self.row[f"slot_positions.{layer}"][0]
+            window = shape.L_sink + shape.L_recent
+            for head in positions[:, :window]:
+                assert head.tolist() == shape.source_positions(self.length)
+            kept.append(positions[:, window:])
+        return kept
+
+
+def assert_extends(case: Case, lengths: tuple[int, ...]) -> None:
+    build, geometry = cases.built(case), case.geometry
+    checkpoint = cases.checkpoint(case.checkpoint)
+    ids, want = turns.first_clear(checkpoint, lengths, geometry, STEPS, VOCABULARY)
+    extended, where = Extended(build), f"{case} {lengths}"
+    for turn, tokens in enumerate(ids):
+        if turn == 0 and (len(tokens) > build.chunk or build.single_shot):
+            logits, request = prefill_and_compress(build, tokens)
+            extended.start(request, geometry)
+        else:
+            logits = extended.take(tokens)
+        assert_logits(logits, want.logits[turn], f"{where} turn {turn}")
+        for layer, kept in enumerate(extended.kept(geometry)):
+            assert np.array_equal(kept, want.kept[turn][layer]), f"{where} {turn} {layer}"
+    row = present(
+        {n.replace("past_key_values", "present"): v for n, v in extended.row.items()}, build.layers
+    )
+    slots = Slots(build, [Compressed(extended.length, row, [])])
+    for step in range(STEPS):
+        (got,) = slots.step(want.tokens[step : step + 1])
+        assert_logits(got, want.logits[len(ids) + step], f"{where} step {step}")
+
+
+FAMILIES = (
+    *("llama", "qwen3-sliding", "gemma2", "gemma3", "qwen3-moe"),
+    *("gpt-oss", "deepseek-v2-groups", "deepseek-v3"),
+)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_turns_agree_with_transformers(name: str, lengths: tuple[int, ...]) -> None:
+    assert_extends(Case(name, extend=True), lengths)
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"target": "portable"},
+    {"target": "portable", "checkpoint": "gpt-oss"},
+    {"target": "portable", "checkpoint": "deepseek-v3"},
+    {"prefill_chunk": 96},
+    {"prefill_chunk": 16},
+    {"policy": "streaming"},
+    {"vote": "sum-squares", "pool": "max"},
+    {"softmax": "causal", "group": "max"},
+    {"budget": "pyramid"},
+    {"share_weights": True},
+    {"decode_attention": "valid"},
+    {"L_sink": 0},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_every_option_extends(options: dict[str, Any]) -> None:
+    case = Case(**{"extend": True} | options)
+    assert_extends(case, (14, 16, 16, 9, 3, 16))
