@@ -97,6 +97,9 @@ class Memory(Protocol):
     def read(self, buffer: Buffer) -> NDArray[Any]:
         """Return a copy on the host now, also of a buffer without a host's side."""
 
+    def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
+        """Copy an array of the host's into a buffer now, also into one without a host's side."""
+
     def copy(self, target: Buffer, source: Buffer) -> None:
         """Copy a whole buffer over another of its size."""
 

@@ -180,13 +180,20 @@ class CudaMemory:
 
     def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
         address = self.device.allocate(data.nbytes)
+        self._to_device(address, data)
+        return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, None)
+
+    def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(array, buffer.dtype)
+        self._to_device(buffer.address, data.view(np.uint8).reshape(-1))
+
+    def _to_device(self, address: int, data: NDArray[np.uint8]) -> None:
         staging = self._staging
         for start in range(0, data.nbytes, staging.nbytes):
             part = data[start : start + staging.nbytes]
             staging[: part.nbytes] = part
             self.device.copy(address + start, _address(staging), part.nbytes, "HostToDevice")
             self.device.synchronize()
-        return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, None)
 
     @cached_property
     def _staging(self) -> NDArray[np.uint8]:

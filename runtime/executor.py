@@ -7,7 +7,7 @@ a key or a value. Knows no library, no request and no text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,17 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import BASELINE, GraphEntry, GraphName, Manifest
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
+from snapexport.runtime.blocks import Blocks, ParkedRow
 from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.decode_inputs import Integers, Temperatures, write_decode_inputs
 from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
 from snapexport.runtime.prompt_cache import PromptCache
+
+PrefillForm = Literal["chunks", "blocks", "both"]
+"""chunks: into a cache of full length, which is then compressed. blocks: onto a compressed row.
+both: chunks where the prompt is neither too long nor begins with a parked row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +36,34 @@ class Limits:
 
     batch: batch slots. decode_batches: how many of the first batch slots a decode step can run,
     ascending; the last is `batch`. A step of fewer costs as much as the next of these.
-    longest_prompt: tokens of a prompt. positions: tokens are fed at positions below it.
+    longest_prefill: tokens that prefill takes; longer prompts go block by block onto a compressed
+    row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below it.
     """
 
     batch: int
     decode_batches: tuple[int, ...]
     prefill_chunk: int
+    longest_prefill: int
     longest_prompt: int
     positions: int
     vocab_size: int
     eos_token_id: frozenset[int]
 
     @classmethod
-    def of(cls, manifest: Manifest, *, full_cache: bool) -> "Limits":
+    def of(
+        cls, manifest: Manifest, *, full_cache: bool, prefill: PrefillForm = "chunks"
+    ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
         L_max, model = manifest.geometry.L_max, manifest.model
         longest = min(L_max, model.max_position_embeddings)
+        positions = longest if full_cache else model.max_position_embeddings
         return cls(
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
             prefill_chunk=manifest.prefill_chunk,
-            longest_prompt=longest,
-            positions=longest if full_cache else model.max_position_embeddings,
+            longest_prefill=0 if prefill == "blocks" else longest,
+            longest_prompt=longest if prefill == "chunks" else positions,
+            positions=positions,
             vocab_size=model.vocab_size,
             eos_token_id=frozenset(model.eos_token_id),
         )
@@ -62,21 +73,26 @@ class Limits:
 class GraphSet:
     """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
 
-    prefill: by the positions of each one's cache, ascending. decode: by the batch slots that each
-    runs, ascending. compress: None where prefill does it, or where nothing is compressed.
+    prefill: by the positions of each one's cache, ascending; none where all prompts go block by
+    block. decode: by the batch slots that each runs, ascending. compress: None where prefill does
+    it, or where nothing is compressed. extend: None where no prompt goes block by block.
     """
 
     prefill: dict[int, GraphName]
     compress: GraphName | None
     decode: dict[int, GraphName]
     full_cache: bool
+    extend: GraphName | None = None
 
     @classmethod
-    def of(cls, build: Build, *, baseline: bool) -> "GraphSet":
-        """baseline: the uncompressed graphs. Raises UserError where the build has none.
+    def of(
+        cls, build: Build, *, baseline: bool, prefill: PrefillForm = "chunks"
+    ) -> "GraphSet":
+        """baseline: the uncompressed graphs. Raises UserError where the build lacks a graph.
 
         A build of the full cache is its own baseline.
         """
+        extend = _extend_of(build, baseline, prefill)
         manifest, compresses = build.manifest, build.manifest.geometry.compresses
         if baseline and compresses and not build.has_baseline:
             raise UserError(
@@ -84,17 +100,26 @@ class GraphSet:
             )
         prefix = BASELINE if baseline and build.has_baseline else ""
         full_cache = baseline or not compresses
+        none = full_cache or manifest.single_shot or prefill == "blocks"
         return cls(
-            prefill=manifest.prefill_graphs(prefix),
-            compress=None if full_cache or manifest.single_shot else "compress",
+            prefill={} if prefill == "blocks" else manifest.prefill_graphs(prefix),
+            compress=None if none else "compress",
             decode=manifest.decode_graphs(prefix),
             full_cache=full_cache,
+            extend=extend,
         )
+
+    @property
+    def form(self) -> PrefillForm:
+        """How prompts are taken."""
+        if self.extend is None:
+            return "chunks"
+        return "both" if self.prefill else "blocks"
 
     @property
     def all(self) -> list[GraphName]:
         """Every graph once."""
-        others = [self.compress] if self.compress else []
+        others = [name for name in (self.compress, self.extend) if name]
         return [*self.decode.values(), *self.prefill.values(), *others]
 
 
@@ -121,7 +146,7 @@ class Executor:
 
         The backend's memory is this executor's own from now on: `close` frees it.
         """
-        self.limits = Limits.of(manifest, full_cache=graphs.full_cache)
+        self.limits = Limits.of(manifest, full_cache=graphs.full_cache, prefill=graphs.form)
         self.backend = backend
         self.prompt_cache = prompt_cache
         self._manifest, self._graphs = manifest, graphs
@@ -135,7 +160,9 @@ class Executor:
         self._rows = [_caches(whole, slot) for slot in range(self.limits.batch)]
         self._kept: Buffers = {}
         self._into_slot: FillSlot
-        self._prefill: Prefill | None = self._make_prefill(whole)
+        self._prefill: Prefill | None = self._make_prefill(whole) if graphs.prefill else None
+        self._blocks = self._make_blocks()
+        self._is_open = True
         self._last_prefilled = 0
         captured = [graph.capture() for graph in self._decodes.values()]
         self.captured = all(captured)
@@ -162,9 +189,40 @@ class Executor:
         with decode steps but no other prompt between them. The prediction is of the token after the
         chunk. temperature, above 0: for builds with top tokens.
         """
-        prefill = self._require_open()
+        self._require_open()
+        assert self._prefill, "all prompts go block by block"
         self._last_prefilled = slot
-        return prefill.run(slot, prompt, start, end, temperature)
+        return self._prefill.run(slot, prompt, start, end, temperature)
+
+    def extend(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
+        temperature: float = 1.0,
+        parked: ParkedRow | None = None,
+    ) -> Prediction:
+        """Run one block of a prompt onto a compressed row; otherwise as `prefill`.
+
+        parked: the row to begin with, for a prompt that begins with its tokens; None: an empty one.
+        The first block begins behind it.
+        """
+        self._require_open()
+        assert self._blocks, "the executor has no extend graph"
+        if start == (len(parked.token_ids) if parked else 0):
+            self._blocks.begin(parked)
+        return self._blocks.run(slot, prompt, start, end, temperature)
+
+    def park(self, slot: int, prompt: Sequence[int], *, in_blocks: bool) -> ParkedRow:
+        """Copy the row of a prompt to the host, right after its last chunk, or its last block."""
+        self._require_open()
+        assert self._blocks, "the executor has no extend graph"
+        if in_blocks:
+            return self._blocks.parked(prompt)
+        kept = self.topk_positions()
+        assert kept is not None, "a full cache is not extended"
+        return self._blocks.parked_from_slot(slot, prompt, kept)
 
     def prefill_prompt(
         self, slot: int, prompt: Sequence[int], temperature: float = 1.0
@@ -209,11 +267,11 @@ class Executor:
         prompt cache is cleared too, unless another prompt came since. Other batch slots, a prompt
         half-way through prefill and the last predictions stay as they are.
         """
-        prefill = self._require_open()
+        self._require_open()
         for row in self._rows[slot]:
             self._memory.zero(row)
-        if slot == self._last_prefilled:
-            prefill.clear()
+        if self._prefill and slot == self._last_prefilled:
+            self._prefill.clear()
 
     def compress(self, slot: int, prompt_length: int) -> None:
         """Fill a batch slot from the prompt cache once more: to measure the step by itself.
@@ -237,16 +295,24 @@ class Executor:
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""
-        if self._prefill:
+        if self._is_open:
+            self._is_open = False
             self._decodes.clear()
-            self._prefill = None
-            del self._into_slot
+            if self._prefill:
+                del self._into_slot
+            self._prefill = self._blocks = None
             self.backend.close()
 
-    def _require_open(self) -> Prefill:
-        if self._prefill is None:
+    def _require_open(self) -> None:
+        if not self._is_open:
             raise DeviceError("the executor was closed")
-        return self._prefill
+
+    def _make_blocks(self) -> Blocks | None:
+        if self._graphs.extend is None:
+            return None
+        entry = self._entry(self._graphs.extend)
+        geometry = self._manifest.geometry
+        return Blocks(self.backend, entry, self._weights, self._rows, geometry)
 
     def _kept_of(self, name: str) -> Integers:
         if name not in self._kept:
@@ -284,6 +350,19 @@ class Executor:
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]
+
+
+def _extend_of(build: Build, baseline: bool, prefill: PrefillForm) -> GraphName | None:
+    """The extend graph, where a form of prefill needs it. Raises UserError."""
+    if prefill == "chunks":
+        return None
+    if baseline or not build.manifest.geometry.compresses:
+        raise UserError(
+            "a full cache takes no prompt block by block", "leave it out: prefill goes chunk by chunk"
+        )
+    if "extend" not in build.manifest.graphs:
+        raise UserError(f"{build.directory} has no extend.onnx", "build it again with --extend")
+    return "extend"
 
 
 def _first(buffers: Buffers, slots: int) -> Buffers:

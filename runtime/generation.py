@@ -7,6 +7,7 @@ from collections import deque
 
 from tokenizers import Tokenizer
 
+from snapexport.runtime.blocks import ParkedRow
 from snapexport.runtime.executor import Limits
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import (
@@ -46,6 +47,10 @@ class Generation:
             self._end_tokens |= limits.eos_token_id
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
+        self.parked: ParkedRow | None = None
+        """The row that the prompt begins with."""
+        self.in_blocks = False
+        """Whether the prompt goes block by block onto a compressed row."""
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Never, NoReturn
+from typing import Any, Literal, Never, NoReturn
 
 from tokenizers import Tokenizer
 
@@ -42,6 +42,8 @@ class LLM:
         prepack: bool = False,
         max_num_batched_tokens: int | None = None,
         backend: BackendName | None = None,
+        prefill: Literal["chunks", "blocks"] = "chunks",
+        parked_rows: int = 0,
         **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
@@ -51,14 +53,27 @@ class LLM:
         32. max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk
         and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
         Runtime on the CPU.
+
+        Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
+        compressed row, in memory that does not grow with them, up to the model's own positions.
+        parked_rows: how many prompts' rows are kept for prompts that begin with them, as the turns
+        of a conversation do. A turn then costs its own tokens. Longer prompts than L_max are taken
+        too, block by block.
         """
         for name in unknown:
             _refuse(name)
+        _require_rows(parked_rows)
         build = Build.open(build_dir)
         executor = open_executor(
-            build, backend=backend, baseline=baseline, threads=threads, prepack=prepack
+            build,
+            backend=backend,
+            baseline=baseline,
+            threads=threads,
+            prepack=prepack,
+            prefill="both" if parked_rows and prefill == "chunks" else prefill,
         )
-        self._set_up(executor, load_tokenizer(build.directory), max_num_batched_tokens)
+        tokenizer = load_tokenizer(build.directory)
+        self._set_up(executor, tokenizer, max_num_batched_tokens, parked_rows)
         self._directory = build.directory
 
     @classmethod
@@ -77,11 +92,15 @@ class LLM:
         return llm
 
     def _set_up(
-        self, executor: Executor, tokenizer: Tokenizer | None, max_num_batched_tokens: int | None
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        max_num_batched_tokens: int | None,
+        parked_rows: int = 0,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
-        self._loop = Loop(executor, tokenizer, max_num_batched_tokens)
+        self._loop = Loop(executor, tokenizer, max_num_batched_tokens, parked_rows)
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -264,6 +283,13 @@ class LLM:
 
     def _deliver(self, delta: OutputDelta) -> None:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
+
+
+def _require_rows(parked_rows: int) -> None:
+    if isinstance(parked_rows, bool) or not isinstance(parked_rows, int) or parked_rows < 0:
+        raise UserError(
+            f"parked_rows {parked_rows!r} cannot be used", "parked_rows must be 0 or more"
+        )
 
 
 def _refuse(keyword: str) -> NoReturn:

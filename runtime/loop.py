@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.generation import Generation
+from snapexport.runtime.parked_rows import ParkedRows
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.runtime.sampling import can_sample
@@ -28,21 +29,28 @@ class Loop:
         executor: Executor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
+        parked_rows: int = 0,
     ) -> None:
+        """parked_rows: how many prompts' rows are kept for prompts that begin with them."""
         self._executor = executor
         self._tokenizer = tokenizer
         limits = self._limits = executor.limits
         self._scheduler = Scheduler(
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
+        self._parked = ParkedRows(parked_rows) if parked_rows else None
         self._live: dict[int, Generation] = {}
         self._ids = count()
 
     def submit(self, request: Request) -> int:
         """Queue a request; its deltas carry the returned id."""
-        request_id = next(self._ids)
-        self._live[request_id] = Generation(request_id, request, self._limits, self._tokenizer)
-        self._scheduler.add(request_id, len(request.prompt_token_ids))
+        request_id, prompt = next(self._ids), request.prompt_token_ids
+        live = Generation(request_id, request, self._limits, self._tokenizer)
+        live.parked = self._parked.find(prompt) if self._parked else None
+        live.in_blocks = bool(live.parked) or len(prompt) > self._limits.longest_prefill
+        live.prefilled = len(live.parked.token_ids) if live.parked else 0
+        self._live[request_id] = live
+        self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks)
         return request_id
 
     def cancel(self, request_id: int) -> OutputDelta | None:
@@ -112,11 +120,8 @@ class Loop:
         if chunk.request_id not in self._live:
             return []
         live = self._live[chunk.request_id]
-        prompt = live.prompt_token_ids
         try:
-            prediction = self._executor.prefill(
-                chunk.slot, prompt, chunk.start, chunk.end, live.temperature
-            )
+            prediction = self._run(live, chunk)
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]
         live.prefilled = chunk.end
@@ -124,6 +129,17 @@ class Loop:
         if chunk.is_last or not can_sample(prediction):
             return [self._sample(chunk.request_id, chunk.slot, prediction)]
         return []
+
+    def _run(self, live: Generation, chunk: Chunk) -> Prediction:
+        where = chunk.slot, live.prompt_token_ids, chunk.start, chunk.end, live.temperature
+        if not live.in_blocks:
+            prediction = self._executor.prefill(*where)
+        else:
+            prediction = self._executor.extend(*where, live.parked)
+        if chunk.is_last and self._parked and can_sample(prediction):
+            row = self._executor.park(chunk.slot, where[1], in_blocks=live.in_blocks)
+            self._parked.keep(row)
+        return prediction
 
     def _sample(self, request_id: int, slot: int, prediction: Prediction) -> OutputDelta:
         try:

@@ -33,7 +33,7 @@ class SingleShot:
     ) -> Prediction:
         """Fill the batch slot; the prediction is of the token after the prompt."""
         assert start == 0 and end == len(prompt)
-        _write(self._into_slot.graph.arrays, prompt, temperature)
+        write_tokens(self._into_slot.graph.arrays, prompt, temperature)
         self._into_slot.fill(slot, end)
         return Predictions(self._into_slot.graph, 1)[0]
 
@@ -89,7 +89,7 @@ class Chunked:
         capacity = next(one for one in self._graphs if one >= start + self._chunk)
         self._cache.resize(capacity, start)
         graph = self._graphs[capacity]
-        _write(graph.arrays, prompt[start:end], temperature)
+        write_tokens(graph.arrays, prompt[start:end], temperature)
         graph.arrays[names.PAST_LENGTH][:] = start
         graph.arrays[names.CHUNK_LENGTH][:] = end - start
         graph.run()
@@ -102,7 +102,7 @@ class Chunked:
 Prefill = SingleShot | Chunked
 
 
-def _write(arrays: HostArrays, token_ids: Sequence[int], temperature: float) -> None:
+def write_tokens(arrays: HostArrays, token_ids: Sequence[int], temperature: float) -> None:
     row = arrays[names.INPUT_IDS][0]
     row[: len(token_ids)] = token_ids
     row[len(token_ids) :] = 0

@@ -12,7 +12,7 @@ Invariants
   which no other request holds, and which is free again as soon as the request is finished.
 - At most one request is in prefill. Requests enter prefill in the order in which they were added.
 - The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
-  where L <= C.
+  where L <= C. Onto a compressed row they are blocks, which follow each other and are equally long.
 - A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk. On average
   over many steps the limit holds.
 - A running request moves to a lower batch slot if all running requests then fit a smaller decode
@@ -53,10 +53,13 @@ class Schedule:
 
 @dataclass(slots=True)
 class _Prefill:
+    """in_blocks: onto a compressed row, which holds `done` tokens beforehand."""
+
     request_id: int
     prompt_length: int
-    slot: int
-    done: int = 0
+    done: int
+    in_blocks: bool
+    slot: int = -1
 
 
 class Scheduler:
@@ -84,14 +87,16 @@ class Scheduler:
             )
         self._most = most
         self._free = set(range(batch))
-        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting: deque[_Prefill] = deque()
         self._prefill: _Prefill | None = None
         self._running: dict[int, int] = {}
         self._credit = 0
 
-    def add(self, request_id: int, prompt_length: int) -> None:
-        """Queue a request behind all others."""
-        self._waiting.append((request_id, prompt_length))
+    def add(
+        self, request_id: int, prompt_length: int, done: int = 0, in_blocks: bool = False
+    ) -> None:
+        """Queue a request behind all others. done: tokens of the row that it begins with."""
+        self._waiting.append(_Prefill(request_id, prompt_length, done, in_blocks))
 
     def schedule(self) -> Schedule:
         """Schedule one step and count it as done: the caller carries it out in full."""
@@ -115,7 +120,7 @@ class Scheduler:
         elif request_id in self._running:
             self._free.add(self._running.pop(request_id))
         else:
-            self._waiting = deque(entry for entry in self._waiting if entry[0] != request_id)
+            self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
 
     @property
     def busy(self) -> bool:
@@ -125,7 +130,7 @@ class Scheduler:
     @property
     def waiting(self) -> frozenset[int]:
         """Requests without a batch slot."""
-        return frozenset(request_id for request_id, _ in self._waiting)
+        return frozenset(one.request_id for one in self._waiting)
 
     @property
     def slots_used(self) -> int:
@@ -146,18 +151,30 @@ class Scheduler:
     def _begin_prefill(self) -> bool:
         """Return whether a request is in prefill; if none is, the next one takes a free slot."""
         if self._prefill is None and self._waiting and self._free:
-            slot = min(self._free)
-            self._free.remove(slot)
-            self._prefill = _Prefill(*self._waiting.popleft(), slot)
+            self._prefill = self._waiting.popleft()
+            self._prefill.slot = min(self._free)
+            self._free.remove(self._prefill.slot)
         return self._prefill is not None
 
     def _next_chunk(self) -> Chunk:
         current = self._prefill
         assert current is not None
-        end = min(current.done + self._chunk, current.prompt_length)
-        start = max(0, end - self._chunk)
+        if current.in_blocks:
+            start, end = current.done, _block_end(current.done, current.prompt_length, self._chunk)
+        else:
+            end = min(current.done + self._chunk, current.prompt_length)
+            start = max(0, end - self._chunk)
         current.done = end
         if is_last := end == current.prompt_length:
             self._running[current.request_id] = current.slot
             self._prefill = None
         return Chunk(current.request_id, current.slot, start, end, is_last)
+
+
+def _block_end(start: int, end: int, chunk: int) -> int:
+    """Return the end of the block at `start`: blocks of equal size, up to one token.
+
+    A last block of few tokens would leave the vote to these few.
+    """
+    blocks = -(-(end - start) // chunk)
+    return start + -(-(end - start) // blocks)

@@ -77,6 +77,9 @@ class HostMemory:
     def read(self, buffer: Buffer) -> NDArray[Any]:
         return buffer.host.copy()
 
+    def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
+        buffer.host[...] = array
+
     def copy(self, target: Buffer, source: Buffer) -> None:
         target.host[...] = source.host
 

@@ -27,7 +27,16 @@ def make_limits(
     decode_batches: tuple[int, ...] = (),
 ) -> Limits:
     sizes = decode_batches or (batch,)
-    return Limits(batch, sizes, prefill_chunk, longest_prompt, positions, vocab_size, eos_token_id)
+    return Limits(
+        batch=batch,
+        decode_batches=sizes,
+        prefill_chunk=prefill_chunk,
+        longest_prefill=longest_prompt,
+        longest_prompt=longest_prompt,
+        positions=positions,
+        vocab_size=vocab_size,
+        eos_token_id=eos_token_id,
+    )
 
 
 class FakeGraph:
