@@ -25,7 +25,7 @@ from snapexport.runtime.prefill import write_tokens
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ParkedRow:
     """A prompt's compressed caches, with the position in each cache slot, before any decode step.
 

@@ -85,9 +85,7 @@ class GraphSet:
     extend: GraphName | None = None
 
     @classmethod
-    def of(
-        cls, build: Build, *, baseline: bool, prefill: PrefillForm = "chunks"
-    ) -> "GraphSet":
+    def of(cls, build: Build, *, baseline: bool, prefill: PrefillForm = "chunks") -> "GraphSet":
         """baseline: the uncompressed graphs. Raises UserError where the build lacks a graph.
 
         A build of the full cache is its own baseline.
@@ -358,7 +356,8 @@ def _extend_of(build: Build, baseline: bool, prefill: PrefillForm) -> GraphName 
         return None
     if baseline or not build.manifest.geometry.compresses:
         raise UserError(
-            "a full cache takes no prompt block by block", "leave it out: prefill goes chunk by chunk"
+            "a full cache takes no prompt block by block",
+            "leave it out: prefill goes chunk by chunk",
         )
     if "extend" not in build.manifest.graphs:
         raise UserError(f"{build.directory} has no extend.onnx", "build it again with --extend")

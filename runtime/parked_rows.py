@@ -1,8 +1,8 @@
 """Keeps the rows of the latest prompts, for prompts that begin with one of them.
 
-A turn of a conversation begins with the turns before it, so that it costs its own tokens alone. What
-a row kept was voted for by its own prompt: an answer on a parked row may differ from one on a
-fresh prefill.
+A turn of a conversation begins with the turns before it, so that it costs its own tokens alone.
+What a row keeps was voted for by its own prompt: an answer on a parked row may differ from one on
+a fresh prefill.
 """
 
 from collections import OrderedDict

@@ -103,6 +103,7 @@ Prefill = SingleShot | Chunked
 
 
 def write_tokens(arrays: HostArrays, token_ids: Sequence[int], temperature: float) -> None:
+    """Write a chunk's tokens, padded with zeros, and the temperature if the graph takes it."""
     row = arrays[names.INPUT_IDS][0]
     row[: len(token_ids)] = token_ids
     row[len(token_ids) :] = 0

@@ -11,7 +11,7 @@ from tests.oracle import cases, turns
 from tests.oracle.cases import Case
 from tests.oracle.checkpoints import VOCABULARY
 from tests.oracle.compare import assert_logits, prefill_and_compress
-from tests.oracle.raw import Array, Compressed, RawBuild, Slots, empty_cache, padded, past, present
+from tests.oracle.raw import Array, Compressed, RawBuild, Slots, padded, past, present
 from tests.oracle.raw import run as run_graph
 
 torch.set_num_threads(1)
@@ -137,3 +137,31 @@ VARIANTS: list[dict[str, Any]] = [
 def test_every_option_extends(options: dict[str, Any]) -> None:
     case = Case(**{"extend": True} | options)
     assert_extends(case, (14, 16, 16, 9, 3, 16))
+
+
+@pytest.mark.parametrize(("cache_dtype", "share"), [("fp16", 0.01), ("int8", 0.2)])
+def test_caches_of_fewer_bits_stay_near(cache_dtype: str, share: float) -> None:
+    """share: of the logits' deviation. Rows of 32 tokens and more: short ones calibrate badly."""
+    lengths = (32, 32, 32, 20, 32)
+    case = Case(extend=True, cache_dtype=cache_dtype, policy="streaming")
+    ids, want = turns.first_clear(
+        cases.checkpoint("llama"), lengths, case.geometry, STEPS, VOCABULARY
+    )
+    extended = Extended(cases.built(case))
+    for turn, tokens in enumerate(ids):
+        expected = want.logits[turn]
+        error = np.abs(extended.take(tokens) - expected).max() / expected.std()
+        assert error < share, f"turn {turn}: {error:.3f}"
+        extended.kept(case.geometry)
+
+
+def test_what_is_cached_in_int8_keeps_its_scale() -> None:
+    extended = Extended(cases.built(Case(extend=True, cache_dtype="int8")))
+    extended.take(cases.prompt(32))
+    before = {name: one.copy() for name, one in extended.row.items()}
+    extended.take(cases.prompt(9))
+    for layer in range(extended.build.layers):
+        scale = f"past_key_values.{layer}.key_scale"
+        assert before[scale].any() and np.array_equal(extended.row[scale], before[scale])
+        sinks = f"past_key_values.{layer}.key"
+        assert np.array_equal(extended.row[sinks][:, :, :4], before[sinks][:, :, :4])

@@ -95,8 +95,9 @@ class ExtendCache:
             window = chunk.query_window(query)
             if attributes["latent"] == EXPANDED:
                 window = absorbed(graph, window, more[0])
+            key, value = whole
             latent = bool(attributes["latent"])
-            states = PromptStates(window, *whole, entries.total, latent)
+            states = PromptStates(window, key, value, entries.total, latent)
             chosen = select(graph, self.geometry, layer, scores, states, fresh(graph, "chosen"))
         presents = [
             cache_like(rows[0], names.present_key(layer), shape.cache_slots),
@@ -114,9 +115,7 @@ class ExtendCache:
         graph.outputs.extend([*presents, after])
 
 
-def _pasts(
-    graph: gs.Graph, layer: int, rows: list[gs.Variable], slots: int
-) -> list[gs.Variable]:
+def _pasts(graph: gs.Graph, layer: int, rows: list[gs.Variable], slots: int) -> list[gs.Variable]:
     """Add the layer's cache inputs, stored as `rows` are."""
     past_names = names.past_key(layer), names.past_value(layer)
     pasts = [cache_like(row, name, slots) for row, name in zip(rows, past_names, strict=True)]
@@ -154,7 +153,7 @@ class _Chunk:
         return first
 
     def query_window(self, query: gs.Tensor) -> gs.Variable:
-        """The last W valid queries, [1,H,W,D]; fewer are repeated in turn, so that all count alike."""
+        """The last W valid queries, [1,H,W,D]; fewer are repeated in turn: all count alike."""
         batch, heads, _, head_dim = query.shape
         shape = (batch, heads, self._window, head_dim)
         window = gs.Variable(fresh(self._graph, "window"), query.dtype, shape)

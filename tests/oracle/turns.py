@@ -87,9 +87,7 @@ class TurnMemory:
             self._vote(layer, query, key, visible[:, -1], scoring)
         return visible
 
-    def _vote(
-        self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring
-    ) -> None:
+    def _vote(self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring) -> None:
         """seen: bool [Hkv,N], equally many in each head."""
         shape, width = self.geometry.layers[layer], self.geometry.L_obs
         entries = torch.stack([row.nonzero()[:, 0] for row in seen])

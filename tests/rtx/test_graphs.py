@@ -30,6 +30,7 @@ SAGE = {"policy": "sage", "L_max": 64, "L_recent": 12, "K": 8, "prefill_chunk": 
 FULL = {"policy": "full", "L_max": 64, "prefill_chunk": 24, "dtype": "bf16"}
 STREAMING = {
     "policy": "streaming",
+    "extend": True,
     "L_max": 64,
     "L_recent": 12,
     "prefill_chunk": 24,
@@ -70,6 +71,7 @@ REAL_LATENTS: dict[str, Any] = {
 BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: checkpoint, changes of its configuration, changes of SMALL
     "llama": ("llama", {}, {"baseline": True, "batch": 4, "decode_batches": (1, 2)}),
+    "llama, extended": ("llama", {}, {"extend": True, "top_tokens": 16, "batch": 1}),
     "llama, fp16": ("llama", {}, {"dtype": "fp16"}),
     "llama, weights of its own": ("llama-tied", {}, {"share_weights": False, "baseline": True}),
     "llama, capacities": ("llama", {}, {"L_max": 128, "prefill_capacities": (32, 64)}),
@@ -85,17 +87,25 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral, snapkv": ("mistral", {}, {"policy": "snapkv", "pool_kernel": 7}),
     "qwen2, sage": ("qwen2", {}, SAGE),
     "qwen3, causal votes": ("qwen3", {}, {"softmax": "causal", "vote": "sum-squares"}),
-    "qwen3, pyramid": ("qwen3", {}, {"budget": "pyramid"}),
+    "qwen3, pyramid": ("qwen3", {}, {"budget": "pyramid", "extend": True}),
     "qwen3, sliding layers": ("qwen3-sliding", {}, {}),
     "qwen3-moe, one batch slot": ("qwen3-moe", {}, {"batch": 1, "baseline": True}),
     "qwen3-moe, blocks of experts": ("qwen3-moe", {}, {"batch": 4, "prefill_chunk": 64}),
     "mistral, sliding layers": ("mistral-sliding", {}, SLIDING),
     "gemma2, soft caps": ("gemma2", {}, {"baseline": True}),
-    "gemma3, sliding layers": ("gemma3", {}, {"baseline": True}),
+    "gemma3, sliding layers": ("gemma3", {}, {"baseline": True, "extend": True}),
     "gemma3, single shot": ("gemma3", {}, {"prefill_chunk": 64}),
     "qwen3-moe, real heads": ("qwen3-moe", REAL_QWEN, {"L_max": 4096, "prefill_chunk": 128}),
-    "gpt-oss, real heads": ("gpt-oss", REAL_GPT_OSS, {"L_max": 4096, "prefill_chunk": 256}),
-    "deepseek-v3, real heads": ("deepseek-v3", REAL_LATENTS, {"L_max": 512, "prefill_chunk": 256}),
+    "gpt-oss, real heads": (
+        "gpt-oss",
+        REAL_GPT_OSS,
+        {"L_max": 4096, "prefill_chunk": 256, "extend": True},
+    ),
+    "deepseek-v3, real heads": (
+        "deepseek-v3",
+        REAL_LATENTS,
+        {"L_max": 512, "prefill_chunk": 256, "extend": True},
+    ),
     "deepseek-v2, single shot": ("deepseek-v2", {}, {"prefill_chunk": 64}),
     "deepseek-v3, latents": ("deepseek-v3", {}, {"baseline": True, "batch": 4}),
     "gpt-oss": ("gpt-oss", {}, {"baseline": True}),
@@ -125,7 +135,7 @@ def accepted_graphs(made: Build, softcapped: bool) -> None:
         if not softcapped:
             assert (name in composed_attention(made.manifest)) is is_composed, name
         caches = sum(names.is_past(spec.name) for spec in entry.inputs)
-        written = 0 if name == "compress" else caches
+        written = 0 if name in ("compress", "extend") else caches
         assert answer.layers.get("KV_CACHE_UPDATE", 0) == written, name
 
 
@@ -155,7 +165,13 @@ def test_a_graph_gives_the_layers_of_its_inlined_form(
 
 
 GEOMETRY = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-SCRATCH = {"prefill": 0.72e9, "compress": 0.25e9, "decode": 0.03e9, "baseline-decode": 0.6e9}
+SCRATCH = {
+    "prefill": 0.72e9,
+    "compress": 0.25e9,
+    "extend": 0.15e9,
+    "decode": 0.03e9,
+    "baseline-decode": 0.6e9,
+}
 """Bounds in bytes, at 131,072 positions, 32/8 heads of 128, chunks of 512, one batch slot."""
 
 
@@ -165,7 +181,7 @@ def test_scratch_memory_of_llama_8b_heads_at_131072_positions_is_below_its_bound
     small = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 131072}
     model = checkpoints.make("llama", tmp_path / "model", **GEOMETRY | small)
     options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "prefill_chunk": 512}
-    options |= {"dtype": "bf16", "baseline": True, "batch": 1}
+    options |= {"dtype": "bf16", "baseline": True, "batch": 1, "extend": True}
     made = build(model, tmp_path / "b", target="tensorrt-rtx", **options)
     scratch = {name: ask(made.graph(name), ("8.9",)).scratch or 0 for name in SCRATCH}
     assert {name: used <= SCRATCH[name] for name, used in scratch.items()} == dict.fromkeys(

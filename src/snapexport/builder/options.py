@@ -138,8 +138,8 @@ class BuildOptions(GraphOptions):
             flag = "--extend" if resolved.extend else flag
             raise UserError(
                 f"{flag} is for compressed caches, but --policy is full",
-                "leave it out: the full cache has the build's dtype, ONNX Runtime reads it up to the "
-                "newest token, and prefill itself extends it",
+                "leave it out: the full cache has the build's dtype, ONNX Runtime reads it up to "
+                "the newest token, and prefill extends it",
             )
 
     def _require_nothing_to_compress(self) -> None:

@@ -1,7 +1,8 @@
 """Talk with a build: each line is a message, and the conversation goes on until /reset.
 
 /help lists the commands. Ctrl-C ends an answer, Ctrl-D ends the program. Standard input may be a
-pipe. Sampling is that of the checkpoint's generation_config.json, unless flags say otherwise.
+pipe. Sampling is that of the checkpoint's generation_config.json, unless flags say otherwise. With
+a build made by --extend a turn costs its own tokens, and a conversation may be longer than L_max.
 
 examples:
   snapexport chat qwen.build
@@ -54,12 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_stop(sampling)
     flags.add_backend(parser)
     flags.add_running(parser)
+    flags.add_prefill(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer until the input ends; 2 if an answer to piped input failed."""
-    require_template(Build.open(arguments.build).directory)
+    build = Build.open(arguments.build)
+    require_template(build.directory)
     sampling, sources = _sampling(arguments)
     params = SamplingParams(**sampling, stop=tuple(arguments.stop))
     llm = LLM(
@@ -67,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         baseline=arguments.baseline,
         threads=arguments.threads,
         backend=arguments.backend,
+        prefill=arguments.prefill,
+        parked_rows=int(build.manifest.graph_options.extend and not arguments.baseline),
     )
     talk = Talk(llm, params, arguments.system)
     ERR.print(f"conversations of up to {talk.longest:,} tokens; {sources}", soft_wrap=True)

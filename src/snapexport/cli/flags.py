@@ -10,6 +10,8 @@ from typing import Any
 
 from snapexport.runtime.open_executor import BACKENDS
 
+PREFILLS = ("chunks", "blocks")
+
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:
     """Add a flag for every field named in `helps`: L_max becomes --L-max."""
@@ -44,6 +46,18 @@ def add_running(parser: argparse._ActionsContainer) -> None:
     """Add --baseline and --threads, which LLM accepts."""
     parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+
+
+def add_prefill(parser: argparse._ActionsContainer) -> None:
+    """Add --prefill, which LLM accepts."""
+    parser.add_argument(
+        "--prefill",
+        choices=PREFILLS,
+        default=PREFILLS[0],
+        help="how prompts are taken: chunks, into a cache of full length, compressed at the end; "
+        "or blocks, onto the compressed cache, in memory that does not grow with the prompt and "
+        "beyond L_max: for builds with --extend (default: chunks)",
+    )
 
 
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_stop(sampling)
     flags.add_backend(parser)
     flags.add_running(parser)
+    flags.add_prefill(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         baseline=arguments.baseline,
         threads=arguments.threads,
         backend=arguments.backend,
+        prefill=arguments.prefill,
     )
     request = _request(llm, text, messages, params)
     if messages is not None:

@@ -40,6 +40,8 @@ MODEL = {
     "name": "name of the model (default: the build directory's)",
     "max_pending": "requests that may wait for a batch slot; further ones get status 503",
     "threads": "CPU threads (default: all cores)",
+    "parked_rows": "prompts whose compressed caches are kept in the host's memory, so that the "
+    "next turn of a conversation costs its own tokens; for builds with --extend",
     "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
     "each batch slot)",
 }

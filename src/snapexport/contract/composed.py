@@ -20,7 +20,7 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     found: dict[str, int] = {}
     model = manifest.model
     for name, graph in manifest.graphs.items():
-        for batch, rows, slots in _attention_sizes(graph):
+        for batch, rows, slots in attention_sizes(graph):
             if not _is_fused(manifest, rows, slots):
                 scores = _FP32 * batch * model.num_attention_heads * rows * slots
                 found[name] = max(scores, found.get(name, 0))
@@ -36,12 +36,16 @@ def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
     return plain and fits(DTYPE_BYTES[manifest.dtype], rows, slots, model.head_dim)
 
 
-def _attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
-    """(B, C, S) of each layer; of a single shot its rows are its keys."""
+def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
+    """(B, C, S) of layers: rows and keys. Of a single shot its rows are its keys.
+
+    A chunk is written into its cache, or stands behind it (extend).
+    """
     inputs = {spec.name: spec.shape for spec in graph.inputs}
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
     caches = [shape for name, shape in inputs.items() if names.is_past(name)]
-    for slots in {shape[2] for shape in caches} or {rows}:
+    behind = rows if graph.file == "extend.onnx" else 0
+    for slots in {shape[2] + behind for shape in caches} or {rows}:
         yield batch, rows, slots

@@ -39,9 +39,10 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
     """{present cache: the input whose buffer it has to share}.
 
-    Empty for the compress graph: its input and output caches differ in length.
+    Empty for the compress graph, whose input and output caches differ in length, and for extend,
+    which moves what it keeps to other cache slots.
     """
-    inputs = {spec.name for spec in graph.inputs if name != "compress"}
+    inputs = {spec.name for spec in graph.inputs if name not in ("compress", "extend")}
     outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]
     pairs = {present: names.past_of(present) for present in outputs}
     return {present: past for present, past in pairs.items() if past in inputs}

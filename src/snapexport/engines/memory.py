@@ -121,16 +121,24 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
     layers = [spec for spec in _caches(manifest.graphs[name]) if spec.name.endswith(".key")]
     slots = max((spec.shape[2] for spec in layers), default=0)
-    windows = [spec for spec in inputs.values() if spec.name.startswith("query_window.")]
-    if windows:
-        _, heads, window, _ = windows[0].shape
-        return int(_VOTE_COPIES * 4 * heads * window * slots)
+    if name == "compress":
+        return _vote_scratch(manifest, slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1
     scores = composed_attention(manifest).get(name, 0)
     if not layers or (rows == 1 and not scores):
         return 0
-    return 2 * max(map(tensor_bytes, layers)) + 2 * rows * slots + scores
+    copied = max(map(tensor_bytes, layers))
+    if name == "extend":  # the chunk stands behind the cache
+        copied, slots = copied * (slots + rows) // slots, slots + rows
+        scores = max(scores, _vote_scratch(manifest, slots))
+    return 2 * copied + 2 * rows * slots + scores
+
+
+def _vote_scratch(manifest: Manifest, slots: int) -> int:
+    """Bytes of the votes of one layer's window."""
+    heads, window = manifest.model.num_attention_heads, manifest.geometry.L_obs
+    return int(_VOTE_COPIES * 4 * heads * window * slots)
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:

@@ -59,6 +59,7 @@ class ServeOptions(ModelOptions):
     host: str = "127.0.0.1"
     port: int = 8000
     backend: BackendName | None = None
+    parked_rows: int = 0
     request_seconds: float = 600
     drain_seconds: float = 30
     api_key: str | None = field(default=None, repr=False)
@@ -78,8 +79,9 @@ class ServeOptions(ModelOptions):
                 raise _wrong(self, name, f"a number from 0 (a free port) to {MOST_PORT}")
         if not self.request_seconds > 0:
             raise _wrong(self, "request_seconds", "a number above 0")
-        if not self.drain_seconds >= 0:
-            raise _wrong(self, "drain_seconds", "0 or more")
+        for name in ("drain_seconds", "parked_rows"):
+            if not getattr(self, name) >= 0:
+                raise _wrong(self, name, "0 or more")
         self._require_usable_access()
         super().__post_init__()
 
@@ -103,6 +105,11 @@ class ServeOptions(ModelOptions):
                 raise UserError(
                     "--backend is not supported with --triton",
                     "use --device cpu or --device gpu",
+                )
+            if self.parked_rows:
+                raise UserError(
+                    "--parked-rows is not supported with --triton",
+                    "leave out one of them: the server in one process keeps rows",
                 )
             return
         for name in TRITON_ONLY:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
+from snapexport.runtime.executor import PrefillForm
 from snapexport.runtime.llm import LLM
 from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.backing import Backing
@@ -48,7 +49,8 @@ def serve(options: ServeOptions, report: Report) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
         signals = stack.enter_context(Signals())
-        preprocessor = Preprocessor.open(options.build, options.max_pending)
+        form: PrefillForm = "both" if options.parked_rows else "chunks"
+        preprocessor = Preprocessor.open(options.build, options.max_pending, form)
         stack.callback(preprocessor.close)
         if options.triton:
             with needs_extra("triton"):
@@ -66,6 +68,7 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
         threads=options.threads,
         max_num_batched_tokens=options.token_budget,
         backend=options.backend,
+        parked_rows=options.parked_rows,
     )
     try:
         warm_up(llm)

@@ -18,7 +18,7 @@ from snapexport.runtime import prompts
 from snapexport.runtime.chat import chat_template, template_files
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.template_process import TemplateProcesses
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.executor import Limits, PrefillForm
 from snapexport.runtime.requests import Request, SamplingParams
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
 from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
@@ -38,17 +38,18 @@ class Preprocessor:
     """Most answers of one body: prompts times n."""
 
     @classmethod
-    def open(cls, build: Path, max_pending: int) -> "Preprocessor":
+    def open(cls, build: Path, max_pending: int, prefill: PrefillForm = "chunks") -> "Preprocessor":
         """Read a build's files. Raises UserError.
 
         max_pending: requests that may wait for a batch slot. A body may not ask for more answers
-        than can run and wait.
+        than can run and wait. prefill: how the runtime takes prompts.
         """
         manifest = Manifest.read(build)
         tokenizer = prompts.load_tokenizer(build)
         if tokenizer is None:
             raise UserError(f"{build} has no tokenizer.json", "copy it from the checkpoint")
-        limits = Limits.of(manifest, full_cache=not manifest.geometry.compresses)
+        full_cache = not manifest.geometry.compresses
+        limits = Limits.of(manifest, full_cache=full_cache, prefill=prefill)
         room = limits.batch + max_pending
         return cls(tokenizer, _template(build), limits, min(cls.most_answers, room))
 
