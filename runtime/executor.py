@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import BASELINE, GraphEntry, GraphName, Manifest
+from snapexport.contract.manifest import BASELINE, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
 from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.decode_inputs import Integers, Temperatures, write_decode_inputs
 from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
+from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
 from snapexport.runtime.prompt_cache import PromptCache
@@ -63,16 +64,18 @@ class GraphSet:
     """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
 
     prefill: by the positions of each one's cache, ascending. decode: by the batch slots that each
-    runs, ascending. compress: None where prefill does it, or where nothing is compressed.
+    runs, ascending. compress: None where prefill does it, or where nothing is compressed. role:
+    which of them are loaded.
     """
 
     prefill: dict[int, GraphName]
     compress: GraphName | None
     decode: dict[int, GraphName]
     full_cache: bool
+    role: Role = "both"
 
     @classmethod
-    def of(cls, build: Build, *, baseline: bool) -> "GraphSet":
+    def of(cls, build: Build, *, baseline: bool, role: Role = "both") -> "GraphSet":
         """baseline: the uncompressed graphs. Raises UserError where the build has none.
 
         A build of the full cache is its own baseline.
@@ -89,13 +92,16 @@ class GraphSet:
             compress=None if full_cache or manifest.single_shot else "compress",
             decode=manifest.decode_graphs(prefix),
             full_cache=full_cache,
+            role=role,
         )
 
     @property
     def all(self) -> list[GraphName]:
-        """Every graph once."""
-        others = [self.compress] if self.compress else []
-        return [*self.decode.values(), *self.prefill.values(), *others]
+        """Every graph that is loaded, once."""
+        decode = [] if self.role == "prefill" else [*self.decode.values()]
+        if self.role == "decode":
+            return decode
+        return [*decode, *self.prefill.values(), *([self.compress] if self.compress else [])]
 
 
 class Executor:
@@ -127,18 +133,23 @@ class Executor:
         self._manifest, self._graphs = manifest, graphs
         self._memory = backend.memory
         self._weights = weights or {}
-        entry = self._entry(graphs.decode[self.limits.batch])
-        whole = allocate(self._memory, entry, self._weights)
+        self._digest = digest_of(manifest)
+        whole = self._allocate_decode()
         self._decodes = {
-            count: self._bind(name, _first(whole, count)) for count, name in graphs.decode.items()
+            count: self._bind(name, _first(whole, count))
+            for count, name in graphs.decode.items()
+            if name in graphs.all
         }
         self._rows = [_caches(whole, slot) for slot in range(self.limits.batch)]
+        self._held = np.zeros((2, self.limits.batch), np.int64)
+        """Prompt length and next position of what each batch slot holds; 0: it is idle."""
         self._kept: Buffers = {}
         self._into_slot: FillSlot
-        self._prefill: Prefill | None = self._make_prefill(whole)
+        self._prefill = None if graphs.role == "decode" else self._make_prefill(whole)
+        self._closed = False
         self._last_prefilled = 0
         captured = [graph.capture() for graph in self._decodes.values()]
-        self.captured = all(captured)
+        self.captured = bool(captured) and all(captured)
         if any(captured):  # each was run once
             for slot in range(self.limits.batch):
                 self.clear(slot)
@@ -146,6 +157,7 @@ class Executor:
     @property
     def decode_buffers(self) -> dict[str, NDArray[Any]]:
         """Inputs and outputs of decode after a step, those that the host can see: to be read."""
+        self._require_decode()
         return dict(self._decodes[self.limits.batch].arrays)
 
     def prefill(
@@ -162,9 +174,12 @@ class Executor:
         with decode steps but no other prompt between them. The prediction is of the token after the
         chunk. temperature, above 0: for builds with top tokens.
         """
-        prefill = self._require_open()
+        prefill = self._require_prefill()
         self._last_prefilled = slot
-        return prefill.run(slot, prompt, start, end, temperature)
+        prediction = prefill.run(slot, prompt, start, end, temperature)
+        if end == len(prompt):
+            self._held[:, slot] = end
+        return prediction
 
     def prefill_prompt(
         self, slot: int, prompt: Sequence[int], temperature: float = 1.0
@@ -187,11 +202,14 @@ class Executor:
         Idle batch slots take zeros, and their contents are lost: a prompt's last chunk rewrites
         them. temperature, above 0: for builds with top tokens; None for 1 in all slots.
         """
-        self._require_open()
+        self._require_decode()
         count = len(input_ids)
-        graph = self._decodes[next(slots for slots in self._decodes if slots >= count)]
+        size = next(slots for slots in self._decodes if slots >= count)
+        graph = self._decodes[size]
         write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length, temperature)
         graph.run()
+        self._held[:, :size] = 0
+        self._held[:, :count] = prompt_length, position_ids + 1
         return Predictions(graph, count)
 
     def move(self, source: int, target: int) -> None:
@@ -199,8 +217,58 @@ class Executor:
         self._require_open()
         for over, row in zip(self._rows[target], self._rows[source], strict=True):
             self._memory.copy(over, row)
+        self._held[:, target] = self._held[:, source]
+        self.release(source)
         if self._last_prefilled == source:
             self._last_prefilled = target
+
+    @property
+    def role(self) -> Role:
+        """Which graphs are loaded."""
+        return self._graphs.role
+
+    def export_row(self, slot: int) -> Row:
+        """Describe what the batch slot holds. Nothing is copied: it is valid while that stays.
+
+        Raises UserError for an idle batch slot.
+        """
+        self._require_open()
+        prompt_length, position = map(int, self._held[:, slot])
+        if not prompt_length:
+            raise UserError(f"batch slot {slot} holds no prompt", "prefill one into it first")
+        row = self._rows[slot]
+        return Row(self._digest, place_of(row), tuple(row), prompt_length, position)
+
+    def require_adoptable(self, row: Row) -> None:
+        """Raise UserError for a row of another build, or with missing bytes. Changes nothing."""
+        require_adoptable(row, self._digest, self._rows[0], self.limits.positions)
+
+    def adopt_row(self, slot: int, row: Row) -> None:
+        """Copy another executor's row into an idle batch slot, to be decoded from then on.
+
+        Raises UserError for a row that does not fit and for a batch slot in use; nothing is changed
+        then.
+        """
+        self._require_open()
+        self.require_adoptable(row)
+        if self._held[0, slot]:
+            raise UserError(f"batch slot {slot} is in use", "take another one, or release it first")
+        for target, source in zip(self._rows[slot], row.buffers, strict=True):
+            self._memory.copy(target, source)
+        self._memory.synchronize()  # the source may be written again from now on
+        self._held[:, slot] = row.prompt_length, row.next_position
+
+    def release(self, slot: int) -> None:
+        """Say that a batch slot is idle. Its contents stay until something is written there."""
+        self._held[:, slot] = 0
+
+    def new_row(self) -> list[Buffer]:
+        """Allocate buffers like a batch slot's, for a row to land in before `adopt_row`."""
+        self._require_open()
+        return [
+            self._memory.allocate(TensorSpec(name=one.name, dtype=one.dtype, shape=[*one.shape]))
+            for one in self._rows[0]
+        ]
 
     def clear(self, slot: int) -> None:
         """Zero the caches that the batch slot's prompt filled, since it may have left NaN there.
@@ -209,11 +277,12 @@ class Executor:
         prompt cache is cleared too, unless another prompt came since. Other batch slots, a prompt
         half-way through prefill and the last predictions stay as they are.
         """
-        prefill = self._require_open()
+        self._require_open()
         for row in self._rows[slot]:
             self._memory.zero(row)
-        if slot == self._last_prefilled:
-            prefill.clear()
+        self.release(slot)
+        if self._prefill and slot == self._last_prefilled:
+            self._prefill.clear()
 
     def compress(self, slot: int, prompt_length: int) -> None:
         """Fill a batch slot from the prompt cache once more: to measure the step by itself.
@@ -237,16 +306,38 @@ class Executor:
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""
-        if self._prefill:
+        if not self._closed:
+            self._closed = True
             self._decodes.clear()
-            self._prefill = None
-            del self._into_slot
+            if self._prefill:
+                self._prefill = None
+                del self._into_slot
             self.backend.close()
 
-    def _require_open(self) -> Prefill:
-        if self._prefill is None:
+    def _require_open(self) -> None:
+        if self._closed:
             raise DeviceError("the executor was closed")
+
+    def _require_prefill(self) -> Prefill:
+        self._require_open()
+        if self._prefill is None:
+            raise UserError("this executor decodes alone", 'open it with role="both" or "prefill"')
         return self._prefill
+
+    def _require_decode(self) -> None:
+        self._require_open()
+        if not self._decodes:
+            raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
+
+    def _allocate_decode(self) -> Buffers:
+        """Decode's buffers; the caches alone where decode is not loaded."""
+        entry = self._entry(self._graphs.decode[self.limits.batch])
+        if self.role != "prefill":
+            return allocate(self._memory, entry, self._weights)
+        caches = [one for one in (*entry.inputs, *entry.outputs) if names.is_cache(one.name)]
+        return allocate(
+            self._memory, entry.model_copy(update={"inputs": caches, "outputs": []}), {}
+        )
 
     def _kept_of(self, name: str) -> Integers:
         if name not in self._kept:

@@ -18,6 +18,7 @@ from snapexport.runtime import prompts as prompts_module
 from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
 from snapexport.runtime.executor import Executor
+from snapexport.runtime.hand_over import Role
 from snapexport.runtime.loop import Loop
 from snapexport.runtime.open_executor import BackendName, open_executor
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
@@ -42,6 +43,7 @@ class LLM:
         prepack: bool = False,
         max_num_batched_tokens: int | None = None,
         backend: BackendName | None = None,
+        role: Role = "both",
         **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
@@ -50,13 +52,14 @@ class LLM:
         second copy of the weights, laid out for faster decoding of up to 7 batch slots or more than
         32. max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk
         and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
-        Runtime on the CPU.
+        Runtime on the CPU. role: "prefill" and "decode" take only requests that hand a prompt over,
+        or that were handed over.
         """
         for name in unknown:
             _refuse(name)
         build = Build.open(build_dir)
         executor = open_executor(
-            build, backend=backend, baseline=baseline, threads=threads, prepack=prepack
+            build, backend=backend, baseline=baseline, threads=threads, prepack=prepack, role=role
         )
         self._set_up(executor, load_tokenizer(build.directory), max_num_batched_tokens)
         self._directory = build.directory
@@ -185,9 +188,13 @@ class LLM:
         if delta := self._loop.cancel(request_id):
             self._deliver(delta)
 
+    def release(self, request_id: int) -> None:
+        """Free the batch slot of a request that handed its row over: somebody has copied it."""
+        self._loop.release(request_id)
+
     @property
     def busy(self) -> bool:
-        """Whether a request is live, or `step` has deltas to return."""
+        """Whether a step would do anything, or has deltas to return."""
         return self._loop.busy or bool(self._outbox)
 
     @property

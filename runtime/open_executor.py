@@ -6,6 +6,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.backend import DeviceError, GraphBackend
 from snapexport.runtime.executor import Executor, GraphSet
+from snapexport.runtime.hand_over import Role
 from snapexport.runtime.prompt_cache import PromptCache
 from snapexport.runtime.shared_weights import load_weights
 
@@ -23,6 +24,7 @@ def open_executor(
     threads: int | None = None,
     prepack: bool = False,
     prompt_cache: PromptCache | None = None,
+    role: Role = "both",
 ) -> Executor:
     """Load a build. Raises UserError.
 
@@ -31,20 +33,22 @@ def open_executor(
     CPU may take a hundred times as long, and is used only if it is named.
     baseline: run the uncompressed graphs. threads, prepack (a second copy of the weights, for
     faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
-    same model on the same backend, so that both prefill a common prompt once.
+    same model on the same backend, so that both prefill a common prompt once. role: "prefill" loads
+    no decode graph, "decode" neither prefill nor compress.
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
     chosen = backend or default_backend(build)
+    graphs = GraphSet.of(build, baseline=baseline, role=role)
     if chosen == "onnxruntime":
-        return _onnxruntime(build, baseline, threads, prepack, prompt_cache)
+        return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
     if threads is not None or prepack:
         raise UserError(
             f"threads and prepacked weights are the CPU's, and {_SPELLED[chosen]} runs this build",
             "leave them out, or choose --backend onnxruntime",
         )
     try:
-        return _on_gpu(build, baseline, chosen, prompt_cache)
+        return _on_gpu(build, graphs, chosen, prompt_cache)
     except UserError as refusal:
         if backend is not None:
             raise
@@ -59,14 +63,13 @@ def default_backend(build: Build) -> BackendName:
 
 def _onnxruntime(
     build: Build,
-    baseline: bool,
+    graphs: GraphSet,
     threads: int | None,
     prepack: bool,
     prompt_cache: PromptCache | None,
 ) -> Executor:
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
-    graphs = GraphSet.of(build, baseline=baseline)
     backend = OnnxRuntimeBackend(build, graphs, threads=threads, prepack=prepack)
     try:
         return _executor(build, graphs, backend, prompt_cache)
@@ -78,9 +81,8 @@ def _onnxruntime(
 
 
 def _on_gpu(
-    build: Build, baseline: bool, backend: BackendName, prompt_cache: PromptCache | None
+    build: Build, graphs: GraphSet, backend: BackendName, prompt_cache: PromptCache | None
 ) -> Executor:
-    graphs = GraphSet.of(build, baseline=baseline)
     try:
         make = _tensorrt if backend == "tensorrt" else _cuda
         return _executor(build, graphs, make(build, graphs), prompt_cache)
