@@ -262,13 +262,17 @@ class Executor:
         """Say that a batch slot is idle. Its contents stay until something is written there."""
         self._held[:, slot] = 0
 
-    def new_row(self) -> list[Buffer]:
+    def row_buffers(self, slot: int) -> tuple[Buffer, ...]:
+        """The batch slot's part of every cache: addresses that never change."""
+        return tuple(self._rows[slot])
+
+    def new_row(self) -> tuple[Buffer, ...]:
         """Allocate buffers like a batch slot's, for a row to land in before `adopt_row`."""
         self._require_open()
-        return [
+        return tuple(
             self._memory.allocate(TensorSpec(name=one.name, dtype=one.dtype, shape=[*one.shape]))
             for one in self._rows[0]
-        ]
+        )
 
     def clear(self, slot: int) -> None:
         """Zero the caches that the batch slot's prompt filled, since it may have left NaN there.
