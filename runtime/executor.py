@@ -237,6 +237,7 @@ class Executor:
         if not prompt_length:
             raise UserError(f"batch slot {slot} holds no prompt", "prefill one into it first")
         row = self._rows[slot]
+        self._memory.synchronize()  # others read it past this executor's stream
         return Row(self._digest, place_of(row), tuple(row), prompt_length, position)
 
     def require_adoptable(self, row: Row) -> None:

@@ -40,6 +40,21 @@ def expected_of(llm: LLM, prompts: list[list[int]]) -> list[str]:
     return [one.text for one in llm.generate(prompts, how)]
 
 
+def moved_texts(llm: LLM, prompt: list[int]) -> set[str]:
+    """All texts of a request that moved once: its tokens so far become part of the prompt.
+
+    The longer prompt is compressed anew, so that later tokens may differ.
+    """
+    assert llm.tokenizer
+    (whole,) = llm.generate([prompt], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+    first = [list(whole.token_ids[:count]) for count in range(1, TOKENS)]
+    how = [SamplingParams(max_tokens=TOKENS - len(one), ignore_eos=True) for one in first]
+    rest = llm.generate([prompt + one for one in first], how)
+    return {
+        llm.tokenizer.decode([*one, *more.token_ids]) for one, more in zip(first, rest, strict=True)
+    }
+
+
 async def ask(client: AsyncOpenAI, prompt: list[int]) -> str | APIStatusError:
     try:
         answer = await client.completions.create(
@@ -76,8 +91,9 @@ def test_killed_decode_worker_ends_or_moves_its_requests(
     failed = [one for one in found if not isinstance(one, str)]
     assert all(one.status_code >= 500 and one.message for one in failed)
     assert len(failed) <= llm.max_num_seqs + 4  # running there, or on their way
-    for one, right in zip(found, expected, strict=True):
-        assert not isinstance(one, str) or one == right
+    for one, right, prompt in zip(found, expected, prompts, strict=True):
+        if isinstance(one, str) and one != right:
+            assert migrations and one in moved_texts(llm, prompt)
     assert sum(isinstance(one, str) for one in found) >= len(found) // 2
     again = asyncio.run(ask(alone.async_client, prompts[0]))
     assert again == expected[0]
@@ -88,7 +104,11 @@ def test_killed_decode_worker_ends_or_moves_its_requests(
 
 def prefill(cluster: Cluster, prompt: list[int]) -> dict[str, Any]:
     """What a prefill worker answers the frontend."""
-    (chunk,) = cluster.direct("prefill", {"token_ids": prompt} | GREEDY)["chunks"]
+    end = time.monotonic() + SECONDS
+    while "chunks" not in (answer := cluster.direct("prefill", {"token_ids": prompt} | GREEDY)):
+        # A killed worker is in the folder of discovery for some seconds.
+        assert "onnect" in answer["error"] and time.monotonic() < end, answer
+    (chunk,) = answer["chunks"]
     assert chunk["finish_reason"] == "length" and len(chunk["token_ids"]) == 1
     return dict(chunk["disaggregated_params"])
 
@@ -161,7 +181,7 @@ def test_prompt_of_another_build_is_refused(
     [
         ({"row": []}, "the prefill worker's row has other sizes"),
         ({"prompt_length": 5}, "the prefill worker's row is of another prompt"),
-        ({"first_token": 1 << 31}, "is no token of the model"),
+        ({"first_token": 1 << 31}, "is not a token of the model"),
         ({"unknown": 1}, "hand-over is not valid: unknown"),
         ({"agent": "bm8gYWdlbnQ="}, "NIXL does not know the prefill worker"),
         ({"agent": "?"}, "NIXL does not know the prefill worker"),

@@ -11,6 +11,8 @@ examples:
 """
 
 import argparse
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 from snapexport.cli import flags
@@ -75,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     *verb, build = arguments.words
     common = flags.values(arguments, BOTH)
     if not verb:
+        _refuse_given(arguments, ClusterOptions, [*CLUSTER, "logs"], "`snapexport dynamo up`")
         options = WorkerOptions(
             build=Path(build),
             chat_template=arguments.chat_template,
@@ -88,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if verb != [UP]:
         raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
+    _refuse_given(arguments, WorkerOptions, [*WORKER, "chat_template"], "a single worker")
     from snapexport.serving.dynamo.up import run_cluster
 
     cluster = ClusterOptions(
@@ -95,3 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
     )
     run_cluster(cluster, OUT.print)
     return 0
+
+
+def _refuse_given(
+    arguments: argparse.Namespace, options: type, names: Iterable[str], whose: str
+) -> None:
+    """Raise UserError for a flag that would do nothing."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name in names:
+        if getattr(arguments, name) != defaults[name]:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} belongs to {whose}", "leave it out")

@@ -18,19 +18,27 @@ class Slots:
         self.released.append(request_id)
 
 
+def granted(slots: Slots, request_id: int) -> tuple[int, int]:
+    slots.leases.grant(request_id, now=0)
+    found = slots.leases.of(request_id)
+    assert found
+    return found
+
+
 def test_lease_ends_once_and_erases_its_stamp() -> None:
     slots = Slots()
-    lease, stamp = slots.leases.grant(7, now=0)
+    lease, stamp = granted(slots, 7)
     assert slots.leases.stamps[stamp] == lease != 0
     slots.leases.end(lease)
     slots.leases.end(lease)
+    assert slots.leases.of(7) is None
     assert slots.released == [7] and not slots.leases.stamps.any() and not len(slots.leases)
 
 
 def test_lease_that_nobody_extends_expires() -> None:
     slots = Slots()
     slots.leases.grant(1, now=0)
-    lease, _ = slots.leases.grant(2, now=0)
+    lease, _ = granted(slots, 2)
     slots.leases.extend(lease, now=5)
     slots.leases.expire(now=10)
     assert slots.released == [1] and slots.leases.expired == 1
@@ -42,11 +50,11 @@ def test_lease_that_nobody_extends_expires() -> None:
 
 def test_later_lease_of_the_same_stamp_has_another_value() -> None:
     slots = Slots()
-    lease, stamp = slots.leases.grant(1, now=0)
-    other, other_stamp = slots.leases.grant(2, now=0)
+    lease, stamp = granted(slots, 1)
+    other, other_stamp = granted(slots, 2)
     assert stamp != other_stamp
     slots.leases.end(lease)
-    again, stamp_again = slots.leases.grant(3, now=0)
+    again, stamp_again = granted(slots, 3)
     assert stamp_again == stamp and len({lease, other, again}) == 3
 
 

@@ -18,6 +18,8 @@ from tests.dynamo.needed import IS_INSTALLED
         (["x.build", "--chat-template", "none.jinja"], "none.jinja is not a file"),
         (["up", "x.build", "--decode", "0"], "--decode 0 is too small"),
         (["up", "x.build", "--port", "70000"], "--port 70000 cannot be used"),
+        (["x.build", "--decode", "2"], "--decode belongs to `snapexport dynamo up`"),
+        (["up", "x.build", "--role", "prefill"], "--role belongs to a single worker"),
         (["down", "x.build"], "down is not known here"),
     ],
 )

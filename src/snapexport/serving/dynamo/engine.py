@@ -174,7 +174,8 @@ class SnapexportEngine(LLMEngine):
                 async for delta in deltas:
                     yield stream, delta
         finally:
-            del self._active[context.id()]
+            if self._active.get(context.id()) is stream:  # a retry has the same id
+                del self._active[context.id()]
 
     async def abort(self, context: Context) -> None:
         """The client left, or the frontend found a stop string: free the batch slot."""

@@ -31,17 +31,23 @@ class Leases:
         self._seconds, self._release = seconds, release
         self._free = set(range(count))
         self._leases: dict[int, _Lease] = {}
+        self._of_request: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def grant(self, request_id: int, now: float) -> tuple[int, int]:
-        """Return a new lease and the index of its stamp."""
+    def grant(self, request_id: int, now: float) -> None:
+        """Begin a request's lease."""
         stamp = self._free.pop()
         lease = secrets.randbelow((1 << 63) - 1) + 1  # unguessable: it names the row to others
         self._leases[lease] = _Lease(request_id, stamp, now + self._seconds)
+        self._of_request[request_id] = lease
         self.stamps[stamp] = lease
-        return lease, stamp
+
+    def of(self, request_id: int) -> tuple[int, int] | None:
+        """A request's lease and the index of its stamp; None if it has ended."""
+        lease = self._of_request.get(request_id)
+        return None if lease is None else (lease, self._leases[lease].stamp)
 
     def extend(self, lease: int, now: float) -> None:
         """Somebody still wants the row."""
@@ -53,6 +59,7 @@ class Leases:
         if found := self._leases.pop(lease, None):
             self.stamps[found.stamp] = 0
             self._free.add(found.stamp)
+            del self._of_request[found.request_id]
             self._release(found.request_id)
 
     def expire(self, now: float) -> None:

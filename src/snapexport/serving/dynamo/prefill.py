@@ -13,7 +13,7 @@ from snapexport.runtime.requests import OutputDelta
 from snapexport.serving.dynamo.leases import Leases
 from snapexport.serving.dynamo.message import HandOver, Logprob, Span
 from snapexport.serving.dynamo.notes import END, HOLD, parse
-from snapexport.serving.dynamo.transport import Spans, Transport
+from snapexport.serving.dynamo.transport import FetchError, Spans, Transport
 from snapexport.serving.worker import Event, Stream, Streams
 
 LISTEN_SECONDS = 0.005
@@ -29,7 +29,6 @@ class Lender:
         batch = executor.limits.batch
         self.leases = Leases(batch, seconds, streams.worker.release)
         self._transport = transport
-        self._granted: dict[int, tuple[int, int]] = {}
         stamps = self.leases.stamps
         self._stamps = [
             Span(address=int(stamps[i:].ctypes.data), nbytes=stamps.itemsize) for i in range(batch)
@@ -43,11 +42,14 @@ class Lender:
 
     def lend(self, request_id: int) -> None:
         """Begin a lease, whether or not anybody is left to hear of it."""
-        self._granted[request_id] = self.leases.grant(request_id, time.monotonic())
+        self.leases.grant(request_id, time.monotonic())
 
     def message(self, request_id: int, delta: OutputDelta, row: Row) -> HandOver:
-        """What the decode worker has to know."""
-        lease, stamp = self._granted.pop(request_id)
+        """What the decode worker has to know. Raises FetchError if the lease has ended already."""
+        found = self.leases.of(request_id)
+        if found is None:
+            raise FetchError("the prefill worker was too slow to hand the prompt over")
+        lease, stamp = found
         return HandOver(
             digest=row.digest,
             place=row.place,
