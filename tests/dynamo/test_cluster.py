@@ -19,11 +19,12 @@ from snapexport import LLM, SamplingParams
 from snapexport.serving.dynamo.up import HOST
 from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
-from tests.dynamo.processes import NAME, Cluster, until
+from tests.dynamo.processes import NAME, Cluster
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SECONDS = 60
 STREAM_TOKENS = 1200
+DECODE = "decode-0", "decode-1"
 
 
 @contextmanager
@@ -126,13 +127,13 @@ def test_chat_goes_through_the_builds_template(alone: Cluster, build: Path, tmp_
 
 
 def test_worker_drains_on_sigterm(alone: Cluster, build: Path, llm: LLM) -> None:
-    """A running answer finishes; the worker then ends by itself, with status 0."""
-    alone.serve(build, prefill=1, decode=1)
+    """A running answer finishes, and the worker then ends by itself."""
+    alone.serve(build, prefill=1, decode=2)
     prompt = ids_of(llm, 9)
     how = SamplingParams(max_tokens=STREAM_TOKENS, ignore_eos=True)
     (expected,) = llm.generate([prompt], how)
 
-    async def run() -> str:
+    async def run() -> tuple[str, str]:
         stream = await alone.async_client.completions.create(
             model=NAME,
             prompt=prompt,
@@ -141,18 +142,32 @@ def test_worker_drains_on_sigterm(alone: Cluster, build: Path, llm: LLM) -> None
             stream=True,
             extra_body={"ignore_eos": True},
         )
-        parts: list[str] = []
+        busy, parts = "", []
         async for chunk in stream:
-            if not parts:
-                alone.members["decode-0"].process.send_signal(signal.SIGTERM)
+            if not busy:
+                (busy,) = (one for one in DECODE if alone.metric(one, "slots_used"))
+                alone.members[busy].process.send_signal(signal.SIGTERM)
             parts += [choice.text for choice in chunk.choices]
-        return "".join(parts)
+        return busy, "".join(parts)
 
-    assert asyncio.run(run()) == expected.text
-    assert alone.members["decode-0"].process.wait(SECONDS) == 0
+    busy, text = asyncio.run(run())
+    assert text == expected.text
+    assert alone.members[busy].process.wait(SECONDS) == 0
+
+
+def test_prefill_worker_waits_for_its_rows_on_sigterm(
+    alone: Cluster, build: Path, llm: LLM
+) -> None:
+    lease = 8
+    alone.worker(build, "prefill", "prefill-0", lease)
+    alone.wait_for_workers()
+    prompt = ids_of(llm, 3)
+    request = {"token_ids": prompt, "stop_conditions": {"max_tokens": 5}}
+    (chunk,) = alone.direct("prefill", request)["chunks"]
+    assert chunk["disaggregated_params"]["prompt_length"] == len(prompt)
+    process = alone.members["prefill-0"].process
+    assert alone.metric("prefill-0", "leases") == 1
     began = time.monotonic()
-    prefill = alone.members["prefill-0"].process
-    prefill.send_signal(signal.SIGTERM)
-    assert prefill.wait(SECONDS) == 0
-    assert time.monotonic() - began < 30
-    until(lambda: alone.members["frontend"].process.poll() is None)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+    assert lease / 2 < time.monotonic() - began < 30

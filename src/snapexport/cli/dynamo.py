@@ -39,6 +39,7 @@ WORKER = {
     "discovery": "how the parts find each other; file: through the folder $DYN_FILE_KV",
     "event_plane": "how the parts tell each other of events",
     "request_seconds": "longest time of an answer in a worker",
+    "drain_seconds": "how long running answers may go on after a signal",
 }
 CLUSTER = {
     "prefill": "prefill workers; 0: each worker does both",

@@ -4,7 +4,9 @@ Dynamo's own worker around it registers the model, takes signals and drains. Run
 loop; the LLM has a thread of its own.
 """
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -57,6 +59,7 @@ _ERRORS: dict[FailureCode, type[DynamoException]] = {
 _BLOCK = 16
 """Dynamo counts caches in blocks; a batch slot's compressed cache is no paged one."""
 
+_DRAIN_POLL_SECONDS = 0.05
 _LOG = logging.getLogger("snapexport.dynamo")
 
 
@@ -221,7 +224,13 @@ class SnapexportEngine(LLMEngine):
         return values
 
     async def cleanup(self) -> None:
-        """End the LLM's thread, and withdraw the memory. A second call does nothing."""
+        """Let running answers finish, and end. A second call does nothing.
+
+        Dynamo has withdrawn the worker from discovery before, so that nothing new comes.
+        """
+        end = time.monotonic() + self._options.drain_seconds
+        while not await self.is_quiescent() and time.monotonic() < end:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
         if self._lender:
             await self._lender.close()
         await self._streams.close()

@@ -31,10 +31,11 @@ class WorkerOptions(ModelOptions):
     chat_template: Path | None = None
     lease_seconds: float = 30
     request_seconds: float = 600
+    drain_seconds: float = 30
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lease_seconds", "request_seconds"):
+        for name in ("lease_seconds", "request_seconds", "drain_seconds"):
             if not getattr(self, name) > 0:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(

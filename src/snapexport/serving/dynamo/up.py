@@ -26,8 +26,8 @@ from snapexport.serving.process import answers, free_port, leash
 
 HOST = "127.0.0.1"
 READY_SECONDS = 300.0
-STOP_SECONDS = 15.0
-"""From the signal to a worker's end by force: it drains for some seconds."""
+STOP_SECONDS = 45.0
+"""From the signal to a worker's end by force: it drains first."""
 _LOG_LINES = 15
 _SYSTEM_PORTS = 1 << 15
 """Dynamo reads DYN_SYSTEM_PORT as a signed number of 16 bits."""
@@ -75,6 +75,7 @@ def cluster(options: ClusterOptions) -> Iterator[tuple[list[Member], Addresses]]
             for number in range(count):
                 command = worker(options, role)
                 members.append(start(stack, f"{role}-{number}", command, environment, logs))
+        stack.callback(_signal, members)  # all at once: each drains for some seconds
         wait(members, options, port)
         url = f"http://{HOST}:{port}"
         yield (
@@ -159,14 +160,18 @@ def start(
     return Member(name, process, f"http://{HOST}:{port}/health", log)
 
 
+def _signal(members: list[Member]) -> None:
+    for member in members:
+        member.process.send_signal(signal.SIGTERM)
+
+
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    process.send_signal(signal.SIGTERM)  # to no one, if it has ended
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def wait(members: list[Member], options: ClusterOptions, port: int) -> None:

@@ -1,6 +1,7 @@
 """Runs one Dynamo worker in this process, until a signal ends it."""
 
 import os
+import signal
 
 import uvloop
 from dynamo.common.backend.worker import Worker, WorkerConfig
@@ -27,6 +28,8 @@ def run_worker(options: WorkerOptions) -> None:
             f"{options.build} has no tokenizer.json", "copy it from the checkpoint into the build"
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model's card is the build's own files
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # Dynamo's worker takes them from here on
     uvloop.run(Worker(SnapexportEngine(options, llm), _config(options)).run())
 
 
