@@ -6,7 +6,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +27,6 @@ class Cluster:
         self.folder = folder
         self.port = free_port(up.HOST)
         self.members: dict[str, up.Member] = {}
-        self._stack = ExitStack()
         self._environment = up.environment_of(folder / "discovery") | {"TOKIO_WORKER_THREADS": "1"}
 
     def serve(
@@ -51,7 +49,7 @@ class Cluster:
 
     def _start(self, name: str, command: list[str], port: int | None = None) -> None:
         logs = self.folder
-        self.members[name] = up.start(self._stack, name, command, self._environment, logs, port)
+        self.members[name] = up.start(name, command, self._environment, logs, port)
 
     def wait(self) -> None:
         options = ClusterOptions(build=Path(NAME), name=NAME)
@@ -109,7 +107,7 @@ class Cluster:
         if error[0]:
             for log in self.folder.glob("*.log"):
                 print(log.name, log.read_text(errors="replace")[-2000:], sep="\n")
-        self._stack.close()
+        up.stop(list(self.members.values()))
 
 
 def until(holds: Callable[[], bool], seconds: float = 20) -> None:

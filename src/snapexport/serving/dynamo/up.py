@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,24 +64,24 @@ def cluster(options: ClusterOptions) -> Iterator[tuple[list[Member], Addresses]]
     """A frontend and its workers, ready to answer. Raises UserError."""
     require_installed()
     Build.open(options.build)
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="snapexport-")))
-        logs = options.logs or scratch
+    members: list[Member] = []
+    with tempfile.TemporaryDirectory(prefix="snapexport-") as scratch:
+        logs = options.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
-        environment = environment_of(scratch / "discovery")
+        environment = environment_of(Path(scratch) / "discovery")
         port = options.port or free_port(HOST)
-        members = [start(stack, "frontend", frontend(options, port), environment, logs, port)]
-        for role, count in _roles(options).items():
-            for number in range(count):
-                command = worker(options, role)
-                members.append(start(stack, f"{role}-{number}", command, environment, logs))
-        stack.callback(_signal, members)  # all at once: each drains for some seconds
-        wait(members, options, port)
-        url = f"http://{HOST}:{port}"
-        yield (
-            members,
-            Addresses(options.model_name, f"{url}/v1", f"{url}/health", f"{url}/metrics"),
-        )
+        try:
+            members.append(start("frontend", frontend(options, port), environment, logs, port))
+            for role, count in _roles(options).items():
+                for number in range(count):
+                    name = f"{role}-{number}"
+                    members.append(start(name, worker(options, role), environment, logs))
+            wait(members, options, port)
+            url = f"http://{HOST}:{port}"
+            addresses = (f"{url}/v1", f"{url}/health", f"{url}/metrics")
+            yield members, Addresses(options.model_name, *addresses)
+        finally:
+            stop(members)
 
 
 def _roles(options: ClusterOptions) -> dict[str, int]:
@@ -134,14 +134,13 @@ def environment_of(discovery: Path) -> dict[str, str]:
 
 
 def start(
-    stack: ExitStack,
     name: str,
     command: list[str],
     environment: Mapping[str, str],
     logs: Path,
     port: int | None = None,
 ) -> Member:
-    """port: the frontend's own; a worker tells its health at a free one."""
+    """Start one process. port: the frontend's own; a worker tells its health at a free one."""
     log = logs / f"{name}.log"
     own = dict(environment)
     if port is None:
@@ -156,22 +155,20 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is ours to pass on
         )
-    stack.callback(_stop, process)
     return Member(name, process, f"http://{HOST}:{port}/health", log)
 
 
-def _signal(members: list[Member]) -> None:
+def stop(members: Sequence[Member]) -> None:
+    """End them all at once: each drains for some seconds."""
     for member in members:
-        member.process.send_signal(signal.SIGTERM)
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    process.send_signal(signal.SIGTERM)  # to no one, if it has ended
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        member.process.send_signal(signal.SIGTERM)  # to no one, if it has ended
+    end = time.monotonic() + STOP_SECONDS
+    for member in members:
+        try:
+            member.process.wait(max(0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            member.process.kill()
+            member.process.wait()
 
 
 def wait(members: list[Member], options: ClusterOptions, port: int) -> None:
