@@ -126,7 +126,7 @@ test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environmen
 
 test-dynamo: export OMP_WAIT_POLICY = passive
 test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
-test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 3 minutes
+test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 7 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
 	timeout 900 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo tests/dynamo

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dynamo.health_check import HEALTH_CHECK_KEY
 from openai import APIStatusError, AsyncOpenAI
 
 from snapexport import LLM, SamplingParams
@@ -203,6 +204,17 @@ def test_spoilt_hand_over_is_refused(
 def test_decode_worker_without_a_prefilled_prompt_says_so(pair: Cluster, llm: LLM) -> None:
     answer = pair.direct("backend", {"token_ids": ids_of(llm, 9, 300)} | GREEDY)
     assert "no prefill worker has seen" in answer["error"]
+
+
+@pytest.mark.parametrize("component", ["prefill", "backend"])
+def test_probe_of_a_workers_health_keeps_no_batch_slot(pair: Cluster, component: str) -> None:
+    until(lambda: pair.metric("prefill-0", "leases") == 0, LEASE + 5)  # of the tests before
+    probe = {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, HEALTH_CHECK_KEY: True}
+    (chunk,) = pair.direct(component, probe)["chunks"]
+    assert len(chunk["token_ids"]) == 1 and "disaggregated_params" not in chunk
+    assert pair.metric("prefill-0", "leases") == 0
+    for member in ("prefill-0", "decode-0"):
+        assert pair.metric(member, "slots_used") == 0
 
 
 @pytest.fixture(scope="module")
