@@ -7,6 +7,10 @@ STAMP  := $(VENV)/.installed
 TRITON_VENV  := .venv-triton
 TRITON_BIN   := $(TRITON_VENV)/bin
 TRITON_STAMP := $(TRITON_VENV)/.installed
+# Dynamo names packages that only its planner needs, and NIXL torch and CUDA: none of them are taken.
+DYNAMO_VENV  := .venv-dynamo
+DYNAMO_BIN   := $(DYNAMO_VENV)/bin
+DYNAMO_STAMP := $(DYNAMO_VENV)/.installed
 # onnxruntime-gpu has files of the same names as onnxruntime.
 GPU_VENV  := .venv-gpu
 GPU_BIN   := $(GPU_VENV)/bin
@@ -14,7 +18,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx test-triton planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -33,6 +37,14 @@ $(TRITON_STAMP): pyproject.toml
 	$(TRITON_BIN)/pip install --quiet --editable '.[cpu,triton,serve]' 'numpy<2' 'pytest>=8' \
 		'pytest-rerunfailures>=14' openai
 	$(TRITON_BIN)/pip install --quiet --no-deps nvidia-pytriton==0.7.0
+	touch $@
+
+$(DYNAMO_STAMP): pyproject.toml
+	$(PYTHON) tools/require_python.py
+	$(PYTHON) -m venv $(DYNAMO_VENV)
+	$(DYNAMO_BIN)/python -m pip install --quiet --upgrade pip
+	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo,serve]' 'pytest>=8' openai
+	$(DYNAMO_BIN)/pip install --quiet --no-deps 'ai-dynamo>=1.6.1,<1.7' 'nixl>=1.5.1,<1.6' 'nixl-cu13>=1.5.1,<1.6'
 	touch $@
 
 $(GPU_STAMP): pyproject.toml
@@ -111,6 +123,13 @@ test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environmen
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
 	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
+
+test-dynamo: export OMP_WAIT_POLICY = passive
+test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
+test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 7 minutes
+	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
+		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
+	timeout 900 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo tests/dynamo
 
 FUZZ := $(BIN)/python -m tests.fuzz_http
 SERVED := build/served.build
@@ -201,4 +220,4 @@ plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a runni
 	OMP_WAIT_POLICY=passive $(BIN)/python -m snapexport.bench plan --out build/bench
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV) $(GPU_VENV)
+	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) $(GPU_VENV)

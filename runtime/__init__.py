@@ -7,6 +7,7 @@
     scheduler    which batch slots to decode, and which chunks to prefill
     generation   one live request: its tokens, random numbers, text and end
     executor     `Executor`: prefill, compress, decode, and the caches; made by open_executor
+    hand_over    `Row`: what a batch slot holds, for another executor of the same build
     backend      `GraphBackend`: what runs the graphs; implemented by ort/ and trt/
 
 requests.py has the nouns. Needs NumPy, tokenizers and a backend's library, never torch or

@@ -6,119 +6,24 @@ a key or a value. Knows no library, no request and no text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import BASELINE, GraphEntry, GraphName, Manifest
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
 from snapexport.runtime.blocks import Blocks, ParkedRow
 from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.decode_inputs import Integers, Temperatures, write_decode_inputs
 from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
+from snapexport.runtime.graph_set import GraphSet, Limits
+from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
 from snapexport.runtime.prompt_cache import PromptCache
-
-PrefillForm = Literal["chunks", "blocks", "both"]
-"""chunks: into a cache of full length, which is then compressed. blocks: onto a compressed row.
-both: chunks where the prompt is neither too long nor begins with a parked row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an executor can take.
-
-    batch: batch slots. decode_batches: how many of the first batch slots a decode step can run,
-    ascending; the last is `batch`. A step of fewer costs as much as the next of these.
-    longest_prefill: tokens that prefill takes; longer prompts go block by block onto a compressed
-    row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below it.
-    """
-
-    batch: int
-    decode_batches: tuple[int, ...]
-    prefill_chunk: int
-    longest_prefill: int
-    longest_prompt: int
-    positions: int
-    vocab_size: int
-    eos_token_id: frozenset[int]
-
-    @classmethod
-    def of(
-        cls, manifest: Manifest, *, full_cache: bool, prefill: PrefillForm = "chunks"
-    ) -> "Limits":
-        """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
-        L_max, model = manifest.geometry.L_max, manifest.model
-        longest = min(L_max, model.max_position_embeddings)
-        positions = longest if full_cache else model.max_position_embeddings
-        return cls(
-            batch=manifest.batch,
-            decode_batches=tuple(manifest.decode_graphs()),
-            prefill_chunk=manifest.prefill_chunk,
-            longest_prefill=0 if prefill == "blocks" else longest,
-            longest_prompt=longest if prefill == "chunks" else positions,
-            positions=positions,
-            vocab_size=model.vocab_size,
-            eos_token_id=frozenset(model.eos_token_id),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSet:
-    """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
-
-    prefill: by the positions of each one's cache, ascending; none where all prompts go block by
-    block. decode: by the batch slots that each runs, ascending. compress: None where prefill does
-    it, or where nothing is compressed. extend: None where no prompt goes block by block.
-    """
-
-    prefill: dict[int, GraphName]
-    compress: GraphName | None
-    decode: dict[int, GraphName]
-    full_cache: bool
-    extend: GraphName | None = None
-
-    @classmethod
-    def of(cls, build: Build, *, baseline: bool, prefill: PrefillForm = "chunks") -> "GraphSet":
-        """baseline: the uncompressed graphs. Raises UserError where the build lacks a graph.
-
-        A build of the full cache is its own baseline.
-        """
-        extend = _extend_of(build, baseline, prefill)
-        manifest, compresses = build.manifest, build.manifest.geometry.compresses
-        if baseline and compresses and not build.has_baseline:
-            raise UserError(
-                f"{build.directory} has no baseline graphs", "build it again with --baseline"
-            )
-        prefix = BASELINE if baseline and build.has_baseline else ""
-        full_cache = baseline or not compresses
-        none = full_cache or manifest.single_shot or prefill == "blocks"
-        return cls(
-            prefill={} if prefill == "blocks" else manifest.prefill_graphs(prefix),
-            compress=None if none else "compress",
-            decode=manifest.decode_graphs(prefix),
-            full_cache=full_cache,
-            extend=extend,
-        )
-
-    @property
-    def form(self) -> PrefillForm:
-        """How prompts are taken."""
-        if self.extend is None:
-            return "chunks"
-        return "both" if self.prefill else "blocks"
-
-    @property
-    def all(self) -> list[GraphName]:
-        """Every graph once."""
-        others = [name for name in (self.compress, self.extend) if name]
-        return [*self.decode.values(), *self.prefill.values(), *others]
 
 
 class Executor:
@@ -150,20 +55,25 @@ class Executor:
         self._manifest, self._graphs = manifest, graphs
         self._memory = backend.memory
         self._weights = weights or {}
-        entry = self._entry(graphs.decode[self.limits.batch])
-        whole = allocate(self._memory, entry, self._weights)
+        self._digest = digest_of(manifest)
+        whole = self._allocate_decode()
         self._decodes = {
-            count: self._bind(name, _first(whole, count)) for count, name in graphs.decode.items()
+            count: self._bind(name, _first(whole, count))
+            for count, name in graphs.decode.items()
+            if name in graphs.all
         }
         self._rows = [_caches(whole, slot) for slot in range(self.limits.batch)]
+        self._held = np.zeros((2, self.limits.batch), np.int64)
+        """Prompt length and next position of what each batch slot holds; 0: it is idle."""
         self._kept: Buffers = {}
         self._into_slot: FillSlot
-        self._prefill: Prefill | None = self._make_prefill(whole) if graphs.prefill else None
+        chunked = graphs.prefill and graphs.role != "decode"
+        self._prefill = self._make_prefill(whole) if chunked else None
         self._blocks = self._make_blocks()
-        self._is_open = True
+        self._closed = False
         self._last_prefilled = 0
         captured = [graph.capture() for graph in self._decodes.values()]
-        self.captured = all(captured)
+        self.captured = bool(captured) and all(captured)
         if any(captured):  # each was run once
             for slot in range(self.limits.batch):
                 self.clear(slot)
@@ -171,6 +81,7 @@ class Executor:
     @property
     def decode_buffers(self) -> dict[str, NDArray[Any]]:
         """Inputs and outputs of decode after a step, those that the host can see: to be read."""
+        self._require_decode()
         return dict(self._decodes[self.limits.batch].arrays)
 
     def prefill(
@@ -187,10 +98,12 @@ class Executor:
         with decode steps but no other prompt between them. The prediction is of the token after the
         chunk. temperature, above 0: for builds with top tokens.
         """
-        self._require_open()
-        assert self._prefill, "all prompts go block by block"
+        prefill = self._require_prefill()
         self._last_prefilled = slot
-        return self._prefill.run(slot, prompt, start, end, temperature)
+        prediction = prefill.run(slot, prompt, start, end, temperature)
+        if end == len(prompt):
+            self._held[:, slot] = end
+        return prediction
 
     def extend(
         self,
@@ -206,21 +119,22 @@ class Executor:
         parked: the row to begin with, for a prompt that begins with its tokens; None: an empty one.
         The first block begins behind it.
         """
-        self._require_open()
-        assert self._blocks, "the executor has no extend graph"
+        blocks = self._require_blocks()
         if start == (len(parked.token_ids) if parked else 0):
-            self._blocks.begin(parked)
-        return self._blocks.run(slot, prompt, start, end, temperature)
+            blocks.begin(parked)
+        prediction = blocks.run(slot, prompt, start, end, temperature)
+        if end == len(prompt):
+            self._held[:, slot] = end
+        return prediction
 
     def park(self, slot: int, prompt: Sequence[int], *, in_blocks: bool) -> ParkedRow:
         """Copy the row of a prompt to the host, right after its last chunk, or its last block."""
-        self._require_open()
-        assert self._blocks, "the executor has no extend graph"
+        blocks = self._require_blocks()
         if in_blocks:
-            return self._blocks.parked(prompt)
+            return blocks.parked(prompt)
         kept = self.topk_positions()
         assert kept is not None, "a full cache is not extended"
-        return self._blocks.parked_from_slot(slot, prompt, kept)
+        return blocks.parked_from_slot(slot, prompt, kept)
 
     def prefill_prompt(
         self, slot: int, prompt: Sequence[int], temperature: float = 1.0
@@ -243,11 +157,14 @@ class Executor:
         Idle batch slots take zeros, and their contents are lost: a prompt's last chunk rewrites
         them. temperature, above 0: for builds with top tokens; None for 1 in all slots.
         """
-        self._require_open()
+        self._require_decode()
         count = len(input_ids)
-        graph = self._decodes[next(slots for slots in self._decodes if slots >= count)]
+        size = next(slots for slots in self._decodes if slots >= count)
+        graph = self._decodes[size]
         write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length, temperature)
         graph.run()
+        self._held[:, :size] = 0
+        self._held[:, :count] = prompt_length, position_ids + 1
         return Predictions(graph, count)
 
     def move(self, source: int, target: int) -> None:
@@ -255,8 +172,63 @@ class Executor:
         self._require_open()
         for over, row in zip(self._rows[target], self._rows[source], strict=True):
             self._memory.copy(over, row)
+        self._held[:, target] = self._held[:, source]
+        self.release(source)
         if self._last_prefilled == source:
             self._last_prefilled = target
+
+    @property
+    def role(self) -> Role:
+        """Which graphs are loaded."""
+        return self._graphs.role
+
+    def export_row(self, slot: int) -> Row:
+        """Describe what the batch slot holds. Nothing is copied: it is valid while that stays.
+
+        Raises UserError for an idle batch slot.
+        """
+        self._require_open()
+        prompt_length, position = map(int, self._held[:, slot])
+        if not prompt_length:
+            raise UserError(f"batch slot {slot} holds no prompt", "prefill one into it first")
+        row = self._rows[slot]
+        self._memory.synchronize()  # others read it past this executor's stream
+        return Row(self._digest, place_of(row), tuple(row), prompt_length, position)
+
+    def require_adoptable(self, row: Row) -> None:
+        """Raise UserError for a row of another build, or with missing bytes. Changes nothing."""
+        require_adoptable(row, self._digest, self._rows[0], self.limits.positions)
+
+    def adopt_row(self, slot: int, row: Row) -> None:
+        """Copy another executor's row into an idle batch slot, to be decoded from then on.
+
+        Raises UserError for a row that does not fit and for a batch slot in use; nothing is changed
+        then.
+        """
+        self._require_open()
+        self.require_adoptable(row)
+        if self._held[0, slot]:
+            raise UserError(f"batch slot {slot} is in use", "take another one, or release it first")
+        for target, source in zip(self._rows[slot], row.buffers, strict=True):
+            self._memory.copy(target, source)
+        self._memory.synchronize()  # the source may be written again from now on
+        self._held[:, slot] = row.prompt_length, row.next_position
+
+    def release(self, slot: int) -> None:
+        """Say that a batch slot is idle. Its contents stay until something is written there."""
+        self._held[:, slot] = 0
+
+    def row_buffers(self, slot: int) -> tuple[Buffer, ...]:
+        """The batch slot's part of every cache: addresses that never change."""
+        return tuple(self._rows[slot])
+
+    def new_row(self) -> tuple[Buffer, ...]:
+        """Allocate buffers like a batch slot's, for a row to land in before `adopt_row`."""
+        self._require_open()
+        return tuple(
+            self._memory.allocate(TensorSpec(name=one.name, dtype=one.dtype, shape=[*one.shape]))
+            for one in self._rows[0]
+        )
 
     def clear(self, slot: int) -> None:
         """Zero the caches that the batch slot's prompt filled, since it may have left NaN there.
@@ -268,6 +240,7 @@ class Executor:
         self._require_open()
         for row in self._rows[slot]:
             self._memory.zero(row)
+        self.release(slot)
         if self._prefill and slot == self._last_prefilled:
             self._prefill.clear()
 
@@ -293,8 +266,8 @@ class Executor:
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""
-        if self._is_open:
-            self._is_open = False
+        if not self._closed:
+            self._closed = True
             self._decodes.clear()
             if self._prefill:
                 del self._into_slot
@@ -302,15 +275,41 @@ class Executor:
             self.backend.close()
 
     def _require_open(self) -> None:
-        if not self._is_open:
+        if self._closed:
             raise DeviceError("the executor was closed")
 
+    def _require_prefill(self) -> Prefill:
+        self._require_open()
+        if self._prefill is None:
+            raise UserError("this executor decodes alone", 'open it with role="both" or "prefill"')
+        return self._prefill
+
+    def _require_blocks(self) -> Blocks:
+        self._require_open()
+        assert self._blocks, "the executor has no extend graph"
+        return self._blocks
+
     def _make_blocks(self) -> Blocks | None:
-        if self._graphs.extend is None:
+        if self._graphs.extend not in self._graphs.all:
             return None
-        entry = self._entry(self._graphs.extend)
+        entry = self._entry("extend")
         geometry = self._manifest.geometry
         return Blocks(self.backend, entry, self._weights, self._rows, geometry)
+
+    def _require_decode(self) -> None:
+        self._require_open()
+        if not self._decodes:
+            raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
+
+    def _allocate_decode(self) -> Buffers:
+        """Decode's buffers; the caches alone where decode is not loaded."""
+        entry = self._entry(self._graphs.decode[self.limits.batch])
+        if self.role != "prefill":
+            return allocate(self._memory, entry, self._weights)
+        caches = [one for one in (*entry.inputs, *entry.outputs) if names.is_cache(one.name)]
+        return allocate(
+            self._memory, entry.model_copy(update={"inputs": caches, "outputs": []}), {}
+        )
 
     def _kept_of(self, name: str) -> Integers:
         if name not in self._kept:
@@ -348,20 +347,6 @@ class Executor:
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]
-
-
-def _extend_of(build: Build, baseline: bool, prefill: PrefillForm) -> GraphName | None:
-    """The extend graph, where a form of prefill needs it. Raises UserError."""
-    if prefill == "chunks":
-        return None
-    if baseline or not build.manifest.geometry.compresses:
-        raise UserError(
-            "a full cache takes no prompt block by block",
-            "leave it out: prefill goes chunk by chunk",
-        )
-    if "extend" not in build.manifest.graphs:
-        raise UserError(f"{build.directory} has no extend.onnx", "build it again with --extend")
-    return "extend"
 
 
 def _first(buffers: Buffers, slots: int) -> Buffers:

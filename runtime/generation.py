@@ -8,7 +8,7 @@ from collections import deque
 from tokenizers import Tokenizer
 
 from snapexport.runtime.blocks import ParkedRow
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.requests import (
     FinishReason,
@@ -38,6 +38,7 @@ class Generation:
         self.last_token = request.prompt_token_ids[-1]
         self._request_id = request_id
         self._continuation = deque(request.continuation)
+        self.prefilled_elsewhere, self.hands_over = request.prefilled, request.hand_over
         self._samples = request.params is not None
         self._params = request.params or SamplingParams()
         self.temperature = graph_temperature(self._params)
@@ -67,21 +68,25 @@ class Generation:
             return OutputDelta(self._request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
-        self.last_token = sample(prediction, self._params, self._rng)
-        self._count += 1
-        text, reason = self._end(self.last_token)
-        return OutputDelta(
-            self._request_id,
-            text,
-            (self.last_token,),
-            reason,
-            logprobs=self._logprobs(prediction),
-        )
+        token = sample(prediction, self._params, self._rng)
+        return self._add(token, self._logprobs(prediction, token))
 
-    def _logprobs(self, prediction: Prediction) -> tuple[TokenLogprobs, ...]:
+    def adopt(self, token: int) -> OutputDelta:
+        """Take a first token that was chosen elsewhere, from the same seed. It has no logprobs."""
+        if self._params.temperature:
+            self._rng.random()  # the draw that chose it
+        return self._add(token, ())
+
+    def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
+        self.last_token = token
+        self._count += 1
+        text, reason = self._end(token)
+        return OutputDelta(self._request_id, text, (token,), reason, logprobs=logprobs)
+
+    def _logprobs(self, prediction: Prediction, token: int) -> tuple[TokenLogprobs, ...]:
         if self._params.logprobs is None:
             return ()
-        return (logprobs(prediction.logits, self.last_token, self._params.logprobs),)
+        return (logprobs(prediction.logits, token, self._params.logprobs),)
 
     def _follow(self, prediction: Prediction) -> OutputDelta:
         """Take the continuation's next token, whatever the logits are, and score it."""
@@ -103,4 +108,5 @@ class Generation:
 
     @property
     def _is_full(self) -> bool:
-        return self._count == self._params.max_tokens or self.position >= self._limits.positions
+        most = 1 if self.hands_over else self._params.max_tokens
+        return self._count == most or self.position >= self._limits.positions

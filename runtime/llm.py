@@ -18,6 +18,7 @@ from snapexport.runtime import prompts as prompts_module
 from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
 from snapexport.runtime.executor import Executor
+from snapexport.runtime.hand_over import Role
 from snapexport.runtime.loop import Loop
 from snapexport.runtime.open_executor import BackendName, open_executor
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
@@ -44,6 +45,7 @@ class LLM:
         backend: BackendName | None = None,
         prefill: Literal["chunks", "blocks"] = "chunks",
         parked_rows: int = 0,
+        role: Role = "both",
         **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
@@ -52,7 +54,8 @@ class LLM:
         second copy of the weights, laid out for faster decoding of up to 7 batch slots or more than
         32. max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk
         and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
-        Runtime on the CPU.
+        Runtime on the CPU. role: "prefill" and "decode" take only requests that hand a prompt over,
+        or that were handed over.
 
         Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
         compressed row, in memory that does not grow with them, up to the model's own positions.
@@ -71,6 +74,7 @@ class LLM:
             threads=threads,
             prepack=prepack,
             prefill="both" if parked_rows and prefill == "chunks" else prefill,
+            role=role,
         )
         tokenizer = load_tokenizer(build.directory)
         self._set_up(executor, tokenizer, max_num_batched_tokens, parked_rows)
@@ -204,9 +208,13 @@ class LLM:
         if delta := self._loop.cancel(request_id):
             self._deliver(delta)
 
+    def release(self, request_id: int) -> None:
+        """Free the batch slot of a request that handed its row over: somebody has copied it."""
+        self._loop.release(request_id)
+
     @property
     def busy(self) -> bool:
-        """Whether a request is live, or `step` has deltas to return."""
+        """Whether a step would do anything, or has deltas to return."""
         return self._loop.busy or bool(self._outbox)
 
     @property

@@ -5,6 +5,7 @@ Knows neither prompts as text nor callers. Not thread-safe: one thread steps, su
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.generation import Generation
 from snapexport.runtime.parked_rows import ParkedRows
@@ -43,15 +45,40 @@ class Loop:
         self._ids = count()
 
     def submit(self, request: Request) -> int:
-        """Queue a request; its deltas carry the returned id."""
-        request_id, prompt = next(self._ids), request.prompt_token_ids
+        """Queue a request; its deltas carry the returned id. Raises UserError for a foreign row."""
+        self._require_hand_over(request)
+        request_id = next(self._ids)
         live = Generation(request_id, request, self._limits, self._tokenizer)
+        self._live[request_id] = live
+        if request.prefilled:
+            self._scheduler.add_prefilled(request_id)
+        else:
+            self._add(request_id, live)
+        return request_id
+
+    def _add(self, request_id: int, live: Generation) -> None:
+        """Queue it for prefill: of the whole prompt, or of what follows a parked row."""
+        prompt = live.prompt_token_ids
         live.parked = self._parked.find(prompt) if self._parked else None
         live.in_blocks = bool(live.parked) or len(prompt) > self._limits.longest_prefill
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
-        self._live[request_id] = live
         self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks)
-        return request_id
+
+    def _require_hand_over(self, request: Request) -> None:
+        if request.hand_over and self._executor.role != "prefill":
+            raise UserError(  # decode writes to kept batch slots, too
+                "a prompt can't be handed over by an executor that decodes",
+                'open the build with role="prefill"',
+            )
+        if request.prefilled is None:
+            return
+        row, length = request.prefilled.row, len(request.prompt_token_ids)
+        self._executor.require_adoptable(row)
+        if not row.prompt_length == row.next_position == length:
+            raise UserError(
+                f"the row holds {row.next_position} positions, the request's prompt {length}",
+                "hand over the row of this prompt, before it is decoded",
+            )
 
     def cancel(self, request_id: int) -> OutputDelta | None:
         """End a request now. None if it had ended before."""
@@ -69,9 +96,14 @@ class Loop:
         """
         schedule = self._scheduler.schedule()
         deltas = self._decode(schedule)
+        deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]
         for chunk in schedule.prefill:
             deltas += self._prefill(chunk)
         return deltas
+
+    def release(self, request_id: int) -> None:
+        """Free the batch slot of a request that handed its row over."""
+        self._scheduler.finish(request_id)
 
     def prefilled(self, request_id: int) -> int:
         """Prompt tokens of a live request that are prefilled; 0 while it waits."""
@@ -79,8 +111,8 @@ class Loop:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is live."""
-        return bool(self._live)
+        """Whether a step would do anything."""
+        return self._scheduler.busy
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -116,6 +148,19 @@ class Loop:
             temperatures[slot] = live.temperature
         return *inputs, temperatures
 
+    def _adopt(self, request_id: int, slot: int) -> OutputDelta:
+        live = self._live[request_id]
+        assert live.prefilled_elsewhere
+        try:
+            self._executor.release(slot)  # the scheduler says that it is free
+            self._executor.adopt_row(slot, live.prefilled_elsewhere.row)
+        except Exception as error:
+            return self._fail(request_id, slot, error)
+        delta = live.adopt(live.prefilled_elsewhere.first_token)
+        if delta.finish_reason:
+            self._forget(request_id)
+        return delta
+
     def _prefill(self, chunk: Chunk) -> list[OutputDelta]:
         if chunk.request_id not in self._live:
             return []
@@ -146,11 +191,19 @@ class Loop:
             delta = self._live[request_id].advance(prediction)
         except Exception as error:  # of the executor: logits may have to be fetched
             return self._fail(request_id, slot, error)
+        if delta.finish_reason == "length" and self._live[request_id].hands_over:
+            return self._hand_over(request_id, slot, delta)
         if delta.finish_reason:
             self._forget(request_id)
         if delta.finish_reason == "error":
             self._executor.clear(slot)
         return delta
+
+    def _hand_over(self, request_id: int, slot: int, delta: OutputDelta) -> OutputDelta:
+        """End a request, and keep its batch slot until `release`."""
+        del self._live[request_id]
+        self._scheduler.keep(request_id)
+        return replace(delta, row=self._executor.export_row(slot))
 
     def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:
         """End a request for an exception of the executor; its caches may hold anything now."""

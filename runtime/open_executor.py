@@ -5,7 +5,9 @@ from typing import Literal, get_args
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.backend import DeviceError, GraphBackend
-from snapexport.runtime.executor import Executor, GraphSet, PrefillForm
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.graph_set import GraphSet, PrefillForm
+from snapexport.runtime.hand_over import Role
 from snapexport.runtime.prompt_cache import PromptCache
 from snapexport.runtime.shared_weights import load_weights
 
@@ -24,6 +26,7 @@ def open_executor(
     prepack: bool = False,
     prompt_cache: PromptCache | None = None,
     prefill: PrefillForm = "chunks",
+    role: Role = "both",
 ) -> Executor:
     """Load a build. Raises UserError.
 
@@ -33,12 +36,13 @@ def open_executor(
     baseline: run the uncompressed graphs. threads, prepack (a second copy of the weights, for
     faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
     same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
-    are taken; "blocks" and "both" need extend.onnx.
+    are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
+    no other one.
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
     chosen = backend or default_backend(build)
-    graphs = GraphSet.of(build, baseline=baseline, prefill=prefill)
+    graphs = GraphSet.of(build, baseline=baseline, prefill=prefill, role=role)
     if chosen == "onnxruntime":
         return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
     if threads is not None or prepack:

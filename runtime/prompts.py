@@ -20,7 +20,7 @@ from snapexport.contract.tokenizer_file import (
     parse_tokenizer,
     tokenizer_errors,
 )
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.requests import Request, SamplingParams
 
 Prompt = str | Sequence[int]

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from snapexport.contract.errors import UserError
+from snapexport.runtime.hand_over import Prefilled, Row
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's
@@ -80,11 +81,15 @@ class Request:
 
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
     compressed. params None: the request ends with them, and nothing is sampled.
+    hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
+    a row that another executor handed over; nothing is prefilled here.
     """
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams | None
     continuation: tuple[int, ...] = ()
+    hand_over: bool = False
+    prefilled: Prefilled | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,8 @@ class OutputDelta:
 
     A step that takes a token of the request's continuation gives its score, and no text or token.
     logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
-    the request with "error".
+    the request with "error". row: the prompt's, of a request that hands it over; its batch slot is
+    kept until `LLM.release`.
     """
 
     request_id: int
@@ -125,6 +131,7 @@ class OutputDelta:
     score: TokenScore | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     exception: Exception | None = None
+    row: Row | None = None
 
 
 @dataclass(frozen=True, slots=True)

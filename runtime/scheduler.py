@@ -8,7 +8,7 @@ steps, so that a long prompt is spread over several decode steps. If nothing run
 stalled, and prefill starts at once.
 
 Invariants
-- A request is waiting, in prefill, running or gone. In prefill and running it holds one batch slot,
+- A request is waiting, in prefill, running, kept or gone. From prefill on it holds one batch slot,
   which no other request holds, and which is free again as soon as the request is finished.
 - At most one request is in prefill. Requests enter prefill in the order in which they were added.
 - The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
@@ -17,12 +17,15 @@ Invariants
   over many steps the limit holds.
 - A running request moves to a lower batch slot if all running requests then fit a smaller decode
   step. A request in prefill never moves.
-- A request is decoded in every step from the one after its last chunk until it is finished.
+- A request is decoded in every step from the one after its last chunk until it is finished or
+  kept.
+- A request that was prefilled elsewhere goes from waiting to running, before those that wait for
+  prefill: its first token is overdue.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from snapexport.contract.errors import UserError
 
@@ -40,15 +43,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: moves, decode, then prefill, because decode writes to idle slots too.
+    """One step: moves, decode, then adoptions and prefill: decode writes to idle slots too.
 
     moves: pairs of batch slots, from and to, in order. decode: the batch slot of each running
-    request, after the moves.
+    request, after the moves. adopt: the batch slot of each request that was prefilled elsewhere and
+    begins to run.
     """
 
     moves: tuple[tuple[int, int], ...]
     decode: dict[int, int]
     prefill: tuple[Chunk, ...]
+    adopt: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,7 +68,7 @@ class _Prefill:
 
 
 class Scheduler:
-    """Three verbs: `add` a request, `schedule` a step, `finish` a request."""
+    """Four verbs: `add` a request, `schedule` a step, `keep` or `finish` a request."""
 
     def __init__(
         self,
@@ -89,7 +94,9 @@ class Scheduler:
         self._free = set(range(batch))
         self._waiting: deque[_Prefill] = deque()
         self._prefill: _Prefill | None = None
+        self._prefilled: deque[int] = deque()
         self._running: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
         self._credit = 0
 
     def add(
@@ -98,10 +105,15 @@ class Scheduler:
         """Queue a request behind all others. done: tokens of the row that it begins with."""
         self._waiting.append(_Prefill(request_id, prompt_length, done, in_blocks))
 
+    def add_prefilled(self, request_id: int) -> None:
+        """Queue a request that was prefilled elsewhere."""
+        self._prefilled.append(request_id)
+
     def schedule(self) -> Schedule:
         """Schedule one step and count it as done: the caller carries it out in full."""
         moves = tuple(self._moves_to_front())
         decode = dict(self._running)
+        adopt = dict(self._adoptions())
         rest = self._most - len(decode)
         self._credit = rest if rest >= self._chunk else self._credit + rest
         chunks: list[Chunk] = []
@@ -110,7 +122,11 @@ class Scheduler:
             chunks.append(self._next_chunk())
         if self._prefill is None:
             self._credit = 0
-        return Schedule(moves, decode, tuple(chunks))
+        return Schedule(moves, decode, tuple(chunks), adopt)
+
+    def keep(self, request_id: int) -> None:
+        """Decode a running request no more, and keep its batch slot until `finish`."""
+        self._kept[request_id] = self._running.pop(request_id)
 
     def finish(self, request_id: int) -> None:
         """Forget a request in any state, and free its batch slot."""
@@ -119,23 +135,28 @@ class Scheduler:
             self._prefill = None
         elif request_id in self._running:
             self._free.add(self._running.pop(request_id))
+        elif request_id in self._kept:
+            self._free.add(self._kept.pop(request_id))
+        elif request_id in self._prefilled:
+            self._prefilled.remove(request_id)
         else:
             self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not finished."""
-        return bool(self._waiting or self._prefill or self._running)
+        """Whether a step would do anything: requests may wait for the slots of kept ones."""
+        queued = bool(self._waiting or self._prefilled) and bool(self._free)
+        return bool(queued or self._prefill or self._running)
 
     @property
     def waiting(self) -> frozenset[int]:
         """Requests without a batch slot."""
-        return frozenset(one.request_id for one in self._waiting)
+        return frozenset((*(one.request_id for one in self._waiting), *self._prefilled))
 
     @property
     def slots_used(self) -> int:
-        """Batch slots held by requests in prefill or running."""
-        return len(self._running) + (self._prefill is not None)
+        """Batch slots held by requests in prefill, running or kept."""
+        return len(self._running) + len(self._kept) + (self._prefill is not None)
 
     def _moves_to_front(self) -> Iterator[tuple[int, int]]:
         """Move running requests to free lower slots if all of them then fit a smaller step."""
@@ -147,6 +168,15 @@ class Scheduler:
             self._free.add(slot)
             self._running[request_id] = target
             yield slot, target
+
+    def _adoptions(self) -> Iterator[tuple[int, int]]:
+        """Give free batch slots to requests that were prefilled elsewhere, in their order."""
+        while self._prefilled and self._free:
+            slot = min(self._free)
+            self._free.remove(slot)
+            request_id = self._prefilled.popleft()
+            self._running[request_id] = slot
+            yield request_id, slot
 
     def _begin_prefill(self) -> bool:
         """Return whether a request is in prefill; if none is, the next one takes a free slot."""

@@ -45,6 +45,8 @@ OTHERS = {
     ),  # lm_eval
     *("--dynamicPlugins", "--setPluginsToSerialize", "--plugins"),  # trtexec, polygraphy
     *("--gpus", "--model-control-mode", "--backend-config"),  # docker, tritonserver
+    *("--discovery-backend", "--event-plane", "--http-port", "--request-plane"),  # dynamo.frontend
+    "--no-deps",  # pip
     *("--recover", "--dry-run", "--import-mode", "--out", "--help"),  # tools of ours
 }
 """Flags that the pages name and other programs have."""

@@ -10,7 +10,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.contract.targets import capabilities
 from snapexport.runtime.backend import Buffers, Work
-from snapexport.runtime.executor import GraphSet
+from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
 from snapexport.runtime.ort.session import Session
 

@@ -11,7 +11,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
 from snapexport.runtime.backend import Buffers, DeviceError, Work
 from snapexport.runtime.cuda import CudaMemory
-from snapexport.runtime.executor import GraphSet
+from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.trt.engines import Engines, open_engines
 from snapexport.runtime.trt.jit_cache import JitCache
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
 from snapexport.runtime.decode_inputs import Integers, Temperatures
-from snapexport.runtime.executor import Executor, Limits
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.predictions import Logits, Prediction, Predictions
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import OutputDelta, SamplingParams
 

@@ -20,7 +20,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, TensorSpec
 from snapexport.runtime.backend import DeviceError
-from snapexport.runtime.executor import Executor, GraphSet
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend, require_runnable

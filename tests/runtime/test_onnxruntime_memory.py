@@ -14,7 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry
 from snapexport.runtime.backend import Buffers
 from snapexport.runtime.bound_graph import BoundGraph, allocate
-from snapexport.runtime.executor import GraphSet
+from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from tests.oracle import cases

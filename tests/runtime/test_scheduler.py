@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.scheduler import Chunk, Schedule, Scheduler
 from tests.runtime.fake_executor import FakeExecutor, make_limits

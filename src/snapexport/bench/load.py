@@ -19,7 +19,7 @@ from snapexport.bench.tables import Column, Table, ms, number
 from snapexport.bench.turns import Row, rounded, spread, tail
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 
 Side = Literal["in_process", "server"]
 SIDES: tuple[Side, Side] = ("in_process", "server")

@@ -13,7 +13,8 @@ import numpy as np
 from snapexport.bench.costs import Costs
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.runtime.executor import Executor, Limits
+from snapexport.runtime.executor import Executor
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.memory import cache_bytes
 from snapexport.runtime.open_executor import open_executor
 from snapexport.runtime.requests import SamplingParams

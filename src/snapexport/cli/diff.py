@@ -25,7 +25,7 @@ from snapexport.cli import prompt
 from snapexport.cli.console import ERR, OUT
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.open_executor import BackendName
 from snapexport.runtime.prompts import load_tokenizer, read
 

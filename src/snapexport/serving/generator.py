@@ -62,4 +62,5 @@ def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
         tuple(token for delta in deltas for token in delta.token_ids),
         last.finish_reason,
         logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+        row=last.row,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.executor import PrefillForm
+from snapexport.runtime.graph_set import PrefillForm
 from snapexport.runtime.llm import LLM
 from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.backing import Backing

@@ -85,6 +85,7 @@ class Worker(Generic[Active]):
         self._changed = threading.Condition()
         self._arrived: list[Active] = []
         self._unwanted: list[tuple[Active, Failure]] = []
+        self._released: list[int] = []
         self._accepted = 0
         self._stopping = False
         self._live: dict[int, Active] = {}
@@ -113,6 +114,12 @@ class Worker(Generic[Active]):
         """End a request before the next step. Does nothing for an ended request."""
         with self._changed:
             self._unwanted.append((active, why))
+            self._changed.notify()
+
+    def release(self, request_id: int) -> None:
+        """Free the batch slot of a request that handed its row over, before the next step."""
+        with self._changed:
+            self._released.append(request_id)
             self._changed.notify()
 
     def stop(self, seconds: float) -> None:
@@ -146,9 +153,13 @@ class Worker(Generic[Active]):
     def _wait(self) -> bool:
         """Sleep while there is nothing to do. Returns False if the worker has to stop."""
         with self._changed:
-            while not (self._stopping or self._arrived or self._unwanted or self._llm.busy):
+            while not (self._stopping or self._has_news or self._llm.busy):
                 self._changed.wait()
             return not self._stopping
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._arrived or self._unwanted or self._released)
 
     def _step_or_end_all(self) -> None:
         try:
@@ -176,6 +187,9 @@ class Worker(Generic[Active]):
         with self._changed:
             arrived, self._arrived = self._arrived, []
             unwanted, self._unwanted = self._unwanted, []
+            released, self._released = self._released, []
+        for request_id in released:
+            self._llm.release(request_id)
         for active in arrived:
             try:
                 active.request_id = self._llm.submit(active.request)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from snapexport.contract.errors import UserError
-from snapexport.runtime.executor import Limits
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import SamplingParams
 

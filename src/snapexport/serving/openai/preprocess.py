@@ -18,7 +18,7 @@ from snapexport.runtime import prompts
 from snapexport.runtime.chat import chat_template, template_files
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.template_process import TemplateProcesses
-from snapexport.runtime.executor import Limits, PrefillForm
+from snapexport.runtime.graph_set import Limits, PrefillForm
 from snapexport.runtime.requests import Request, SamplingParams
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
 from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody

@@ -7,14 +7,11 @@ model answers; `liveness` does.
 import os
 import re
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from snapexport.contract.errors import UserError
+from snapexport.serving.process import answers, free_port, leash
 from snapexport.serving.triton.installation import Installation, find
 
 HOST = "127.0.0.1"
@@ -44,7 +42,7 @@ class Ports:
 
     def chosen(self) -> "Ports":
         """Free ports in place of zeros."""
-        return Ports(*(port or _free_port() for port in (self.http, self.grpc, self.metrics)))
+        return Ports(*(port or free_port(HOST) for port in (self.http, self.grpc, self.metrics)))
 
 
 class Server:
@@ -107,7 +105,7 @@ class Server:
 
     def is_ready(self) -> bool:
         """Whether the models are loaded."""
-        return all(map(_answers, self._signs))
+        return all(map(answers, self._signs))
 
     def require_starting(self, end: float) -> None:
         """Raise UserError if the process has ended, or the time of time.monotonic() is over."""
@@ -168,7 +166,7 @@ class Server:
     ) -> list[str]:
         backends = installation.backends(Path(self._scratch.name))
         return [
-            *_leash(),
+            *leash(),
             str(installation.binary),
             f"--model-repository={repository.absolute()}",
             *([f"--backend-directory={backends}"] if backends else []),
@@ -185,16 +183,6 @@ class Server:
         return UserError(f"{what}:\n{self.reasons()}", "see the server's log above")
 
 
-def _leash() -> list[str]:
-    """A command prefix that kills the server when this process ends, even by SIGKILL.
-
-    More exactly, when the thread that started the server ends. Uses setpriv of util-linux; without
-    it a server may outlive this process.
-    """
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
-
-
 def _environment(installation: Installation) -> Mapping[str, str]:
     """Ours, with this interpreter first: the Python backend takes the python3 on PATH."""
     # Python's own would mislead the embedded interpreter.
@@ -205,18 +193,3 @@ def _environment(installation: Installation) -> Mapping[str, str]:
         "PATH": f"{Path(sys.prefix) / 'bin'}:{outside.get('PATH', os.defpath)}",
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
     }
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -1,0 +1,134 @@
+"""Chooses which graphs of a build an executor runs, and tells what it can then take.
+
+Loads nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import BASELINE, GraphName, Manifest
+from snapexport.runtime.hand_over import Role
+
+PrefillForm = Literal["chunks", "blocks", "both"]
+"""chunks: into a cache of full length, which is then compressed. blocks: onto a compressed row.
+both: chunks where the prompt is neither too long nor begins with a parked row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an executor can take.
+
+    batch: batch slots. decode_batches: how many of the first batch slots a decode step can run,
+    ascending; the last is `batch`. A step of fewer costs as much as the next of these.
+    longest_prefill: tokens that prefill takes; longer prompts go block by block onto a compressed
+    row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below it.
+    """
+
+    batch: int
+    decode_batches: tuple[int, ...]
+    prefill_chunk: int
+    longest_prefill: int
+    longest_prompt: int
+    positions: int
+    vocab_size: int
+    eos_token_id: frozenset[int]
+
+    @classmethod
+    def of(
+        cls, manifest: Manifest, *, full_cache: bool, prefill: PrefillForm = "chunks"
+    ) -> "Limits":
+        """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
+        L_max, model = manifest.geometry.L_max, manifest.model
+        longest = min(L_max, model.max_position_embeddings)
+        positions = longest if full_cache else model.max_position_embeddings
+        return cls(
+            batch=manifest.batch,
+            decode_batches=tuple(manifest.decode_graphs()),
+            prefill_chunk=manifest.prefill_chunk,
+            longest_prefill=0 if prefill == "blocks" else longest,
+            longest_prompt=longest if prefill == "chunks" else positions,
+            positions=positions,
+            vocab_size=model.vocab_size,
+            eos_token_id=frozenset(model.eos_token_id),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSet:
+    """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
+
+    prefill: by the positions of each one's cache, ascending; none where all prompts go block by
+    block. decode: by the batch slots that each runs, ascending. compress: None where prefill does
+    it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
+    which of them are loaded.
+    """
+
+    prefill: dict[int, GraphName]
+    compress: GraphName | None
+    decode: dict[int, GraphName]
+    full_cache: bool
+    extend: GraphName | None = None
+    role: Role = "both"
+
+    @classmethod
+    def of(
+        cls,
+        build: Build,
+        *,
+        baseline: bool,
+        prefill: PrefillForm = "chunks",
+        role: Role = "both",
+    ) -> "GraphSet":
+        """baseline: the uncompressed graphs. Raises UserError where the build lacks a graph.
+
+        A build of the full cache is its own baseline.
+        """
+        extend = _extend_of(build, baseline, prefill)
+        manifest, compresses = build.manifest, build.manifest.geometry.compresses
+        if baseline and compresses and not build.has_baseline:
+            raise UserError(
+                f"{build.directory} has no baseline graphs", "build it again with --baseline"
+            )
+        prefix = BASELINE if baseline and build.has_baseline else ""
+        full_cache = baseline or not compresses
+        none = full_cache or manifest.single_shot or prefill == "blocks"
+        return cls(
+            prefill={} if prefill == "blocks" else manifest.prefill_graphs(prefix),
+            compress=None if none else "compress",
+            decode=manifest.decode_graphs(prefix),
+            full_cache=full_cache,
+            extend=extend,
+            role=role,
+        )
+
+    @property
+    def form(self) -> PrefillForm:
+        """How prompts are taken."""
+        if self.extend is None:
+            return "chunks"
+        return "both" if self.prefill else "blocks"
+
+    @property
+    def all(self) -> list[GraphName]:
+        """Every graph that is loaded, once."""
+        decode = [] if self.role == "prefill" else [*self.decode.values()]
+        if self.role == "decode":
+            return decode
+        others = [name for name in (self.compress, self.extend) if name]
+        return [*decode, *self.prefill.values(), *others]
+
+
+def _extend_of(build: Build, baseline: bool, prefill: PrefillForm) -> GraphName | None:
+    """The extend graph, where a form of prefill needs it. Raises UserError."""
+    if prefill == "chunks":
+        return None
+    if baseline or not build.manifest.geometry.compresses:
+        raise UserError(
+            "a full cache takes no prompt block by block",
+            "leave it out: prefill goes chunk by chunk",
+        )
+    if "extend" not in build.manifest.graphs:
+        raise UserError(f"{build.directory} has no extend.onnx", "build it again with --extend")
+    return "extend"

@@ -1,0 +1,113 @@
+"""Serve a build by NVIDIA Dynamo: prefill and decode in workers of their own.
+
+`snapexport dynamo BUILD` is one worker of a cluster; its frontend is Dynamo's (`python -m
+dynamo.frontend`). A prefill worker compresses a prompt's cache, and a decode worker fetches it by
+NIXL. `snapexport dynamo up BUILD` starts a frontend and workers on this machine, to try it.
+
+examples:
+  snapexport dynamo up llama.build --prefill 1 --decode 2
+  snapexport dynamo llama.build --role prefill --discovery etcd
+  snapexport dynamo llama.build --role decode --discovery etcd
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+from snapexport.cli import flags
+from snapexport.cli.console import OUT
+from snapexport.contract.errors import UserError
+from snapexport.serving.dynamo.installation import require_installed
+from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
+
+HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
+UP = "up"
+
+BOTH = {
+    "name": "name of the model (default: the build directory's)",
+    "max_pending": "requests that may wait for a batch slot in one worker",
+    "threads": "CPU threads of a worker (default: all cores)",
+    "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
+    "each batch slot)",
+    "lease_seconds": "how long a prefilled prompt waits for a decode worker that says nothing",
+}
+WORKER = {
+    "role": "what the worker does",
+    "namespace": "Dynamo's namespace",
+    "component": "Dynamo's component (default: prefill, or backend for other roles)",
+    "discovery": "how the parts find each other; file: through the folder $DYN_FILE_KV",
+    "event_plane": "how the parts tell each other of events",
+    "request_seconds": "longest time of an answer in a worker",
+    "drain_seconds": "how long running answers may go on after a signal",
+}
+CLUSTER = {
+    "prefill": "prefill workers; 0: each worker does both",
+    "decode": "decode workers",
+    "port": "port of the API, on 127.0.0.1; 0: a free one",
+    "migrations": "how often a request may go on in another worker after its own has died",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The build, and the fields of both option classes."""
+    parser.add_argument(
+        "words", nargs="+", metavar="[up] BUILD", help="a build directory; up: start a cluster"
+    )
+    flags.add_fields(parser, WorkerOptions, BOTH)
+    worker = parser.add_argument_group("a worker")
+    flags.add_fields(worker, WorkerOptions, WORKER)
+    worker.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="in Jinja's language; the build's if left out",
+    )
+    cluster = parser.add_argument_group("up")
+    flags.add_fields(cluster, ClusterOptions, CLUSTER)
+    cluster.add_argument(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="a log of each process (default: a temporary folder)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a worker or a cluster until a signal comes."""
+    *verb, build = arguments.words
+    common = flags.values(arguments, BOTH)
+    if not verb:
+        _refuse_given(arguments, ClusterOptions, [*CLUSTER, "logs"], "`snapexport dynamo up`")
+        options = WorkerOptions(
+            build=Path(build),
+            chat_template=arguments.chat_template,
+            **common,
+            **flags.values(arguments, WORKER),
+        )
+        require_installed()
+        from snapexport.serving.dynamo.worker import run_worker
+
+        run_worker(options)
+        return 0
+    if verb != [UP]:
+        raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
+    _refuse_given(arguments, WorkerOptions, [*WORKER, "chat_template"], "a single worker")
+    from snapexport.serving.dynamo.up import run_cluster
+
+    cluster = ClusterOptions(
+        build=Path(build), logs=arguments.logs, **common, **flags.values(arguments, CLUSTER)
+    )
+    run_cluster(cluster, OUT.print)
+    return 0
+
+
+def _refuse_given(
+    arguments: argparse.Namespace, options: type, names: Iterable[str], whose: str
+) -> None:
+    """Raise UserError for a flag that would do nothing."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name in names:
+        if getattr(arguments, name) != defaults[name]:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} belongs to {whose}", "leave it out")

@@ -1,0 +1,54 @@
+"""Writes outputs as the chunks that Dynamo's frontend reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from snapexport.runtime.requests import OutputDelta, TokenLogprobs
+from snapexport.serving.openai.logprobs import LEAST
+from snapexport.serving.token_text import TokenText
+
+Chunk = dict[str, Any]
+
+
+def chunk_of(delta: OutputDelta, prompt_tokens: int, count: int, text_of: TokenText) -> Chunk:
+    """One output. count: tokens of the answer so far, this output's among them."""
+    chunk: Chunk = {"token_ids": list(delta.token_ids), "index": 0}
+    if delta.logprobs:
+        chunk |= _logprobs(delta.logprobs, text_of)
+    if delta.finish_reason:
+        chunk |= {
+            "finish_reason": delta.finish_reason,
+            "completion_usage": usage(prompt_tokens, count),
+        }
+    return chunk
+
+
+def usage(prompt_tokens: int, count: int) -> dict[str, int]:
+    """Tokens of a request."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": count,
+        "total_tokens": prompt_tokens + count,
+    }
+
+
+def _logprobs(each: Sequence[TokenLogprobs], text_of: TokenText) -> Chunk:
+    top = [
+        [_entry(rank, token, logprob, text_of) for rank, (token, logprob) in enumerate(one.top, 1)]
+        for one in each
+    ]
+    return {
+        "log_probs": [max(one.logprob, LEAST) for one in each],
+        **({"top_logprobs": top} if any(top) else {}),
+    }
+
+
+def _entry(rank: int, token: int, logprob: float, text_of: TokenText) -> dict[str, Any]:
+    text = text_of(token)
+    return {
+        "rank": rank,
+        "token_id": token,
+        "token": text,
+        "logprob": max(logprob, LEAST),
+        "bytes": list(text.encode()),
+    }

@@ -1,0 +1,120 @@
+"""Fetches prompts that other workers have prefilled, and makes them requests of this one.
+
+Knows NIXL by `Transport` alone, and no request of Dynamo.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.backend import Buffer
+from snapexport.runtime.hand_over import Prefilled, Row, place_of
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.serving.dynamo.landing import Borrowed, Landing, LandingRows
+from snapexport.serving.dynamo.message import HandOver
+from snapexport.serving.dynamo.metrics import Moved
+from snapexport.serving.dynamo.notes import END, HOLD, note
+from snapexport.serving.dynamo.transport import FetchError, Spans, StuckError, Transport
+
+LANDING_ROWS = 4
+"""Rows that can be on their way at once. Further ones wait in the prefill workers."""
+
+_LOG = logging.getLogger("snapexport.dynamo")
+
+
+class Landed:
+    """A prompt whose row has landed here. request: to be submitted."""
+
+    def __init__(self, given: HandOver, request: Request, loan: Borrowed) -> None:
+        prefilled = Prefilled(_row(given, loan.row.row), given.first_token)
+        self.request = replace(request, prefilled=prefilled)
+        self._loan: Borrowed | None = loan
+        self._logprobs = [one.as_of(given.first_token) for one in given.logprobs]
+
+    def seen(self, delta: OutputDelta) -> OutputDelta:
+        """Take note of the request's next output, and complete the first one.
+
+        Its token was chosen by the prefill worker, which knows its log probability.
+        """
+        if self._loan is None:
+            return delta
+        self._loan.give_back()  # the row is in its batch slot
+        self._loan = None
+        return replace(delta, logprobs=(*self._logprobs, *delta.logprobs))
+
+
+class Fetcher:
+    """Brings prompts into this worker's batch slots."""
+
+    def __init__(self, llm: LLM, transport: Transport, moved: Moved, hold_seconds: float) -> None:
+        """hold_seconds: how often a prefill worker is told that its row is still wanted."""
+        self.moved = moved
+        self._llm, self._transport = llm, transport
+        self._hold_seconds = hold_seconds
+        self._rows = LandingRows([self._new_landing() for _ in range(LANDING_ROWS)])
+
+    @asynccontextmanager
+    async def landed(
+        self, given: HandOver, request: Request, go_on: Callable[[], None]
+    ) -> AsyncIterator["Landed"]:
+        """Fetch a prompt. go_on: raises if the request is no longer wanted.
+
+        Raises UserError for a foreign prompt, before anything is fetched, and FetchError.
+        """
+        self._require_own(given, request)
+
+        async def hold() -> None:
+            go_on()
+            self._transport.note(given.agent, note(HOLD, given.lease))
+
+        await hold()
+        async with self._rows.borrowed(self._hold_seconds, hold) as loan:
+            go_on()
+            await self._fetch(given, loan)
+            yield Landed(given, request, loan)
+
+    async def _fetch(self, given: HandOver, loan: Borrowed) -> None:
+        began = time.monotonic()
+        try:
+            await self._transport.fetch(given, loan.row)
+        except FetchError as error:
+            self.moved.failed += 1
+            if isinstance(error, StuckError):
+                loan.replace(self._new_landing())
+            raise
+        seconds = time.monotonic() - began
+        nbytes = sum(one.nbytes for one in loan.row.row)
+        self.moved.add(nbytes, given.prompt_length, seconds)
+        _LOG.debug("fetched %d bytes in %.2f ms", nbytes, seconds * 1e3)
+        try:
+            self._transport.note(given.agent, note(END, given.lease))
+        except FetchError as error:  # the row is here: its lease will end by time
+            _LOG.warning("%s", error)
+
+    def _require_own(self, given: HandOver, request: Request) -> None:
+        landing = self._llm.executor.row_buffers(0)
+        self._llm.executor.require_adoptable(_row(given, landing))
+        if [one.nbytes for one in given.row] != [one.nbytes for one in landing]:
+            raise UserError("the prefill worker's row has other sizes", "serve the same build")
+        if given.prompt_length != len(request.prompt_token_ids):
+            raise UserError(
+                "the prefill worker's row is of another prompt", "send the request again"
+            )
+        if given.first_token >= self._llm.executor.limits.vocab_size:
+            raise UserError(
+                f"{given.first_token} is not a token of the model", "serve the same build"
+            )
+
+    def _new_landing(self) -> Landing:
+        landing = Landing(self._llm.executor.new_row())
+        self._transport.register(Spans.of(place_of(landing.row), landing.row))
+        self._transport.register(Spans("cpu", (landing.stamp_span,)))
+        return landing
+
+
+def _row(given: HandOver, buffers: tuple[Buffer, ...]) -> Row:
+    return Row(given.digest, given.place, buffers, given.prompt_length, given.prompt_length)

@@ -1,0 +1,254 @@
+"""Serves a build as a Dynamo engine: whole, its prefill alone, or its decode alone.
+
+Dynamo's own worker around it registers the model, takes signals and drains. Runs in Dynamo's event
+loop; the LLM has a thread of its own.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dynamo._core import Context
+from dynamo.common.backend.engine import EngineConfig, LLMEngine, LlmRegistration
+from dynamo.common.backend.health_check import build_health_check_payload, is_probe
+from dynamo.common.backend.worker import WorkerConfig
+from dynamo.common.constants import DisaggregationMode
+from dynamo.common.utils.token_ids import normalize_request_token_ids
+from dynamo.llm.exceptions import (
+    Cancelled,
+    DynamoException,
+    EngineShutdown,
+    InvalidArgument,
+    Unknown,
+    WorkerUnavailable,
+)
+
+from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.hand_over import Role
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.serving.dynamo import message, requests
+from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage
+from snapexport.serving.dynamo.decode import Fetcher
+from snapexport.serving.dynamo.metrics import Moved, text_form
+from snapexport.serving.dynamo.options import WorkerOptions
+from snapexport.serving.dynamo.prefill import Lender, LendingStreams
+from snapexport.serving.dynamo.transport import FetchError, Transport
+from snapexport.serving.generator import FailureCode, GenerationError
+from snapexport.serving.metrics import TextForm, constant_gauges
+from snapexport.serving.token_text import token_texts
+from snapexport.serving.worker import CANCELLED, Stream
+
+MODES: dict[Role, DisaggregationMode] = {
+    "both": DisaggregationMode.AGGREGATED,
+    "prefill": DisaggregationMode.PREFILL,
+    "decode": DisaggregationMode.DECODE,
+}
+_ERRORS: dict[FailureCode, type[DynamoException]] = {
+    "cancelled": Cancelled,
+    "full": WorkerUnavailable,
+    "stopping": EngineShutdown,
+    "invalid": InvalidArgument,
+}
+_BLOCK = 16
+"""Dynamo counts caches in blocks; a batch slot's compressed cache is no paged one."""
+
+_DRAIN_POLL_SECONDS = 0.05
+_LOG = logging.getLogger("snapexport.dynamo")
+
+
+class SnapexportEngine(LLMEngine):
+    """One worker. `llm` is loaded before Dynamo is told of anything."""
+
+    def __init__(self, options: WorkerOptions, llm: LLM) -> None:
+        self._options, self._llm = options, llm
+        self._manifest = Manifest.read(options.build)
+        self._text_of = token_texts(llm.tokenizer)
+        self._streams = LendingStreams(llm, options.max_pending, _LOG.error)
+        self._active: dict[str, Stream] = {}
+        self._moved = Moved.by(self._manifest)
+        self._transport: Transport | None = None
+        self._lender: Lender | None = None
+        self._fetcher: Fetcher | None = None
+
+    @classmethod
+    async def from_args(
+        cls, argv: list[str] | None = None
+    ) -> tuple["SnapexportEngine", WorkerConfig]:
+        """Dynamo's own entry point: the arguments of `snapexport dynamo`."""
+        raise UserError("a worker is started by `snapexport dynamo`", "snapexport dynamo --help")
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Start the LLM's thread, and register its memory with NIXL."""
+        self._streams.start()
+        if self._options.role != "both":
+            self._transport = Transport(f"snapexport-{self._options.role}-{worker_id}")
+            self._connect(self._transport)
+        limits = self._llm.executor.limits
+        return EngineConfig(
+            model=str(self._options.build),
+            served_model_name=self._options.model_name,
+            llm=LlmRegistration(
+                context_length=limits.positions,
+                kv_cache_block_size=_BLOCK,
+                total_kv_blocks=limits.batch * -(-limits.longest_prompt // _BLOCK),
+                max_num_seqs=limits.batch,
+            ),
+        )
+
+    def _connect(self, transport: Transport) -> None:
+        seconds = self._options.lease_seconds
+        if self._options.role == "prefill":
+            self._lender = Lender(self._llm.executor, self._streams, transport, seconds)
+            self._streams.lender = self._lender
+        else:
+            self._fetcher = Fetcher(self._llm, transport, self._moved, seconds / 3)
+
+    async def generate(
+        self, request: dict[str, Any], context: Context
+    ) -> AsyncGenerator[Chunk, None]:
+        """The chunks of one request. Raises Dynamo's exceptions."""
+        normalize_request_token_ids(request)
+        try:
+            if is_probe(request) and self._fetcher:
+                yield self._alive(request)
+                return
+            async with aclosing(self._chunks(request, context)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except UserError as error:
+            raise InvalidArgument(str(error)) from error
+        except FetchError as error:
+            raise WorkerUnavailable(str(error)) from error
+        except GenerationError as error:
+            if error.code != "cancelled":
+                raise _ERRORS.get(error.code, Unknown)(str(error)) from error
+            count = len(request["token_ids"])
+            yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"} | {
+                "completion_usage": usage(count, 0)
+            }
+
+    async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
+        request = requests.read(self._llm, given)
+        length, count = len(request.prompt_token_ids), 0
+        async with aclosing(self._outputs(given, request, context)) as outputs:
+            async for stream, delta in outputs:
+                count += len(delta.token_ids)
+                chunk = chunk_of(delta, length, count, self._text_of)
+                if delta.row and self._lender:
+                    assert stream.request_id is not None
+                    told = self._lender.message(stream.request_id, delta, delta.row)
+                    chunk["disaggregated_params"] = told.model_dump()
+                yield chunk
+
+    async def _outputs(
+        self, given: Mapping[str, Any], request: Request, context: Context
+    ) -> AsyncGenerator[tuple[Stream, OutputDelta], None]:
+        if self._fetcher is None:
+            hand_over = self._lender is not None and not is_probe(given)
+            request = replace(request, hand_over=hand_over)
+            async with aclosing(self._run(request, context)) as outputs:
+                async for one in outputs:
+                    yield one
+            return
+        told = message.read(_handed_over(given))
+        async with (
+            self._fetcher.landed(told, request, partial(_require_wanted, context)) as landed,
+            aclosing(self._run(landed.request, context)) as outputs,
+        ):
+            async for stream, delta in outputs:
+                yield stream, landed.seen(delta)
+
+    async def _run(
+        self, request: Request, context: Context
+    ) -> AsyncGenerator[tuple[Stream, OutputDelta], None]:
+        """The outputs of the worker's thread; `abort` finds the stream meanwhile."""
+        _require_wanted(context)
+        stream = Stream(request=request, timeout=self._options.request_seconds)
+        self._active[context.id()] = stream
+        try:
+            async with aclosing(self._streams.outputs(stream)) as deltas:
+                async for delta in deltas:
+                    yield stream, delta
+        finally:
+            if self._active.get(context.id()) is stream:  # a retry has the same id
+                del self._active[context.id()]
+
+    async def abort(self, context: Context) -> None:
+        """The client left, or the frontend found a stop string: free the batch slot."""
+        if stream := self._active.get(context.id()):
+            self._streams.worker.cancel(stream, CANCELLED)
+
+    async def is_quiescent(self) -> bool:
+        """Whether no row waits to be fetched."""
+        return not (self._active or (self._lender and len(self._lender.leases)))
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """A prompt of one token."""
+        return dict(build_health_check_payload(bos_token_id=0))
+
+    def _alive(self, request: Mapping[str, Any]) -> Chunk:
+        """Answer a probe of a worker that can't prefill: by its thread."""
+        if not self._streams.worker.is_running:
+            raise Unknown("the worker's thread has ended")
+        count = len(request["token_ids"])
+        return {"token_ids": [0], "index": 0, "finish_reason": "length"} | {
+            "completion_usage": usage(count, 1)
+        }
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Add the worker's metrics to those of Dynamo's runtime."""
+        labels = dict(metrics.auto_labels)
+        form = TextForm(labels)
+        gauges = constant_gauges(self._manifest)
+
+        def text() -> str:
+            worker = self._streams.worker
+            form.take(worker.counters.observations)
+            own = form.render(gauges | worker.values()).decode()
+            return own + text_form(self._moved_values(), labels)
+
+        metrics.register_prometheus_expfmt_callback(text)
+
+    def _moved_values(self) -> dict[str, float]:
+        values = self._moved.values() if self._fetcher else {}
+        if self._lender:
+            leases = self._lender.leases
+            values |= {"leases": len(leases), "leases_expired_total": leases.expired}
+        return values
+
+    async def cleanup(self) -> None:
+        """Let running answers finish, and end. A second call does nothing.
+
+        Dynamo has withdrawn the worker from discovery before, so that nothing new comes.
+        """
+        end = time.monotonic() + self._options.drain_seconds
+        while not await self.is_quiescent() and time.monotonic() < end:
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        if self._lender:
+            await self._lender.close()
+        await self._streams.close()
+        if self._transport:
+            self._transport.close()
+
+
+def _require_wanted(context: Context) -> None:
+    """Raise GenerationError if the client has left, before there is a stream to cancel."""
+    if context.is_stopped():
+        raise GenerationError(CANCELLED)
+
+
+def _handed_over(given: Mapping[str, Any]) -> Any:
+    result = given.get("prefill_result")
+    if not isinstance(result, Mapping):
+        raise UserError(
+            "a decode worker got a request that no prefill worker has seen",
+            "start a worker with --role prefill, or use --role both",
+        )
+    return result.get("disaggregated_params")

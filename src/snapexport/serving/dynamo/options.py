@@ -1,0 +1,88 @@
+"""Options of `snapexport dynamo`, validated once."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.hand_over import Role
+from snapexport.serving.options import MOST_PORT, ModelOptions
+
+Discovery = Literal["file", "etcd", "kubernetes"]
+EventPlane = Literal["zmq", "nats"]
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(ModelOptions):
+    """A build, the worker's role, and how Dynamo's parts find each other.
+
+    component: None for "prefill" or "backend", as Dynamo's own workers are called.
+    lease_seconds: how long a prefilled prompt waits for a decode worker that says nothing.
+    """
+
+    role: Role = "both"
+    namespace: str = "dynamo"
+    component: str | None = None
+    discovery: Discovery = "file"
+    event_plane: EventPlane = "zmq"
+    chat_template: Path | None = None
+    lease_seconds: float = 30
+    request_seconds: float = 600
+    drain_seconds: float = 30
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lease_seconds", "request_seconds", "drain_seconds"):
+            if not getattr(self, name) > 0:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(
+                    f"{flag} {getattr(self, name)} cannot be used", "use a number above 0"
+                )
+        for name in ("namespace", "component_name"):
+            if not _WORD.fullmatch(value := getattr(self, name)):
+                raise UserError(
+                    f"'{value}' cannot be a {name.partition('_')[0]} of Dynamo",
+                    "use letters, digits, dashes and underscores",
+                )
+        if self.chat_template and not self.chat_template.is_file():
+            raise UserError(
+                f"{self.chat_template} is not a file", "name a chat template in Jinja's language"
+            )
+
+    @property
+    def component_name(self) -> str:
+        """The component that the worker registers as."""
+        return self.component or ("prefill" if self.role == "prefill" else "backend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(ModelOptions):
+    """A build, and how many workers of each role serve it on this machine.
+
+    prefill 0: each worker does both. migrations: how often a request may go on in another worker.
+    logs: a folder for a log of each process; None for a temporary one.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    port: int = 8000
+    migrations: int = 1
+    lease_seconds: float = 30
+    logs: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("prefill", 0), ("decode", 1), ("migrations", 0)):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"--{name} {value} is too small", f"use {least} or more")
+        if not 0 <= self.port <= MOST_PORT:
+            raise UserError(
+                f"--port {self.port} cannot be used", f"use 0 (a free port) to {MOST_PORT}"
+            )
+        if not self.lease_seconds > 0:
+            raise UserError(
+                f"--lease-seconds {self.lease_seconds} cannot be used", "use a number above 0"
+            )

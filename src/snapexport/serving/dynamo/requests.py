@@ -1,0 +1,72 @@
+"""Reads a request of Dynamo's frontend: a prompt's tokens, and how to continue them.
+
+Fields that would change the output and are not supported are refused; others are the frontend's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from snapexport.contract.errors import UserError
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import Request, SamplingParams
+
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "guided_decoding": ({},),
+    "logit_bias": ({},),
+}
+"""Sampling options without an equivalent, and the values that mean nothing."""
+
+_LEFT_TO_THE_RUNTIME = -1
+"""top_k -1 is all tokens, in vLLM's manner."""
+
+
+def read(llm: LLM, given: Mapping[str, Any]) -> Request:
+    """Check one request. Raises UserError."""
+    return llm.read(list(given.get("token_ids") or ()), params_of(given, llm))
+
+
+def params_of(given: Mapping[str, Any], llm: LLM) -> SamplingParams:
+    """Sampling parameters of a request, with the runtime's defaults."""
+    sampling, ends = given.get("sampling_options") or {}, given.get("stop_conditions") or {}
+    _require_supported(sampling, ends)
+    length = len(given.get("token_ids") or ())
+    most = ends.get("max_tokens")
+    top_k = sampling.get("top_k") or 0
+    return SamplingParams(
+        max_tokens=max(1, llm.executor.limits.positions - length) if most is None else most,
+        temperature=_or(sampling.get("temperature"), 1.0),
+        top_p=_or(sampling.get("top_p"), 1.0),
+        top_k=0 if top_k == _LEFT_TO_THE_RUNTIME else top_k,
+        seed=sampling.get("seed"),
+        stop=ends.get("stop") or (),
+        stop_token_ids=_stop_token_ids(ends),
+        ignore_eos=bool(ends.get("ignore_eos")),
+        logprobs=(given.get("output_options") or {}).get("logprobs"),
+    )
+
+
+def _stop_token_ids(ends: Mapping[str, Any]) -> list[int]:
+    """The frontend's own, such as a chat template's end token, come under `_hidden`."""
+    hidden = [] if ends.get("ignore_eos") else ends.get("stop_token_ids_hidden") or []
+    return list(dict.fromkeys([*(ends.get("stop_token_ids") or []), *hidden]))
+
+
+def _require_supported(sampling: Mapping[str, Any], ends: Mapping[str, Any]) -> None:
+    for name, neutral in UNSUPPORTED.items():
+        value = sampling.get(name)
+        if value is not None and value not in neutral:
+            raise UserError(f"{name} {value!r} is not supported", "leave it out")
+    if ends.get("min_tokens"):
+        raise UserError(f"min_tokens {ends['min_tokens']} is not supported", "leave it out")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
