@@ -12,6 +12,7 @@ from snapexport.graphs.functions import (
     experts,
     int8_cache,
     query_window,
+    ring_fill,
     ring_slot,
     snapkv_select,
     snapstream_gather,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
 NAMES = (
-    *("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "Int8Scale", "Int8Rows"),
+    *("RingSlot", "RingFill", "QueryWindow", "SnapKVSelect", "SnapStreamGather"),
+    *("Int8Scale", "Int8Rows"),
     *EXPERTS,
 )
 
@@ -50,6 +52,7 @@ def function(
 def _text(name: str, vote: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
     texts = {
         "RingSlot": ring_slot.TEXT,
+        "RingFill": ring_fill.TEXT,
         "QueryWindow": query_window.TEXT,
         "SnapKVSelect": snapkv_select.text(vote, softcapped, pool_kernel),
         "SnapStreamGather": snapstream_gather.TEXT,
