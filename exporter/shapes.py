@@ -3,8 +3,8 @@
 Every parameter of the model has a tensor of its shape, whose values are not all NaN or infinite.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,15 +28,20 @@ def require_tensors(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
     """Raise UserError for a tensor that is missing, misshapen, without values, or tied wrongly."""
     require_depth(config, len(checkpoint.tensors))
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
-    shapes = stored_shapes(parameters(config), checkpoint.tensors)
-    _require_present([tied.get(name, name) for name in shapes], checkpoint)
-    for name, shape in shapes.items():
-        source = tied.get(name, name)
-        tensor = checkpoint.tensors[source]
-        _require_shape(source, shape, tensor)
-        _require_numbers(source, tensor)
-        if source != name and name in checkpoint.tensors:
+    found = parameters(config)
+    require_parameters(checkpoint, {tied.get(name, name): shape for name, shape in found.items()})
+    for name, source in tied.items():
+        if name in found and name in checkpoint.tensors:
             _require_equal(name, source, checkpoint)
+
+
+def require_parameters(checkpoint: Checkpoint, parameters: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise UserError for a parameter whose tensor is missing, misshapen or without values."""
+    shapes = stored_shapes(parameters, checkpoint.tensors)
+    _require_present(shapes, checkpoint)
+    for name, shape in shapes.items():
+        _require_shape(name, shape, checkpoint.tensors[name])
+        _require_numbers(name, checkpoint.tensors[name])
 
 
 def require_depth(config: "PretrainedConfig", tensors: int) -> None:
@@ -72,16 +77,22 @@ def parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
 
     Buffers that a checkpoint holds count too, such as a router's bias (DeepSeek-V3).
     """
+    return {
+        name: tuple(tensor.shape) for name, tensor in model_on_meta(config).state_dict().items()
+    }
+
+
+def model_on_meta(config: "PretrainedConfig") -> Any:
+    """transformers' model without memory. Raises UserError."""
     try:
         with quiet(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever a constructor does with values that it never expected
         kind = type(error).__name__
         raise UserError(
             f"transformers cannot make the model of config.json: {kind}: {error!s:.200}",
             "correct config.json",
         ) from None
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _require_numbers(name: str, tensor: Tensor) -> None:
@@ -98,12 +109,17 @@ def _require_numbers(name: str, tensor: Tensor) -> None:
 
 def _require_equal(name: str, source: str, checkpoint: Checkpoint) -> None:
     """A tensor that config.json ties to another may be stored as well, if it is the same."""
+    if not is_same(checkpoint, name, source):
+        raise UserError(
+            f"config.json ties {name} to {source}, and the checkpoint has both, with other values",
+            'set "tie_word_embeddings" to false in config.json, if the model has a head of its own',
+        )
+
+
+def is_same(checkpoint: Checkpoint, name: str, source: str) -> bool:
+    """Whether two tensors of a checkpoint have the same type, shape and bytes."""
     one, other = checkpoint.tensors[name], checkpoint.tensors[source]
-    if (one.dtype, one.shape) == (other.dtype, other.shape) and one.dtype in NUMPY_DTYPE:
-        pairs = zip(blocks(one), blocks(other), strict=True)
-        if all(left.tobytes() == right.tobytes() for left, right in pairs):
-            return
-    raise UserError(
-        f"config.json ties {name} to {source}, and the checkpoint has both, with other values",
-        'set "tie_word_embeddings" to false in config.json, if the model has a head of its own',
-    )
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype not in NUMPY_DTYPE:
+        return False
+    pairs = zip(blocks(one), blocks(other), strict=True)
+    return all(left.tobytes() == right.tobytes() for left, right in pairs)

@@ -7,7 +7,7 @@ exporter emits by itself. Differences between architectures are in their records
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,12 +106,19 @@ def _apply_rotary_pos_emb(
 
 
 @contextmanager
-def skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Iterator[tuple[Any, FakeTensorMode]]:
-    """Yield the model with markers and the mode of its inputs; restore transformers at the end."""
+def skeleton(
+    config: PretrainedConfig, dtype: torch.dtype, change: Callable[[Any], None] | None = None
+) -> Iterator[tuple[Any, FakeTensorMode]]:
+    """Yield the model with markers and the mode of its inputs; restore transformers at the end.
+
+    change: of transformers' model, before anything is marked.
+    """
     config._attn_implementation = ATTENTION_IMPLEMENTATION
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        if change:
+            change(model)
     model.eval()
     architecture = architecture_of(config)
     _compute_buffers(model, config, architecture.scaled_embedding)

@@ -4,7 +4,7 @@ A trace has opset 24, an attention marker in each layer, no cache, and initializ
 like the checkpoint's tensors but have no data yet. Knows no cache policy and no target.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -21,8 +21,12 @@ from snapexport.exporter.skeleton import skeleton
 
 OPSET = 24
 _MODEL_PREFIX = "model."
-_SLOTS = 2
+SLOTS = 2
 """Batch slots of the traced inputs: a dimension of 1 would be taken for a constant."""
+SLOT_AXES = {0: torch.export.Dim(BATCH, min=1)}
+"""The axis of batch slots, of an input with a row for each."""
+
+Outputs = Tensor | tuple[Tensor, Tensor]
 
 DynamicShapes = dict[str, Any]
 """{input: {axis: torch.export's Dim}}, as PyTorch takes it."""
@@ -31,30 +35,36 @@ DynamicShapes = dict[str, Any]
 class _Prefill(nn.Module):
     """One chunk of one prompt: logits of its last valid token.
 
-    input_ids [1,C], past_length [1], chunk_length [1] -> logits float32 [1,V].
+    input_ids [1,C], past_length [1], chunk_length [1] -> logits float32 [1,V], and if asked
+    hidden_states [1,C,E].
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, hidden_states: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.hidden_states = model, hidden_states
 
-    def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Outputs:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
         hidden = _hidden_states(self.model, input_ids, position_ids)
         # The model's own logits_to_keep would transpose the whole chunk, twice.
-        last = hidden.index_select(1, chunk_length - 1)
-        return _logits(self.model, last)
+        logits = logits_of(self.model, hidden.index_select(1, chunk_length - 1))
+        return (logits, hidden) if self.hidden_states else logits
 
 
 class _Decode(nn.Module):
-    """One token for each of B sequences: input_ids, position_ids [B,1] -> logits float32 [B,V]."""
+    """One token for each of B sequences.
 
-    def __init__(self, model: Any) -> None:
+    input_ids, position_ids [B,1] -> logits float32 [B,V], and if asked hidden_states [B,1,E].
+    """
+
+    def __init__(self, model: Any, hidden_states: bool) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.hidden_states = model, hidden_states
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        return _logits(self.model, _hidden_states(self.model, input_ids, position_ids))
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Outputs:
+        hidden = _hidden_states(self.model, input_ids, position_ids)
+        logits = logits_of(self.model, hidden)
+        return (logits, hidden) if self.hidden_states else logits
 
 
 def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tensor:
@@ -63,7 +73,7 @@ def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tenso
     return states
 
 
-def _logits(model: Any, hidden_states: Tensor) -> Tensor:
+def logits_of(model: Any, hidden_states: Tensor) -> Tensor:
     """Hidden states [B,1,E] -> logits [B,V]."""
     logits: Tensor = model.lm_head(hidden_states)[:, 0].float()
     attribute = architecture_of(model.config).logit_softcap
@@ -71,37 +81,49 @@ def _logits(model: Any, hidden_states: Tensor) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def trace_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:
-    """Trace prefill of `chunk` tokens of one prompt."""
+def trace_prefill(
+    config: PretrainedConfig, dtype: torch.dtype, chunk: int, hidden_states: bool = False
+) -> ir.Model:
+    """Trace prefill of `chunk` tokens of one prompt. hidden_states: make them an output."""
     shapes = {names.INPUT_IDS: (1, chunk), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-    return _trace(config, dtype, _Prefill, shapes)
+    return _trace(config, dtype, _Prefill, shapes, hidden_states=hidden_states)
 
 
-def trace_decode(config: PretrainedConfig, dtype: torch.dtype) -> ir.Model:
+def trace_decode(
+    config: PretrainedConfig, dtype: torch.dtype, hidden_states: bool = False
+) -> ir.Model:
     """Trace decode of one token for each batch slot. Their number is a dimension: `with_batch`."""
-    shapes = {names.INPUT_IDS: (_SLOTS, 1), names.POSITION_IDS: (_SLOTS, 1)}
-    slots = {0: torch.export.Dim(BATCH, min=1)}
-    return _trace(config, dtype, _Decode, shapes, dict.fromkeys(shapes, slots))
+    shapes = {names.INPUT_IDS: (SLOTS, 1), names.POSITION_IDS: (SLOTS, 1)}
+    dynamic = dict.fromkeys(shapes, SLOT_AXES)
+    return _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states)
 
 
 def _trace(
     config: PretrainedConfig,
     dtype: torch.dtype,
-    step: type[nn.Module],
+    step: Callable[[Any, bool], nn.Module],
     shapes: Mapping[str, tuple[int, ...]],
     dynamic: DynamicShapes | None = None,
+    *,
+    hidden_states: bool = False,
 ) -> ir.Model:
+    outputs = [names.LOGITS, *([names.HIDDEN_STATES] if hidden_states else [])]
     with skeleton(shallow(config), dtype) as (model, fake), torch.no_grad(), fake:
         inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
-        program = _export(step(model).eval(), inputs, dynamic)
-    traced = _with_checkpoint_names(program.model)
+        traced = export(step(model, hidden_states).eval(), inputs, outputs, dynamic)
     repeat_layers(traced, config)
     return traced
 
 
-def _export(step: nn.Module, inputs: Mapping[str, Tensor], dynamic: DynamicShapes | None) -> Any:
+def export(
+    step: nn.Module,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    dynamic: DynamicShapes | None,
+) -> ir.Model:
+    """Export a module whose weights lie below its `model`, under the checkpoint's names."""
     with quiet():
-        return torch.onnx.export(
+        program: Any = torch.onnx.export(
             step,
             tuple(inputs.values()),
             dynamic_shapes=dynamic,
@@ -110,8 +132,9 @@ def _export(step: nn.Module, inputs: Mapping[str, Tensor], dynamic: DynamicShape
             verbose=False,
             opset_version=OPSET,
             input_names=list(inputs),
-            output_names=[names.LOGITS],
+            output_names=list(outputs),
         )
+    return _with_checkpoint_names(program.model)
 
 
 def _with_checkpoint_names(model: ir.Model) -> ir.Model:

@@ -11,7 +11,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.names import DOMAIN
+from snapexport.contract.names import DOMAIN, HIDDEN_STATES
 from snapexport.contract.targets import Target
 from snapexport.graphs.compress import compress_graph
 from snapexport.graphs.functions import EXPERTS, NAMES, function
@@ -19,6 +19,7 @@ from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
+from snapexport.graphs.passes.draft_ring import DraftRing, FilledRing
 from snapexport.graphs.passes.extend_cache import ExtendCache
 from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
@@ -49,7 +50,7 @@ def prefill(
 
     capacity: positions of its cache; None: L_max.
     """
-    graph = gs.import_onnx(traced)
+    graph = _imported(traced, options)
     chunk = graph.inputs[0].shape[1]
     passes: list[Pass] = [Latents(), PrefillCache(capacity or geometry.L_max)]
     if geometry.is_single_shot(chunk):
@@ -80,7 +81,7 @@ def extend(
 ) -> onnx.ModelProto:
     """The graph of one more chunk onto a compressed cache. `traced` is prefill's trace."""
     passes: list[Pass] = [Latents(), ExtendCache(geometry, options)]
-    graph = gs.import_onnx(traced)
+    graph = _imported(traced, options)
     graph.name = "extend"
     return _finish(graph, geometry, passes + _sampling(options), target, options)
 
@@ -97,8 +98,39 @@ def decode(
     passes: list[Pass] = [Latents(), DecodeCache(geometry, options)]
     if with_queries:
         passes.append(DecodeQueries())
+    graph = _imported(traced, options)
+    return _finish(graph, geometry, passes + _sampling(options), target, options)
+
+
+def mtp(
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    options: GraphOptions = DEFAULTS,
+) -> onnx.ModelProto:
+    """The graph of one step of multi-token prediction for each batch slot."""
+    passes: list[Pass] = [Latents(), DraftRing(geometry.draft_ring, options)]
     graph = gs.import_onnx(traced)
     return _finish(graph, geometry, passes + _sampling(options), target, options)
+
+
+def mtp_prefill(
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    options: GraphOptions = DEFAULTS,
+) -> onnx.ModelProto:
+    """The graph that fills the ring of multi-token prediction from a prompt's chunk."""
+    passes: list[Pass] = [Latents(absorb=True), FilledRing(geometry.draft_ring, options)]
+    return _finish(gs.import_onnx(traced), geometry, passes, target, options)
+
+
+def _imported(traced: onnx.ModelProto, options: GraphOptions) -> gs.Graph:
+    """A trace, without the hidden states where no graph takes them: a build may derive others."""
+    graph = gs.import_onnx(traced)
+    if not options.mtp:
+        graph.outputs = [one for one in graph.outputs if one.name != HIDDEN_STATES]
+    return graph
 
 
 def _sampling(options: GraphOptions) -> list[Pass]:

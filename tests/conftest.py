@@ -29,14 +29,16 @@ def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
         return
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    from snapexport.exporter import trace
+    from snapexport.exporter import mtp, trace
     from tests import trace_cache
 
     folder = pytestconfig.cache.mkdir("snapexport-traces")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", trace_cache.once(ONNXRegistry.from_torchlib))
-        for name in ("trace_prefill", "trace_decode"):
-            patch.setattr(trace, name, trace_cache.caching(getattr(trace, name), folder))
+        for trace_one in (trace.trace_prefill, trace.trace_decode):
+            patch.setattr(trace, trace_one.__name__, trace_cache.caching(trace_one, folder))
+        for trace_one in (mtp.trace_mtp, mtp.trace_mtp_prefill):
+            patch.setattr(mtp, trace_one.__name__, trace_cache.caching(trace_one, folder))
         yield
 
 

@@ -67,6 +67,7 @@ class Architecture:
     scaled_embedding: the embedding multiplies its rows by a buffer, `embed_scale`.
     score_softcap, logit_softcap: the config's attributes with the soft caps of attention's scores
     and of the logits; None: no soft cap. latent: multi-head latent attention (MLA).
+    mtp: checkpoints may have a layer for multi-token prediction after the last one.
     experts: None if every layer has one MLP. quantized: methods of quantization in which
     checkpoints of the family are published and read.
     embedding, head: the tensors' names in a checkpoint.
@@ -85,6 +86,7 @@ class Architecture:
     score_softcap: str | None = None
     logit_softcap: str | None = None
     latent: bool = False
+    mtp: bool = False
     experts: Experts | None = None
     embedding: str = "model.embed_tokens.weight"
     head: str = "lm_head.weight"

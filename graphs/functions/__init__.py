@@ -13,6 +13,7 @@ from snapexport.graphs.functions import (
     extend_gather,
     int8_cache,
     query_window,
+    ring_fill,
     ring_slot,
     snapkv_select,
     snapstream_gather,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
 NAMES = (
-    *("RingSlot", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "ExtendGather"),
+    *("RingSlot", "RingFill", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "ExtendGather"),
     *("Int8Scale", "Int8Rows"),
     *EXPERTS,
 )
@@ -52,6 +53,7 @@ def function(
 def _text(name: str, vote: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
     texts = {
         "RingSlot": ring_slot.TEXT,
+        "RingFill": ring_fill.TEXT,
         "QueryWindow": query_window.TEXT,
         "SnapKVSelect": snapkv_select.text(vote, softcapped, pool_kernel),
         "SnapStreamGather": snapstream_gather.TEXT,

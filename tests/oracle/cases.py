@@ -33,6 +33,7 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-sharded": ("qwen3", {"max_shard_size": "100KB", "seed": 6}),
     "llama-blind": ("llama", {"blind": True}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1, "seed": 7}),
+    "deepseek-v3-mtp": ("deepseek-v3", {"mtp": True, "seed": 9}),
     "qwen3-mha": ("qwen3", {"num_key_value_heads": 4, "seed": 8}),
 }
 
@@ -63,6 +64,8 @@ class Case:
     top_tokens: int = 0
     share_weights: bool | None = None
     extend: bool = False
+    mtp: bool = False
+    weights: str | None = None
     target: str = "onnxruntime"
 
     @cached_property

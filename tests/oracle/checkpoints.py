@@ -1,10 +1,12 @@
 """Tiny random checkpoints whose attention and logits are far from uniform, the same for a seed."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -210,19 +212,45 @@ def make(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "1GB",
     blind: bool = False,
+    mtp: bool = False,
     **changes: Any,
 ) -> Path:
     """Save a random model of `architecture` into `directory`. `changes` go into its config.
 
-    blind: queries are zero, so that all keys score alike and every vote is a tie.
+    blind: queries are zero, so that all keys score alike and every vote is a tie. mtp: a further
+    layer follows, for multi-token prediction.
     """
     kind, recipe = _RECIPES[architecture]
-    model = AutoModelForCausalLM.from_config(kind(**_COMMON | recipe | changes))
+    config = kind(**_COMMON | recipe | changes)
+    config.num_hidden_layers += mtp
+    model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     if blind:
         _zero_queries(model)
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    if mtp:
+        _make_last_layer_mtp(directory, seed)
     return directory
+
+
+def _make_last_layer_mtp(directory: Path, seed: int) -> None:
+    """Turn the last layer into one for multi-token prediction, as DeepSeek publishes it."""
+    config = json.loads((directory / "config.json").read_text())
+    config["num_hidden_layers"] -= 1
+    (directory / "config.json").write_text(json.dumps(config))
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    stem, width = f"model.layers.{config['num_hidden_layers']}.", config["hidden_size"]
+    generator = torch.Generator().manual_seed(1000 + seed)
+    dtype = tensors["lm_head.weight"].dtype
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        norm = 1 + 0.25 * torch.randn(width, generator=generator)
+        tensors[f"{stem}{name}.weight"] = norm.to(dtype)
+    projection = 1.5 * torch.randn(width, 2 * width, generator=generator) / math.sqrt(2 * width)
+    tensors[f"{stem}eh_proj.weight"] = projection.to(dtype)
+    tensors[f"{stem}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{stem}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
 
 
 @torch.no_grad()

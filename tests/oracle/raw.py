@@ -5,7 +5,7 @@ Uses neither the runtime nor the package's constants: the names here are the con
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Union
@@ -23,12 +23,16 @@ Session = Union[ort.InferenceSession, "WithWeights"]
 
 @dataclass
 class Prefilled:
-    """logits [V]; cache [1, Hkv, T, D]; windows: per layer [1, H, W, D], empty without a vote."""
+    """logits [V]; cache [1, Hkv, T, D]; windows: per layer [1, H, W, D], empty without a vote.
+
+    hidden_states: {first position: [1, C, E]} of each chunk, where they are an output.
+    """
 
     length: int
     logits: Array
     cache: Cache
     windows: list[Array]
+    hidden_states: dict[int, Array] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,6 +97,7 @@ class RawBuild:
         """The prompt chunk by chunk. stale: fills the cache slots beforehand."""
         session = self.prefill_session
         cache, out = empty_cache(session, self.layers, stale), {}
+        states: dict[int, Array] = {}
         for start in chunk_starts(len(prompt), self.chunk):
             ids = prompt[start : start + self.chunk]
             feeds = {
@@ -102,8 +107,10 @@ class RawBuild:
             }
             out = run(session, feeds | past(cache))
             cache = present(out, self.layers)
+            if "hidden_states" in out:
+                states[start] = out["hidden_states"]
         windows = [out[f"query_window.{i}"] for i in range(self.layers) if "query_window.0" in out]
-        return Prefilled(len(prompt), out["logits"][0], cache, windows)
+        return Prefilled(len(prompt), out["logits"][0], cache, windows, states)
 
     def compress(self, prefilled: Prefilled) -> Compressed:
         """The compress step: from the full cache to the compressed one."""
@@ -154,6 +161,7 @@ class Slots:
         self.prompt_length = np.array([row.length for row in rows])
         self.positions = self.prompt_length.copy()
         self.cache = _stacked([row.cache for row in rows])
+        self.hidden_states = np.empty(0, np.float32)
 
     def step(self, tokens: Sequence[int]) -> Array:
         """Feed one token to every used batch slot -> logits [used, V]."""
@@ -162,6 +170,7 @@ class Slots:
         out = run(self.session, self.feeds(ids))
         self.cache = present(out, self.layers)
         self.positions = self.positions + 1
+        self.hidden_states = out.get("hidden_states", self.hidden_states)
         return out["logits"][: self.used]
 
     def feeds(self, ids: Array) -> dict[str, Array]:

@@ -6,6 +6,7 @@ ARCHITECTURE = Architecture(
     name="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
     latent=True,
+    mtp=True,
     experts=Experts(dense="first_k_dense_replace", grouped="always"),
     quantized=("fp8",),
 )

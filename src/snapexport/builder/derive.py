@@ -1,6 +1,7 @@
 """Derives a build with another cache from a build's own traces, without its checkpoint."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
@@ -27,9 +28,9 @@ def derive(
     """Make a build in the new directory `out` that differs from `build` only in its cache.
 
     options: graph options; None: those of `build`. The derived build has one decode graph, for all
-    batch slots, and no engines. link_weights: without reflinks, hard-link the weights instead of
-    copying them. Raises UserError if `build` has no traces (`--baseline`), or if its prefill chunk
-    does not fit the geometry.
+    batch slots, no multi-token prediction, and no engines. link_weights: without reflinks,
+    hard-link the weights instead of copying them. Raises UserError if `build` has no traces
+    (`--baseline`), or if its prefill chunk does not fit the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
@@ -39,6 +40,7 @@ def derive(
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
     options = (options or manifest.graph_options).resolved(manifest.target, manifest.dtype)
+    options = replace(options, mtp=False)  # its traces are not kept
     if not geometry.compresses:
         options = options.of_full_cache()
     graphs = finished_graphs(traces, geometry, manifest.target, options, with_queries=with_queries)

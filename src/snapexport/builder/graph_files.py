@@ -1,7 +1,7 @@
 """Makes every graph of a build by surgery, writes it, and describes it for the manifest."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -13,6 +13,8 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import (
     BASELINE,
+    MTP,
+    MTP_PREFILL,
     GraphEntry,
     GraphName,
     TensorSpec,
@@ -26,13 +28,15 @@ from snapexport.graphs import surgery
 class Traces:
     """The traces, from which surgery makes the graphs of every policy and target.
 
-    smaller_decodes: {number of batch slots: trace of decode}, for fewer than all.
+    smaller_decodes: {number of batch slots: trace of decode}, for fewer than all. mtp: of a step
+    and of a chunk of multi-token prediction, if the build has it.
     """
 
     prefill: onnx.ModelProto
     decode: onnx.ModelProto
     prefill_chunk: int
     smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
+    mtp: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
         """Write the traces for all batch slots beside the graphs."""
@@ -82,9 +86,13 @@ def finished_graphs(
         graphs["compress"] = surgery.compress(traces.prefill, *choice)
     if options.extend:
         graphs["extend"] = surgery.extend(traces.prefill, *choice)
+    if traces.mtp:
+        step, chunk = traces.mtp
+        graphs[MTP] = surgery.mtp(step, *choice)
+        graphs[MTP_PREFILL] = surgery.mtp_prefill(chunk, *choice)
     if baseline:
         full = finished_graphs(
-            traces,
+            replace(traces, mtp=None),
             geometry.as_full(),
             target,
             options.of_full_cache(),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import torch
 from transformers import PretrainedConfig
@@ -33,7 +34,18 @@ from snapexport.contract.manifest import (
     TraceName,
 )
 from snapexport.contract.targets import DType
-from snapexport.exporter import architectures, derived, hub, int4, link, shapes, trace, weights
+from snapexport.exporter import (
+    architectures,
+    derived,
+    hub,
+    int4,
+    link,
+    mtp,
+    mtp_layer,
+    shapes,
+    trace,
+    weights,
+)
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
 
@@ -89,6 +101,8 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     geometry = options.geometry(model, template_tail(texts))
     options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
     shapes.require_tensors(checkpoint, config)
+    if options.mtp:
+        mtp_layer.require_layer(checkpoint, config)
     checkpoint = derived.with_derived(checkpoint, config)
     chunk = options.chunk(geometry)
     capacities = options.capacities(chunk)
@@ -100,10 +114,7 @@ def trace_model(
 ) -> tuple[Traces, weights.PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options, dtype = resolved.options, _TORCH[resolved.options.dtype]
-    progress.stage("tracing prefill")
-    models = [trace.trace_prefill(resolved.config, dtype, resolved.prefill_chunk)]
-    progress.stage("tracing decode")
-    models.append(trace.trace_decode(resolved.config, dtype))
+    models = _traced(resolved, dtype, progress)
     sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
     if options.weights:
         experts = architectures.architecture_of(resolved.config).experts
@@ -125,22 +136,38 @@ def trace_model(
     return _linked(resolved, models, sources, placed), placed
 
 
+def _traced(resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress) -> list[ir.Model]:
+    """The traces of prefill and of decode, and of a step and of a chunk of MTP."""
+    config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.mtp
+    progress.stage("tracing prefill")
+    models = [trace.trace_prefill(config, dtype, chunk, states)]
+    progress.stage("tracing decode")
+    models.append(trace.trace_decode(config, dtype, states))
+    if resolved.options.mtp:
+        progress.stage("tracing multi-token prediction")
+        models.append(mtp.trace_mtp(config, dtype))
+        models.append(mtp.trace_mtp_prefill(config, dtype, chunk))
+    return models
+
+
 def _linked(
     resolved: ResolvedBuild,
     models: Sequence[ir.Model],
     sources: Sequence[dict[str, str]],
     placed: weights.PlacedWeights,
 ) -> Traces:
-    """The traces, tied to the weights: prefill's, and decode's for each number of batch slots."""
-    (prefill, decode), (of_prefill, of_decode) = models, sources
+    """The traces, tied to the weights: decode's for each number of batch slots."""
     batches = [resolved.options.batch, *resolved.options.smaller_batches]
-    decodes = [with_batch(decode, batch) for batch in batches]
-    link.link(prefill, of_prefill, placed.tensors)
-    for graph in decodes:
-        link.link(graph, of_decode, placed.tensors)
-    whole, *smaller = map(ir.to_proto, decodes)
+
+    def linked(index: int, batch: int | None = None) -> onnx.ModelProto:
+        model = with_batch(models[index], batch) if batch else models[index]
+        link.link(model, sources[index], placed.tensors)
+        return ir.to_proto(model)
+
+    whole, *smaller = (linked(1, batch) for batch in batches)
     of_fewer = dict(zip(batches[1:], smaller, strict=True))
-    return Traces(ir.to_proto(prefill), whole, resolved.prefill_chunk, of_fewer)
+    of_mtp = (linked(2, batches[0]), linked(3)) if resolved.options.mtp else None
+    return Traces(linked(0), whole, resolved.prefill_chunk, of_fewer, of_mtp)
 
 
 def write_graphs(

@@ -43,6 +43,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.graph_options.decode_attention,
         "top_tokens": manifest.graph_options.top_tokens,
+        "draft_ring": _draft_ring(manifest),
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
@@ -78,11 +79,18 @@ def print_summary(build: Build) -> None:
         "all requests": f"{summary['batch']} batch slots, {spelled(memory['decode_caches_bytes'])} "
         f"of cache, and {spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
+    if ring := summary["draft_ring"]:
+        rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
     if composed := composed_attention(manifest):
         rows["attention"] = _composed_line(composed)
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), text)
     OUT.print(table)
+
+
+def _draft_ring(manifest: Manifest) -> int | None:
+    """Positions of the ring of multi-token prediction; None where the build has none."""
+    return manifest.geometry.draft_ring if manifest.graph_options.mtp else None
 
 
 def _layout(manifest: Manifest) -> str:

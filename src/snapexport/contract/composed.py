@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from snapexport.contract import names
 from snapexport.contract.bytes import DTYPE_BYTES
-from snapexport.contract.manifest import GraphEntry, Manifest
+from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, Manifest
 from snapexport.contract.targets import capabilities
 
 _FP32 = 4
@@ -20,6 +20,8 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     found: dict[str, int] = {}
     model = manifest.model
     for name, graph in manifest.graphs.items():
+        if name == MTP_PREFILL:  # it has no attention
+            continue
         for batch, rows, slots in attention_sizes(graph):
             if not _is_fused(manifest, rows, slots):
                 scores = _FP32 * batch * model.num_attention_heads * rows * slots

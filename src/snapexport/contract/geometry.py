@@ -158,6 +158,11 @@ class CacheGeometry:
         return {stage: getattr(self, stage) for stage in stages}
 
     @property
+    def draft_ring(self) -> int:
+        """Positions that a layer for multi-token prediction sees: the ring's, or all of them."""
+        return self.layers[-1].L_recent if self.compresses else self.L_max
+
+    @property
     def compresses(self) -> bool:
         """Whether a compress step follows prefill."""
         return self.policy != "full"

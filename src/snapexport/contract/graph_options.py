@@ -33,8 +33,9 @@ class GraphOptions:
     decode_attention: cache slots of a compressed cache that a decode step reads. top_tokens: number
     of likeliest next tokens that the graphs output beside the logits. share_weights: matrices are
     inputs of the graphs, which then run on one copy; None: where every graph would hold its own.
-    extend: the build has extend.onnx.
-    trt_decomposable: TensorRT may use several kernels for attention.
+    extend: the build has extend.onnx. trt_decomposable: TensorRT may use several kernels for
+    attention. mtp: graphs of the layer for multi-token prediction, and the hidden states that it
+    takes as outputs.
     """
 
     cache_dtype: CacheDType | None = field(
@@ -78,6 +79,13 @@ class GraphOptions:
         metadata=_help(
             "let TensorRT use several kernels for attention where it has no fused one; the graphs "
             "then run in TensorRT alone"
+        ),
+    )
+    mtp: bool = field(
+        default=False,
+        metadata=_help(
+            "also write graphs of the checkpoint's layer for multi-token prediction, which drafts "
+            "a further token (DeepSeek-V3 and R1)"
         ),
     )
 

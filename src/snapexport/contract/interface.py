@@ -12,6 +12,8 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, too_small
 from snapexport.contract.manifest import (
     BASELINE,
+    MTP,
+    MTP_PREFILL,
     REBUILD,
     GraphEntry,
     GraphName,
@@ -74,6 +76,8 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
         yield "compress"
     if manifest.graph_options.extend:
         yield "extend"
+    if manifest.graph_options.mtp:
+        yield from (MTP, MTP_PREFILL)
     has_baseline = any(name.startswith(BASELINE) for name in manifest.graphs)
     if has_baseline:
         yield from (f"{BASELINE}prefill", f"{BASELINE}decode")
@@ -117,6 +121,8 @@ class _Facts:
             "compress": self._compress,
             "extend": self._extend,
             "decode": self._decode,
+            MTP: self._draft,
+            MTP_PREFILL: self._drafted_prompt,
         }
         inputs, outputs = make[self._kind]()
         queries = self._queries() if self._kind == "decode" else {}
@@ -131,11 +137,13 @@ class _Facts:
             others = {names.POSITION_IDS: (rows, 1)}
         shapes = {names.INPUT_IDS: (rows, tokens), **others}
         logits: Specs = {names.LOGITS: ("float32", (rows, self._model.vocab_size))}
-        return {name: ("int64", shape) for name, shape in shapes.items()}, logits
+        inputs: Specs = {name: ("int64", shape) for name, shape in shapes.items()}
+        return inputs, logits | self._hidden_states(rows, tokens)
 
     def _prefill(self) -> tuple[Specs, Specs]:
         ids: Specs = {names.INPUT_IDS: ("int64", (1, self._manifest.prefill_chunk))}
         top_inputs, top_outputs = self._sampled(1)
+        top_outputs |= self._hidden_states(1, self._manifest.prefill_chunk)
         if self._manifest.single_shot and not self._full:
             length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
             return ids | length | top_inputs, top_outputs | self._compressed()
@@ -169,6 +177,7 @@ class _Facts:
             shape = (1, self._model.num_key_value_heads, one.cache_slots)
             states[names.slot_positions(layer)] = ("int64", shape)
         presents = {names.present_of(name): spec for name, spec in states.items()}
+        outputs |= self._hidden_states(1, chunk)
         return inputs | top_inputs | states, outputs | presents
 
     def _decode(self) -> tuple[Specs, Specs]:
@@ -187,7 +196,43 @@ class _Facts:
             for layer in range(self._layers):
                 outputs[names.attended_key(layer)] = caches[names.past_key(layer)]
                 outputs[names.attended_value(layer)] = caches[names.past_value(layer)]
-        return inputs, outputs
+        return inputs, outputs | self._hidden_states(batch, 1)
+
+    def _draft(self) -> tuple[Specs, Specs]:
+        """A step of multi-token prediction."""
+        batch = self._batch
+        ids: Specs = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), ("int64", (batch, 1)))
+        states = self._hidden_states(batch, 1)
+        top_inputs, outputs = self._sampled(batch)
+        ring = self._draft_ring(batch)
+        presents = {names.present_of(name): spec for name, spec in ring.items()}
+        outputs[names.NEXT_HIDDEN_STATES] = states[names.HIDDEN_STATES]
+        return ids | top_inputs | states | ring, outputs | presents
+
+    def _drafted_prompt(self) -> tuple[Specs, Specs]:
+        """A chunk of multi-token prediction."""
+        chunk = self._manifest.prefill_chunk
+        ids: Specs = {names.INPUT_IDS: ("int64", (1, chunk))}
+        lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
+        ring = self._draft_ring(1)
+        presents = {names.present_of(name): spec for name, spec in ring.items()}
+        return ids | lengths | self._hidden_states(1, chunk) | ring, presents
+
+    def _hidden_states(self, rows: int, tokens: int) -> Specs:
+        """The manifest's facts have no hidden size: every graph has the one that decode has."""
+        if not self._options.mtp:
+            return {}
+        told = {spec.name: spec.shape for spec in self._manifest.graphs["decode"].outputs}
+        *_, width = told.get(names.HIDDEN_STATES) or [0]
+        return {names.HIDDEN_STATES: (self._dtype, (rows, tokens, width))}
+
+    def _draft_ring(self, rows: int) -> Specs:
+        """The cache of the layer for multi-token prediction, which comes after the last."""
+        past = (names.past_key(self._layers), names.past_value(self._layers))
+        return {
+            name: (self._stored, self._states(rows, self._geometry.draft_ring, width))
+            for name, width in zip(past, self._widths, strict=True)
+        }
 
     @property
     def _layers(self) -> int:
@@ -221,10 +266,14 @@ class _Facts:
     def _states(self, rows: int, slots: int, width: int) -> Shape:
         return rows, self._model.num_key_value_heads, slots, width
 
+    @property
+    def _stored(self) -> str:
+        """The type of decode's caches."""
+        return self._dtype if self._full else _NAMED[self._manifest.cache_dtype]
+
     def _caches(self, rows: int) -> Specs:
         """Decode's caches, before the step."""
-        geometry = self._geometry
-        stored = self._dtype if self._full else _NAMED[self._manifest.cache_dtype]
+        geometry, stored = self._geometry, self._stored
         specs: Specs = {}
         for layer, one in enumerate(geometry.layers):
             slots = geometry.L_max if self._full else one.cache_slots

@@ -30,11 +30,17 @@ WEIGHTS = "weights"
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
+MTP, MTP_PREFILL = "mtp", "mtp-prefill"
+"""Names of the graphs of multi-token prediction."""
+
 GraphName = Annotated[
-    str, StringConstraints(pattern=r"^(compress|extend|(baseline-)?(prefill|decode)(\.[1-9]\d*)?)$")
+    str,
+    StringConstraints(
+        pattern=r"^(compress|extend|mtp(-prefill)?|(baseline-)?(prefill|decode)(\.[1-9]\d*)?)$"
+    ),
 ]
-"""prefill, prefill.N over a cache of N positions, compress, extend, decode, and decode.N for the
-first N batch slots; baseline-NAME for the full cache."""
+"""prefill, prefill.N over a cache of N positions, compress, extend, decode, decode.N for the first
+N batch slots, and the graphs of multi-token prediction; baseline-NAME for the full cache."""
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12

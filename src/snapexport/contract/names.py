@@ -11,6 +11,10 @@ PAST_LENGTH = "past_length"
 CHUNK_LENGTH = "chunk_length"
 PROMPT_LENGTH = "prompt_length"
 LOGITS = "logits"
+HIDDEN_STATES = "hidden_states"
+"""Of the last layer, after its norm, [B,C,E]: what the head reads. --mtp's graphs take them."""
+NEXT_HIDDEN_STATES = "next_hidden_states"
+"""The same of the layer for multi-token prediction: the `HIDDEN_STATES` of a step that follows."""
 
 TEMPERATURE = "temperature"
 """Float32 [B], above 0: the divisor of the logits in `LOG_NORMALIZER`."""
@@ -128,8 +132,8 @@ def present_slot_positions(layer: int) -> str:
 
 def is_weight(name: str) -> bool:
     """Whether an input is a weight, named as in the checkpoint: it is none of the others here."""
-    others = (_PAST, _QUERY_WINDOW, _SLOT_POSITIONS)
-    return not (name in OF_HOST or name.startswith(others))
+    states = _PAST, _QUERY_WINDOW, _SLOT_POSITIONS
+    return not (name in OF_HOST or name == HIDDEN_STATES or name.startswith(states))
 
 
 def is_past(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from snapexport.contract import names
 from snapexport.contract.bytes import tensor_bytes
-from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.targets import DType
 
 OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -39,10 +39,12 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
     """{present cache: the input whose buffer it has to share}.
 
-    Empty for the compress graph, whose input and output caches differ in length, and for extend,
-    which moves what it keeps to other cache slots.
+    Empty for the compress graph, whose input and output caches differ in length; for extend, which
+    moves what it keeps to other cache slots; and for mtp-prefill, which reads its input while it
+    writes.
     """
-    inputs = {spec.name for spec in graph.inputs if name not in ("compress", "extend")}
+    others = ("compress", "extend", MTP_PREFILL)
+    inputs = {spec.name for spec in graph.inputs if name not in others}
     outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]
     pairs = {present: names.past_of(present) for present in outputs}
     return {present: past for present, past in pairs.items() if past in inputs}

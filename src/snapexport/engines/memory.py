@@ -14,7 +14,7 @@ from snapexport.contract import names
 from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.composed import composed_attention
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.manifest import MTP, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
 
@@ -90,7 +90,7 @@ def _shared_weights(manifest: Manifest) -> int:
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
     """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
-    owns_caches = name in ("prefill", "decode")
+    owns_caches = name in ("prefill", "decode", MTP)
     caches = _bytes(_caches(manifest.graphs[name])) if owns_caches else 0
     return _weights(manifest, name) + caches
 

@@ -61,7 +61,7 @@ def footprint(
     return Footprint(
         process=GPU_CONTEXT if on_gpu else PROCESS,
         weights=sizes.held_bytes(model, options),
-        request_cache=sizes.request_bytes(model.facts, geometry, options.stored_cache_dtype),
+        request_cache=_request_bytes(model, options, geometry),
         batch=options.batch,
         prefill_cache=sizes.prompt_bytes(model.facts, geometry, chunk, options.dtype),
         prefill_work=activations.prefill_bytes(model, options, geometry, chunk),
@@ -74,6 +74,15 @@ def footprint(
 
 
 def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Bytes that a decode step with all batch slots in use reads: the weights, and all caches."""
-    cache = sizes.request_bytes(model.facts, geometry, options.stored_cache_dtype)
+    """Bytes that a decode step with all batch slots in use reads: the weights, and all caches.
+
+    With --mtp a draft is part of the step.
+    """
+    cache = _request_bytes(model, options, geometry)
     return sizes.read_bytes(model, options) + options.batch * cache
+
+
+def _request_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
+    return sizes.request_bytes(
+        model.facts, geometry, options.stored_cache_dtype, drafts=options.mtp
+    )

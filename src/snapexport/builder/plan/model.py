@@ -1,5 +1,6 @@
 """Reads a checkpoint's sizes from its config and headers alone."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ _STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 _OF_EXPERTS = ".experts."
 """In the names of the tensors of experts that a router chooses."""
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""What a layer for multi-token prediction shares with the model, and may hold once more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +73,11 @@ class PlannedModel:
         return self.facts.vocab_size * self.hidden_size
 
 
-def read_model(model: str) -> PlannedModel:
-    """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses."""
+def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
+    """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses.
+
+    mtp: with the layer for multi-token prediction, which comes after the last one.
+    """
     checkpoint = Checkpoint.open(hub.resolve(model))
     with needs_extra("build"):
         from snapexport.exporter import architectures
@@ -78,13 +85,16 @@ def read_model(model: str) -> PlannedModel:
 
         architecture = architectures.VERIFIED[architectures.require_verified(checkpoint)]
         config = architectures.load_config(checkpoint)
+        if mtp:
+            _require_mtp(checkpoint, config)
     embedding_name, head_name = architecture.embedding, architecture.head
     tied = bool(config.tie_word_embeddings)
     _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
+    layers = config.num_hidden_layers + mtp
     wanted = {
         name: span.shape
         for name, span in checkpoint.tensors.items()
-        if (name.startswith("model.") or name == head_name) and _OF_EXPERTS not in name
+        if (name == head_name or _is_read(name, layers)) and _OF_EXPERTS not in name
     }
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
@@ -95,7 +105,7 @@ def read_model(model: str) -> PlannedModel:
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         linear=tuple(linear),
-        experts=_experts(config),
+        experts=_experts(config, mtp),
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
         softcapped=_value(config, architecture.score_softcap) is not None,
@@ -103,11 +113,25 @@ def read_model(model: str) -> PlannedModel:
     )
 
 
-def _experts(config: "PretrainedConfig") -> PlannedExperts | None:
+def _require_mtp(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
+    from snapexport.exporter import mtp_layer
+
+    mtp_layer.require_present(checkpoint, config)
+
+
+def _is_read(name: str, layers: int) -> bool:
+    """Whether graphs read a tensor: it is of one of the first `layers` layers, or of none."""
+    found = _LAYER.match(name)
+    if found is None:
+        return name.startswith("model.")
+    return int(found[1]) < layers and found[2] not in _COPIES
+
+
+def _experts(config: "PretrainedConfig", mtp: bool) -> PlannedExperts | None:
     from snapexport.exporter import architectures
 
     found = architectures.experts_of(config)
-    layers = architectures.mlp_types(config).count(architectures.EXPERTS)
+    layers = architectures.mlp_types(config).count(architectures.EXPERTS) + mtp
     if found is None or not layers:
         return None
     return PlannedExperts(

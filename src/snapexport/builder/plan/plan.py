@@ -26,7 +26,7 @@ class Plan:
 
 def make_plan(request: PlanRequest) -> Plan:
     """Read the checkpoint's headers and decide. Raises UserError."""
-    model = read_model(request["model"])
+    model = read_model(request["model"], mtp=bool(request["mtp"]))
     _with_dtype(request, model).build_options()  # flags that contradict each other
     return plan_for(request, model)
 

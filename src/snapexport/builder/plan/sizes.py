@@ -29,7 +29,8 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     share_weights: one copy. Else a target with weights_per_graph: a copy for each prefill and each
     decode graph. fp32 on a CPU: one copy, mapped from the file by all sessions. int4: also a
     rearranged copy of the linear layers for each session. fp16 on a CPU: an fp32 copy for each
-    session, instead of the file.
+    session, instead of the file. Multi-token prediction counts as a layer of prefill and of decode,
+    not as sessions of its own.
     """
     stored, sessions = stored_bytes(model, options), sessions_with_weights(options)
     if options.graph_options.share_weights:
@@ -107,12 +108,16 @@ def token_bytes(model: ModelFacts, dtype: DType) -> int:
     return model.num_hidden_layers * position_bytes(model, dtype)
 
 
-def request_bytes(model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType) -> int:
+def request_bytes(
+    model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType, *, drafts: bool = False
+) -> int:
     """Bytes of decode's cache of one request: 2 x [Hkv,S_l,D] in each layer l.
 
-    int8 adds scales: 2 x [Hkv,1,D] in fp32.
+    int8 adds scales: 2 x [Hkv,1,D] in fp32. drafts: with the ring of multi-token prediction.
     """
-    states = sum(layer.cache_slots for layer in geometry.layers) * position_bytes(model, dtype)
+    slots = sum(layer.cache_slots for layer in geometry.layers)
+    slots += geometry.draft_ring if drafts else 0
+    states = slots * position_bytes(model, dtype)
     return states + (token_bytes(model, "fp32") if dtype == "int8" else 0)
 
 
