@@ -18,6 +18,8 @@ _STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 _OF_EXPERTS = ".experts."
 """In the names of the tensors of experts that a router chooses."""
+_TAKEN_APART = "kv_b_proj.weight"
+"""A matrix that a build stores as two, never in fp8 (exporter/latent_attention.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +46,25 @@ class PlannedExperts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedFp8:
+    """Weights that `--weights fp8` keeps: [N,K] of linear layers, and whether experts are such.
+
+    width: elements of a row that share a scale.
+    """
+
+    linear: tuple[tuple[int, int], ...]
+    experts: bool
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedModel:
     """Facts of a checkpoint that determine its memory.
 
     linear: [N,K] of every linear layer but the experts', with the head even if it is tied to the
     embedding. experts: None if every layer has one MLP. others: elements of norms and biases.
     softcapped: whether attention's scores are soft-capped. stored: the dtype of most bytes; bf16
-    for quantized ones.
+    for quantized ones. fp8: None if the checkpoint has no such weights.
     """
 
     facts: ModelFacts
@@ -62,6 +76,7 @@ class PlannedModel:
     tied: bool
     softcapped: bool
     stored: DType
+    fp8: PlannedFp8 | None = None
 
     @property
     def embedding(self) -> int:
@@ -100,6 +115,7 @@ def read_model(model: str) -> PlannedModel:
         tied=tied,
         softcapped=_value(config, architecture.score_softcap) is not None,
         stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
+        fp8=_fp8(checkpoint),
     )
 
 
@@ -116,6 +132,24 @@ def _experts(config: "PretrainedConfig") -> PlannedExperts | None:
         chosen=found.chosen,
         hidden_size=config.hidden_size,
         width=found.width,
+    )
+
+
+def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
+    from snapexport.exporter.quantized import Fp8Tensor
+
+    found = {name: one for name, one in checkpoint.tensors.items() if isinstance(one, Fp8Tensor)}
+    if not found:
+        return None
+    linear = [
+        one.stored.shape
+        for name, one in found.items()
+        if _OF_EXPERTS not in name and not name.endswith(_TAKEN_APART)
+    ]
+    return PlannedFp8(
+        linear=tuple((rows, columns) for rows, columns in linear),
+        experts=any(_OF_EXPERTS in name for name in found),
+        width=next(iter(found.values())).block[1],
     )
 
 

@@ -34,6 +34,11 @@ def make_plan(request: PlanRequest) -> Plan:
 def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     """Plan for a model whose headers are read. Raises UserError."""
     request = _with_dtype(request, model)
+    if request["weights"] == "fp8" and model.fp8 is None:
+        raise UserError(
+            "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
+            "leave it out, or plan for a checkpoint that is published in fp8",
+        )
     found = alternatives(request, model)
     recommendation = recommend(request, found)
     if recommendation is None:
@@ -74,7 +79,8 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
     """Other weights or dtypes that need less memory."""
     batch = request["batch"] or 1
     ways: list[str] = []
-    for field, value in (("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")):
+    smaller = [("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")]
+    for field, value in [("weights", "fp8"), *smaller] if model.fp8 else smaller:
         try:
             other = request.with_given(**{field: value})
             found = alternatives(_with_dtype(other, model), model)
