@@ -1,11 +1,14 @@
 """Reads a checkpoint's sizes from its config and headers alone."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.targets import DType
 from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import Checkpoint
@@ -49,12 +52,13 @@ class PlannedExperts:
 class PlannedFp8:
     """Weights that `--weights fp8` keeps: [N,K] of linear layers, and whether experts are such.
 
-    width: elements of a row that share a scale.
+    names: of the linear layers, in the same order. width: elements of a row that share a scale.
     """
 
     linear: tuple[tuple[int, int], ...]
     experts: bool
     width: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,10 @@ class PlannedModel:
     """Facts of a checkpoint that determine its memory.
 
     linear: [N,K] of every linear layer but the experts', with the head even if it is tied to the
-    embedding. experts: None if every layer has one MLP. others: elements of norms and biases.
-    softcapped: whether attention's scores are soft-capped. stored: the dtype of most bytes; bf16
-    for quantized ones. fp8: None if the checkpoint has no such weights.
+    embedding, as last one. names: of the others, in the same order. experts: None if every layer
+    has one MLP. others: elements of norms and biases. softcapped: whether attention's scores are
+    soft-capped. stored: the dtype of most bytes; bf16 for quantized ones. fp8: None if the
+    checkpoint has no such weights.
     """
 
     facts: ModelFacts
@@ -77,6 +82,7 @@ class PlannedModel:
     softcapped: bool
     stored: DType
     fp8: PlannedFp8 | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def embedding(self) -> int:
@@ -86,7 +92,9 @@ class PlannedModel:
 
 def read_model(model: str) -> PlannedModel:
     """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses."""
-    checkpoint = Checkpoint.open(hub.resolve(model))
+    path = hub.resolve(model)
+    has_weights = not path.is_dir() or any(path.glob("*.safetensors*"))
+    checkpoint = Checkpoint.open(path) if has_weights else _of_config(path)
     with needs_extra("build"):
         from snapexport.exporter import architectures
         from snapexport.exporter.quantized import read_quantization
@@ -103,7 +111,8 @@ def read_model(model: str) -> PlannedModel:
     }
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
-    linear = [(shape[0], shape[1]) for shape in wanted.values() if len(shape) == 2]
+    matrices = {name: shape for name, shape in wanted.items() if len(shape) == 2}
+    linear = [(rows, columns) for rows, columns in matrices.values()]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
     return PlannedModel(
         facts=architectures.model_facts(architecture.name, config, checkpoint),
@@ -116,7 +125,23 @@ def read_model(model: str) -> PlannedModel:
         softcapped=_value(config, architecture.score_softcap) is not None,
         stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
         fp8=_fp8(checkpoint),
+        names=tuple(matrices),
     )
+
+
+def _of_config(directory: Path) -> Checkpoint:
+    """A config.json alone, with the shapes that transformers gives its parameters."""
+    with needs_extra("build"):
+        from snapexport.exporter import architectures, shapes
+
+    checkpoint = Checkpoint.of_configs(directory, {})
+    architectures.require_verified(checkpoint)
+    config = architectures.load_config(checkpoint)
+    tensors = {
+        name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
+        for name, shape in shapes.parameters(config).items()
+    }
+    return replace(checkpoint, tensors=tensors)
 
 
 def _experts(config: "PretrainedConfig") -> PlannedExperts | None:
@@ -136,20 +161,25 @@ def _experts(config: "PretrainedConfig") -> PlannedExperts | None:
 
 
 def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
-    from snapexport.exporter.quantized import Fp8Tensor
+    """By the types of the weights; of a config.json alone by the layers that it says are fp8."""
+    from snapexport.exporter.quantized import Fp8Tensor, read_quantization
 
-    found = {name: one for name, one in checkpoint.tensors.items() if isinstance(one, Fp8Tensor)}
-    if not found:
+    quantization = read_quantization(checkpoint.config)
+    if quantization is None or quantization.kind != "fp8":
         return None
-    linear = [
-        one.stored.shape
-        for name, one in found.items()
-        if _OF_EXPERTS not in name and not name.endswith(_TAKEN_APART)
-    ]
+    found = {n: one.shape for n, one in checkpoint.tensors.items() if isinstance(one, Fp8Tensor)}
+    if not found:
+        found = {n: one.shape for n, one in checkpoint.tensors.items() if "_proj" in n}
+    linear = {
+        name: (shape[0], shape[1])
+        for name, shape in found.items()
+        if _OF_EXPERTS not in name and not name.endswith(_TAKEN_APART) and len(shape) == 2
+    }
     return PlannedFp8(
-        linear=tuple((rows, columns) for rows, columns in linear),
+        linear=tuple(linear.values()),
         experts=any(_OF_EXPERTS in name for name in found),
-        width=next(iter(found.values())).block[1],
+        width=quantization.block[1],
+        names=tuple(linear),
     )
 
 

@@ -33,17 +33,22 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     """Plan for a model whose headers are read. Raises UserError."""
-    request = _with_dtype(request, model)
-    if request["weights"] == "fp8" and model.fp8 is None:
-        raise UserError(
-            "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
-            "leave it out, or plan for a checkpoint that is published in fp8",
-        )
+    request = resolved(request, model)
     found = alternatives(request, model)
     recommendation = recommend(request, found)
     if recommendation is None:
         raise _nothing_fits(request, model, found)
     return Plan(request, model, found, recommendation)
+
+
+def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The request with its dtype. Raises UserError for weights that the model does not have."""
+    if request["weights"] == "fp8" and model.fp8 is None:
+        raise UserError(
+            "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
+            "leave it out, or plan for a checkpoint that is published in fp8",
+        )
+    return _with_dtype(request, model)
 
 
 def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:

@@ -70,7 +70,7 @@ def dequantizing_bytes(model: PlannedModel, item: int) -> int:
     Of experts all are dequantized, chosen or not (docs/how-to/build.md).
     """
     linear, experts = _fp8_elements(model)
-    return sum(_fp8_bytes(model, one) + one * item for one in (linear, experts))
+    return sum(fp8_bytes(model, one) + one * item for one in (linear, experts))
 
 
 def largest_dequantized_bytes(model: PlannedModel, item: int) -> int:
@@ -91,14 +91,14 @@ def _fp8_elements(model: PlannedModel) -> tuple[int, int]:
     return linear, _expert_elements(model) * model.fp8.experts
 
 
-def _fp8_bytes(model: PlannedModel, elements: int) -> int:
+def fp8_bytes(model: PlannedModel, elements: int) -> int:
     """Bytes in fp8, with an fp32 scale for each block of a row."""
     return elements + ceil(elements / model.fp8.width) * _SCALE if model.fp8 else 0
 
 
 def _fp8_saving(model: PlannedModel, item: int) -> int:
     elements = sum(_fp8_elements(model))
-    return elements * item - _fp8_bytes(model, elements)
+    return elements * item - fp8_bytes(model, elements)
 
 
 def sessions_with_weights(options: BuildOptions) -> int:
