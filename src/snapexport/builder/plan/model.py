@@ -11,7 +11,7 @@ from snapexport.contract.manifest import ModelFacts
 from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.targets import DType
 from snapexport.exporter import hub
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -21,6 +21,7 @@ _STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 
 _OF_EXPERTS = ".experts."
 """In the names of the tensors of experts that a router chooses."""
+_WEIGHTS = (".safetensors", ".bin", GGUF)
 _TAKEN_APART = "kv_b_proj.weight"
 """A matrix that a build stores as two, never in fp8 (exporter/latent_attention.py)."""
 
@@ -93,8 +94,7 @@ class PlannedModel:
 def read_model(model: str) -> PlannedModel:
     """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses."""
     path = hub.resolve(model)
-    has_weights = not path.is_dir() or any(path.glob("*.safetensors*"))
-    checkpoint = Checkpoint.open(path) if has_weights else _of_config(path)
+    checkpoint = _of_config(path) if _has_config_alone(path) else Checkpoint.open(path)
     with needs_extra("build"):
         from snapexport.exporter import architectures
         from snapexport.exporter.quantized import read_quantization
@@ -127,6 +127,12 @@ def read_model(model: str) -> PlannedModel:
         fp8=_fp8(checkpoint),
         names=tuple(matrices),
     )
+
+
+def _has_config_alone(path: Path) -> bool:
+    if not (path / CONFIG).is_file():
+        return False
+    return not any(one for end in _WEIGHTS for one in path.glob(f"*{end}*"))
 
 
 def _of_config(directory: Path) -> Checkpoint:
