@@ -21,6 +21,7 @@ _DTYPES = {
     "F16": ir.DataType.FLOAT16,
     "BF16": ir.DataType.BFLOAT16,
     "U8": ir.DataType.UINT8,
+    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
 }
 
 
@@ -34,13 +35,15 @@ def checkpoint_tensors(model: ir.Model, config: "PretrainedConfig") -> dict[str,
     return {name: tied.get(name, name) for name in names}
 
 
-def fp32_tensors(models: Sequence[ir.Model], sources: Sequence[dict[str, str]]) -> set[str]:
-    """The checkpoint tensors that traces read as fp32, whatever the model's dtype is."""
+def tensors_of(
+    dtype: ir.DataType, models: Sequence[ir.Model], sources: Sequence[dict[str, str]]
+) -> set[str]:
+    """The checkpoint tensors that traces read as `dtype`."""
     return {
         source
         for model, of_model in zip(models, sources, strict=True)
         for name, source in of_model.items()
-        if model.graph.initializers[name].dtype == ir.DataType.FLOAT
+        if model.graph.initializers[name].dtype == dtype
     }
 
 

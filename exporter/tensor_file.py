@@ -44,6 +44,7 @@ NUMPY_DTYPE = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "U8": np.dtype(np.uint8),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 BLOCK = 1 << 24
 """Elements read at a time."""

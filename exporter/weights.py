@@ -32,6 +32,7 @@ from snapexport.exporter.tensor_file import (
 )
 
 _FLOATS = tuple(DTYPES.values())
+FP8 = "F8_E4M3"
 _HASHED_BYTES = 1 << 30
 """Larger weights get a hash only if it is known without reading them again."""
 
@@ -69,17 +70,20 @@ def place(
     progress: Progress,
     *,
     in_fp32: Collection[str] = (),
+    in_fp8: Collection[str] = (),
     link: bool = False,
 ) -> PlacedWeights:
     """Write every `wanted` tensor as `dtype` into `directory`. Raises UserError.
 
     wanted: names of tensors, or of their 4-bit parts (`int4.parts`). in_fp32: those that are
-    written as fp32 instead.
+    written as fp32 instead. in_fp8: those that are fp8 and stay so.
     """
     directory.mkdir(parents=True)
     names, placed = set(wanted), PlacedWeights()
-    sources = {n: _readable(n, checkpoint.tensors[n]) for n in sorted(set(map(int4.whole, names)))}
-    stored = {name: "F32" if name in in_fp32 else DTYPES[dtype] for name in sources}
+    found = {name: checkpoint.tensors[name] for name in sorted(set(map(int4.whole, names)))}
+    sources = {n: one if n in in_fp8 else _readable(n, one) for n, one in found.items()}
+    stored = dict.fromkeys(sources, DTYPES[dtype])
+    stored |= dict.fromkeys(in_fp32, "F32") | dict.fromkeys(in_fp8, FP8)
     if link:
         _link(sources, stored, directory, placed)
     for name, span in sources.items():

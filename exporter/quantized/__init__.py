@@ -5,6 +5,7 @@ in which DeepSeek-V3 and Qwen3 have their linear layers. Knows no architecture.
 """
 
 from snapexport.exporter.quantized.config import Quantization, read_quantization
+from snapexport.exporter.quantized.fp8 import Fp8Tensor
 from snapexport.exporter.quantized.tensors import dequantized
 
-__all__ = ["Quantization", "dequantized", "read_quantization"]
+__all__ = ["Fp8Tensor", "Quantization", "dequantized", "read_quantization"]

@@ -67,13 +67,14 @@ class Fp8Tensor:
             if is_zero:
                 yield zeros((end - start) * columns)
                 continue
-            factors = self._factors() if factors is None else factors
+            factors = self.factors() if factors is None else factors
             values = _values()[stored[start:end]]
             of_rows = factors[np.arange(start, end) // height]
             values *= of_rows.repeat(width, axis=1)[:, :columns]
             yield values.reshape(-1)
 
-    def _factors(self) -> NDArray[np.float32]:
+    def factors(self) -> NDArray[np.float32]:
+        """The scales in fp32. Raises UserError for one that is no factor."""
         stored = mapped(self.scales).view(_SCALE_TYPES[self.scales.dtype])
         factors: NDArray[np.float32] = stored.astype(np.float32).reshape(self.scales.shape)
         if not (np.isfinite(factors) & (factors >= 0)).all():

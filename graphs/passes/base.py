@@ -49,7 +49,13 @@ def linear_layers(graph: gs.Graph) -> list[tuple[gs.Node, gs.Constant]]:
 
 
 def _is_matrix(tensor: gs.Tensor) -> bool:
-    return isinstance(tensor, gs.Constant) and len(tensor.shape) == 2
+    """Whether it is a weight of two dimensions, stored or dequantized."""
+    if isinstance(tensor, gs.Constant):
+        return len(tensor.shape) == 2
+    made_by = [node.op for node in tensor.inputs]
+    if made_by == ["Cast"]:
+        made_by = [node.op for node in tensor.i(0).inputs]
+    return made_by == ["DequantizeLinear"] and len(tensor.shape) == 2
 
 
 def _takes_second(product: gs.Node, weight: gs.Tensor) -> bool:

@@ -93,8 +93,7 @@ class BuildOptions(GraphOptions):
         require_one_of("--target", self.target, tuple(TARGETS))
         for name, choices in _CHOICES.items():
             require_one_of(flag_of(name), getattr(self, name), choices)
-        if self.weights is not None:
-            self._require_int4_target()
+        self._require_weights()
         self._require_compressed_caches(self.graph_options)
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
@@ -104,15 +103,21 @@ class BuildOptions(GraphOptions):
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
-        if self.share_weights and self.weights:
+        if self.share_weights and self.weights == "int4":
             raise UserError(
-                f"--share-weights is not supported with --weights {self.weights}: ONNX Runtime "
+                "--share-weights is not supported with --weights int4: ONNX Runtime "
                 "rearranges quantized weights, which it can do with a graph's own alone",
                 "leave one of them out",
             )
-        if self.link_weights and self.weights:
+        if self.share_weights and self.weights == "fp8":
             raise UserError(
-                f"--link-weights is not supported with --weights {self.weights}: quantized weights "
+                "--share-weights is not supported with --weights fp8: an engine would convert all "
+                "of them to 32 bits at the start of each run, and hold that",
+                "leave one of them out",
+            )
+        if self.link_weights and self.weights == "int4":
+            raise UserError(
+                "--link-weights is not supported with --weights int4: quantized weights "
                 "are new files",
                 "leave one of them out",
             )
@@ -122,9 +127,17 @@ class BuildOptions(GraphOptions):
         else:
             self._require_one_budget()
 
-    def _require_int4_target(self) -> None:
-        require_one_of("--weights", str(self.weights), QUANTIZATIONS)
-        if self.dtype not in capabilities(self.target).int4_dtypes:
+    def _require_weights(self) -> None:
+        require_one_of("--weights", self.weights, QUANTIZATIONS)
+        target = capabilities(self.target)
+        if self.weights == "fp8" and not target.fp8_weights:
+            raise UserError(
+                f"--weights fp8 is not supported with --target {self.target}: the CPU would "
+                "dequantize every matrix anew in each run",
+                "leave it out, and the weights are dequantized once, as they are written; or use "
+                f"--target {targets_with('fp8_weights')}",
+            )
+        if self.weights == "int4" and self.dtype not in target.int4_dtypes:
             raise UserError(
                 f"--weights {self.weights} is not supported with --target {self.target} "
                 f"--dtype {self.dtype}",
@@ -264,6 +277,8 @@ class BuildOptions(GraphOptions):
     def graph_options(self) -> GraphOptions:
         """The graph options, with defaults filled in. Raises UserError."""
         chosen = {one.name: getattr(self, one.name) for one in fields(GraphOptions)}
+        if self.weights == "fp8":
+            chosen["share_weights"] = False
         return GraphOptions(**chosen).resolved(self.target, self.dtype)
 
     @property
@@ -282,7 +297,7 @@ class BuildOptions(GraphOptions):
         holds_copy = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
         if holds_copy and not self.graph_options.share_weights:
             return []
-        return _powers_of_4(self.batch)[: 1 if self.weights else None]
+        return _powers_of_4(self.batch)[: 1 if self.weights == "int4" else None]
 
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""

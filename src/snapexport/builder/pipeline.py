@@ -37,6 +37,7 @@ from snapexport.contract.targets import DType
 from snapexport.exporter import (
     architectures,
     derived,
+    fp8,
     hub,
     int4,
     link,
@@ -94,6 +95,8 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     checkpoint = Checkpoint.open(hub.resolve(options.model))
     if options.link_weights:
         weights.require_linkable(checkpoint)
+    if options.weights == "fp8":
+        fp8.require_fp8(checkpoint)
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
     model = architectures.model_facts(architecture, config, checkpoint)
@@ -116,20 +119,18 @@ def trace_model(
     options, dtype = resolved.options, _TORCH[resolved.options.dtype]
     models = _traced(resolved, dtype, progress)
     sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
-    if options.weights:
-        experts = architectures.architecture_of(resolved.config).experts
-        router = experts.router if experts else None
-        sources = [int4.mark(m, s, router) for m, s in zip(models, sources, strict=True)]
+    checkpoint, sources = _quantized(resolved, models, sources)
     progress.stage("placing the weights")
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / WEIGHTS
     placed = weights.place(
-        resolved.checkpoint,
+        checkpoint,
         wanted,
         options.dtype,
         target,
         progress.written,
-        in_fp32=link.fp32_tensors(models, sources),
+        in_fp32=link.tensors_of(ir.DataType.FLOAT, models, sources),
+        in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, models, sources),
         link=options.link_weights,
     )
     progress.stage("tying the graphs to the weights")
@@ -148,6 +149,20 @@ def _traced(resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress) -> 
         models.append(mtp.trace_mtp(config, dtype))
         models.append(mtp.trace_mtp_prefill(config, dtype, chunk))
     return models
+
+
+def _quantized(
+    resolved: ResolvedBuild, models: Sequence[ir.Model], sources: list[dict[str, str]]
+) -> tuple[Checkpoint, list[dict[str, str]]]:
+    """The checkpoint and sources once `--weights` has changed the traces."""
+    checkpoint, options = resolved.checkpoint, resolved.options
+    if options.weights == "fp8":
+        return fp8.keep(models, sources, checkpoint, options.dtype)
+    if options.weights == "int4":
+        experts = architectures.architecture_of(resolved.config).experts
+        router = experts.router if experts else None
+        sources = [int4.mark(m, s, router) for m, s in zip(models, sources, strict=True)]
+    return checkpoint, sources
 
 
 def _linked(

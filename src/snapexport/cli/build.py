@@ -33,8 +33,9 @@ CHOICES = {
     "shorter than L_max: TensorRT's attention reads the whole cache in each chunk; each at least "
     "twice the one before (default: none)",
     "dtype": "dtype of weights, activations and cache; the CPU has no bf16",
-    "weights": "of the linear layers, in blocks of 32 (default: the dtype): a quarter of fp16's "
-    "memory traffic, less accurate; `diff` and `eval` measure how much",
+    "weights": "of the linear layers (default: the dtype). int4: in blocks of 32, a quarter of "
+    "fp16's memory traffic, less accurate; `diff` and `eval` measure how much. fp8: those that the "
+    "checkpoint has in fp8 stay so, for the tensorrt targets; half of bf16's memory, slower",
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",

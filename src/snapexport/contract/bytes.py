@@ -9,6 +9,7 @@ from snapexport.contract.targets import CacheDType
 ITEM_BYTES = {
     "bool": 1,
     "int8": 1,
+    "float8_e4m3fn": 1,
     "int32": 4,
     "int64": 8,
     "float16": 2,

@@ -23,7 +23,7 @@ FORMAT_VERSION = 10
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
-Quantization = Literal["int4"]
+Quantization = Literal["int4", "fp8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 WEIGHTS = "weights"
 """A build's folder of weights."""
@@ -128,7 +128,8 @@ class WeightFile(Strict):
 class Manifest(Strict):
     """Everything that a run needs to know of a build.
 
-    quantization: of the linear layers' weights; None: they have the build's dtype.
+    quantization: of the linear layers' weights; None: they have the build's dtype. fp8: those that
+    the checkpoint has so.
     graph_options: cache_dtype null: the build's dtype, which full caches always have.
     decode_attention valid: decode has the outputs attended.{l}.key|value, which have to be bound to
     the buffers of the cache inputs.

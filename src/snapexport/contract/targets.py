@@ -78,8 +78,9 @@ class EngineLibrary:
     module: its Python bindings. extra: of snapexport, which installs it. oldest: the first version
     whose parser has TensorScatter, with which our graphs write caches. newest: the first version
     that was not tried. capabilities: GPUs by compute capability for which it compiles ahead of
-    time, on any machine; empty: it compiles on the GPU that runs the engine. host_copies: of the
-    weights in host memory during a build. host_bytes: host memory before the first layer.
+    time, on any machine; empty: it compiles on the GPU that runs the engine. fp8_capabilities:
+    those of them that have fp8. host_copies: of the weights in host memory during a build.
+    host_bytes: host memory before the first layer.
     """
 
     title: str
@@ -88,6 +89,7 @@ class EngineLibrary:
     oldest: tuple[int, int]
     newest: tuple[int, int]
     capabilities: tuple[str, ...] = ()
+    fp8_capabilities: tuple[str, ...] = ()
     host_copies: float = 2.0
     host_bytes: int = 2 * 2**30
 
@@ -107,6 +109,8 @@ TENSORRT_RTX = EngineLibrary(
     newest=(2, 0),
     # Ampere, Ada and Blackwell. Turing (7.5) has no bfloat16.
     capabilities=("8.0", "8.6", "8.9", "12.0", "12.1"),
+    # Its builder: "Cannot compile for target(s) sm86, because the model contains fp8_e4m3".
+    fp8_capabilities=("8.9", "12.0", "12.1"),
     host_copies=1.4,
     host_bytes=2**28,
 )
@@ -120,6 +124,8 @@ class TargetCapabilities:
     title: the runtime's name, for messages.
     cache_dtypes: of compressed caches beside a model in fp32; the model's own is always possible.
     int4_dtypes: values of `--dtype` that `--weights int4` goes with.
+    fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
+    in each run, which took 11 times as long as a row's product with the matrix in fp32.
     valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
     largest_topk: largest K of a TopK; None: no limit.
     decomposable: attention is one fused kernel unless several are allowed (`--trt-decomposable`).
@@ -141,6 +147,7 @@ class TargetCapabilities:
     title: str
     cache_dtypes: tuple[CacheDType, ...] = ()
     int4_dtypes: tuple[DType, ...] = ()
+    fp8_weights: bool = False
     valid_slots: bool = False
     largest_topk: int | None = None
     decomposable: bool = False
@@ -181,6 +188,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         decomposable=True,
         library=TENSORRT,
         runs_on_gpu=True,
+        fp8_weights=True,
         plugins=True,
         weights_per_graph=True,
         attends_to_capacity=True,
@@ -196,6 +204,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         vote_key_copies=0,
         library=TENSORRT_RTX,
         runs_on_gpu=True,
+        fp8_weights=True,
         weights_per_graph=True,
         attends_to_capacity=True,
         fused_attention=("fp16", "bf16"),

@@ -8,7 +8,12 @@ from snapexport.contract.targets import DType
 OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The manifest's names of types, by those of `--dtype`."""
 
-OF_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+OF_SAFETENSORS = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+}
 """The manifest's names of types, by those of weight files."""
 
 OF_TENSORRT = {
@@ -17,6 +22,7 @@ OF_TENSORRT = {
     "INT64": "int64",
     "HALF": "float16",
     "BF16": "bfloat16",
+    "FP8": "float8_e4m3fn",
     "FLOAT": "float32",
 }
 """The manifest's names of types, by TensorRT's (the members of its DataType)."""

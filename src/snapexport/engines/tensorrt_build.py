@@ -61,7 +61,10 @@ class Job:
     def ahead_of_time(cls, build: Build, library: EngineLibrary, options: EngineOptions) -> "Job":
         """Engines for GPUs by their compute capabilities, built on any machine."""
         known = known_capabilities(library)
+        if build.manifest.quantization == "fp8":
+            known = [one for one in known if one in library.fp8_capabilities]
         wanted = list(options.compute_capabilities or known)
+        _require_fp8(build, library, wanted)
         if missing := [one for one in wanted if one not in known]:
             raise UserError(
                 f"{library.title} {version()} has no compute capability {', '.join(missing)}",
@@ -89,6 +92,16 @@ def build_all(
         with closing(Log(folder.log)) as log:
             _build_graphs(job, graphs, log, progress)
     return folder.name
+
+
+def _require_fp8(build: Build, library: EngineLibrary, wanted: list[str]) -> None:
+    without = [one for one in wanted if one not in library.fp8_capabilities]
+    if build.manifest.quantization == "fp8" and without:
+        raise UserError(
+            f"the build has fp8 weights, which GPUs of compute capability {', '.join(without)} "
+            "have no instructions for",
+            f"choose from {', '.join(library.fp8_capabilities)}, or build without --weights fp8",
+        )
 
 
 def _require_version(library: EngineLibrary) -> None:

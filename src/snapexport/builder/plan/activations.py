@@ -6,7 +6,7 @@ a GPU are not measured: only TensorRT's builder knows what its layers take.
 
 from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
-from snapexport.builder.plan.sizes import position_bytes
+from snapexport.builder.plan.sizes import largest_dequantized_bytes, position_bytes
 from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, SINK_CHANNELS, capabilities
@@ -70,7 +70,7 @@ def prefill_bytes(
         composed = model.softcapped or facts.attention_sinks or facts.latent is not None
         copies = _COMPOSED_COPIES if composed else 1
         taken += copies * scores_bytes(model, chunk, slots)
-    taken += _expanded_bytes(model, options, chunk, slots)
+    taken += _expanded_bytes(model, options, chunk, slots) + _dequantized_bytes(model, options)
     if _is_masked(model, options, single_shot):
         taken += chunk * slots  # bool [1,1,C,T], shared by the layers
     if capabilities(options.target).fused_shapes and not single_shot:
@@ -141,7 +141,15 @@ def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeom
     batch = options.batch
     widest = max(layer.cache_slots for layer in geometry.layers)
     rows = layer_bytes(model, options, batch) + scores_bytes(model, batch, widest)
-    return rows * _arena(options) + 2 * batch * model.facts.vocab_size * _FP32
+    logits = 2 * batch * model.facts.vocab_size * _FP32
+    return rows * _arena(options) + logits + _dequantized_bytes(model, options)
+
+
+def _dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int:
+    """Bytes of what is dequantized at a time where weights stay in fp8."""
+    if options.weights != "fp8":
+        return 0
+    return largest_dequantized_bytes(model, DTYPE_BYTES[options.dtype])
 
 
 def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:

@@ -36,7 +36,7 @@ class Alternative:
     def most_slots(self) -> int:
         """The most batch slots that fit; 0 if none does."""
         most = max(MOST_SLOTS, self.request["batch"] or 0)
-        return _most(most, lambda batch: self.at(batch).prefill_peak <= self.request.memory)
+        return largest(most, lambda batch: self.at(batch).prefill_peak <= self.request.memory)
 
     def options(self, batch: int) -> BuildOptions:
         """The options of the build for this batch."""
@@ -101,7 +101,7 @@ def _chunks(request: PlanRequest) -> Iterator[Choice]:
     yield {}
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
+def largest(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to the limit that fits. If a number fits, all smaller ones do."""
     low, high = 0, limit
     while low < high:

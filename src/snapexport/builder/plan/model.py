@@ -2,14 +2,17 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.targets import DType
 from snapexport.exporter import hub
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -22,6 +25,9 @@ _OF_EXPERTS = ".experts."
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 """What a layer for multi-token prediction shares with the model, and may hold once more."""
+_WEIGHTS = (".safetensors", ".bin", GGUF)
+_TAKEN_APART = "kv_b_proj.weight"
+"""A matrix that a build stores as two, never in fp8 (exporter/latent_attention.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +54,27 @@ class PlannedExperts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedFp8:
+    """Weights that `--weights fp8` keeps: [N,K] of linear layers, and whether experts are such.
+
+    names: of the linear layers, in the same order. width: elements of a row that share a scale.
+    """
+
+    linear: tuple[tuple[int, int], ...]
+    experts: bool
+    width: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedModel:
     """Facts of a checkpoint that determine its memory.
 
     linear: [N,K] of every linear layer but the experts', with the head even if it is tied to the
-    embedding. experts: None if every layer has one MLP. others: elements of norms and biases.
-    softcapped: whether attention's scores are soft-capped. stored: the dtype of most bytes; bf16
-    for quantized ones.
+    embedding, as last one. names: of the others, in the same order. experts: None if every layer
+    has one MLP. others: elements of norms and biases. softcapped: whether attention's scores are
+    soft-capped. stored: the dtype of most bytes; bf16 for quantized ones. fp8: None if the
+    checkpoint has no such weights.
     """
 
     facts: ModelFacts
@@ -66,6 +86,8 @@ class PlannedModel:
     tied: bool
     softcapped: bool
     stored: DType
+    fp8: PlannedFp8 | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def embedding(self) -> int:
@@ -78,7 +100,8 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
 
     mtp: with the layer for multi-token prediction, which comes after the last one.
     """
-    checkpoint = Checkpoint.open(hub.resolve(model))
+    path = hub.resolve(model)
+    checkpoint = _of_config(path) if _has_config_alone(path) else Checkpoint.open(path)
     with needs_extra("build"):
         from snapexport.exporter import architectures
         from snapexport.exporter.quantized import read_quantization
@@ -98,7 +121,8 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
     }
     # The head counts once, tied or not.
     embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
-    linear = [(shape[0], shape[1]) for shape in wanted.values() if len(shape) == 2]
+    matrices = {name: shape for name, shape in wanted.items() if len(shape) == 2}
+    linear = [(rows, columns) for rows, columns in matrices.values()]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
     return PlannedModel(
         facts=architectures.model_facts(architecture.name, config, checkpoint),
@@ -110,6 +134,8 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
         tied=tied,
         softcapped=_value(config, architecture.score_softcap) is not None,
         stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
+        fp8=_fp8(checkpoint),
+        names=tuple(matrices),
     )
 
 
@@ -127,6 +153,27 @@ def _is_read(name: str, layers: int) -> bool:
     return int(found[1]) < layers and found[2] not in _COPIES
 
 
+def _has_config_alone(path: Path) -> bool:
+    if not (path / CONFIG).is_file():
+        return False
+    return not any(one for end in _WEIGHTS for one in path.glob(f"*{end}*"))
+
+
+def _of_config(directory: Path) -> Checkpoint:
+    """A config.json alone, with the shapes that transformers gives its parameters."""
+    with needs_extra("build"):
+        from snapexport.exporter import architectures, shapes
+
+    checkpoint = Checkpoint.of_configs(directory, {})
+    architectures.require_verified(checkpoint)
+    config = architectures.load_config(checkpoint)
+    tensors = {
+        name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
+        for name, shape in shapes.parameters(config).items()
+    }
+    return replace(checkpoint, tensors=tensors)
+
+
 def _experts(config: "PretrainedConfig", mtp: bool) -> PlannedExperts | None:
     from snapexport.exporter import architectures
 
@@ -140,6 +187,29 @@ def _experts(config: "PretrainedConfig", mtp: bool) -> PlannedExperts | None:
         chosen=found.chosen,
         hidden_size=config.hidden_size,
         width=found.width,
+    )
+
+
+def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
+    """By the types of the weights; of a config.json alone by the layers that it says are fp8."""
+    from snapexport.exporter.quantized import Fp8Tensor, read_quantization
+
+    quantization = read_quantization(checkpoint.config)
+    if quantization is None or quantization.kind != "fp8":
+        return None
+    found = {n: one.shape for n, one in checkpoint.tensors.items() if isinstance(one, Fp8Tensor)}
+    if not found:
+        found = {n: one.shape for n, one in checkpoint.tensors.items() if "_proj" in n}
+    linear = {
+        name: (shape[0], shape[1])
+        for name, shape in found.items()
+        if _OF_EXPERTS not in name and not name.endswith(_TAKEN_APART) and len(shape) == 2
+    }
+    return PlannedFp8(
+        linear=tuple(linear.values()),
+        experts=any(_OF_EXPERTS in name for name in found),
+        width=quantization.block[1],
+        names=tuple(linear),
     )
 
 

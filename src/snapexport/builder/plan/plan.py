@@ -33,12 +33,22 @@ def make_plan(request: PlanRequest) -> Plan:
 
 def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
     """Plan for a model whose headers are read. Raises UserError."""
-    request = _with_dtype(request, model)
+    request = resolved(request, model)
     found = alternatives(request, model)
     recommendation = recommend(request, found)
     if recommendation is None:
         raise _nothing_fits(request, model, found)
     return Plan(request, model, found, recommendation)
+
+
+def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The request with its dtype. Raises UserError for weights that the model does not have."""
+    if request["weights"] == "fp8" and model.fp8 is None:
+        raise UserError(
+            "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
+            "leave it out, or plan for a checkpoint that is published in fp8",
+        )
+    return _with_dtype(request, model)
 
 
 def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
@@ -74,7 +84,8 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
     """Other weights or dtypes that need less memory."""
     batch = request["batch"] or 1
     ways: list[str] = []
-    for field, value in (("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")):
+    smaller = [("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")]
+    for field, value in [("weights", "fp8"), *smaller] if model.fp8 else smaller:
         try:
             other = request.with_given(**{field: value})
             found = alternatives(_with_dtype(other, model), model)

@@ -121,10 +121,11 @@ def _batch(request: PlanRequest, chosen: Recommendation) -> str:
 
 
 def _weights(chosen: Recommendation) -> Iterator[str]:
+    stored = chosen.options.weights or chosen.options.dtype
     if chosen.options.graph_options.share_weights:
-        yield f"weights: {chosen.options.dtype}; one copy, which all graphs take as inputs"
+        yield f"weights: {stored}; one copy, which all graphs take as inputs"
     elif capabilities(chosen.options.target).weights_per_graph:
         copies = "the engines of prefill and decode hold a copy of the weights each"
-        yield f"weights: {chosen.options.dtype}; {copies}"
+        yield f"weights: {stored}; {copies}"
     elif chosen.options.weights is None and chosen.options.dtype == "fp32":
         yield "weights: fp32, mapped once for all graphs; --weights int4 is smaller"

@@ -12,15 +12,19 @@ from snapexport.contract.targets import CacheDType, DType, capabilities
 _BLOCK, _PACKED = 32, 16
 """int4: bytes of a block of 32 weights, beside its scale (exporter.int4)."""
 
+_SCALE = 4
+"""Bytes of an fp8 weight's scale (exporter.fp8)."""
+
 
 def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of all weights in the build; a tied head counts once."""
     item = DTYPE_BYTES[options.dtype]
     plain = (model.embedding + model.others) * item
-    if options.weights:
+    if options.weights == "int4":
         return plain + _int4_bytes(model, item)
     matrices = _linear_elements(model) + _expert_elements(model)
-    return plain + (matrices - model.embedding * model.tied) * item
+    in_dtype = (matrices - model.embedding * model.tied) * item
+    return plain + in_dtype - (_fp8_saving(model, item) if options.weights else 0)
 
 
 def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
@@ -37,7 +41,7 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
         return stored
     if capabilities(options.target).weights_per_graph:
         return stored * sessions
-    if options.weights:
+    if options.weights == "int4":
         return stored + sessions * _int4_bytes(model, DTYPE_BYTES[options.dtype])
     if options.dtype == "fp16":
         return sessions * stored // DTYPE_BYTES["fp16"] * DTYPE_BYTES["fp32"]
@@ -49,14 +53,53 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
     Of experts, those that the tokens of all batch slots choose.
     """
-    if options.weights:
+    if options.weights == "int4":
         item = DTYPE_BYTES[options.dtype]
         read = _read_expert_share(model, options.batch)
         return _linear_int4_bytes(model, item) + round(read * _experts_int4_bytes(model, item))
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
     item = DTYPE_BYTES["fp32" if converted else options.dtype]
     experts = round(_read_expert_share(model, options.batch) * _expert_elements(model))
-    return (_linear_elements(model) + experts + model.others) * item
+    read = (_linear_elements(model) + experts + model.others) * item
+    return read + dequantizing_bytes(model, item) if options.weights == "fp8" else read
+
+
+def dequantizing_bytes(model: PlannedModel, item: int) -> int:
+    """Bytes that a step moves beside those of a build without fp8: reading what is kept in fp8, and
+    writing it in `item` bytes, from where products read it.
+
+    Of experts all are dequantized, chosen or not (docs/how-to/build.md).
+    """
+    linear, experts = _fp8_elements(model)
+    return sum(fp8_bytes(model, one) + one * item for one in (linear, experts))
+
+
+def largest_dequantized_bytes(model: PlannedModel, item: int) -> int:
+    """Bytes of the largest weights dequantized at a time: a matrix, or a layer's experts."""
+    if model.fp8 is None:
+        return 0
+    sizes = [rows * columns for rows, columns in model.fp8.linear]
+    if model.fp8.experts and model.experts:
+        sizes.append(model.experts.count * model.experts.elements)
+    return max(sizes, default=0) * item
+
+
+def _fp8_elements(model: PlannedModel) -> tuple[int, int]:
+    """Elements of linear layers and of experts that stay in fp8."""
+    if model.fp8 is None:
+        return 0, 0
+    linear = sum(rows * columns for rows, columns in model.fp8.linear)
+    return linear, _expert_elements(model) * model.fp8.experts
+
+
+def fp8_bytes(model: PlannedModel, elements: int) -> int:
+    """Bytes in fp8, with an fp32 scale for each block of a row."""
+    return elements + ceil(elements / model.fp8.width) * _SCALE if model.fp8 else 0
+
+
+def _fp8_saving(model: PlannedModel, item: int) -> int:
+    elements = sum(_fp8_elements(model))
+    return elements * item - fp8_bytes(model, elements)
 
 
 def sessions_with_weights(options: BuildOptions) -> int:

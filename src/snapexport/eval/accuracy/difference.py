@@ -54,7 +54,7 @@ order can round one the other way."""
 
 def tolerance(manifest: Manifest) -> float:
     """The largest error that the build's graphs may have where nothing was dropped or quantized."""
-    return INT4_TOLERANCE if manifest.quantization else TOLERANCE[manifest.dtype]
+    return INT4_TOLERANCE if manifest.quantization == "int4" else TOLERANCE[manifest.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _why(
     manifest: Manifest, reference: SequenceRunner, runner: SequenceRunner, feed: Feed, output: str
 ) -> dict[str, bool]:
     """The reasons for which the two may differ."""
-    quantized = manifest.quantization is not None and reference.original
+    quantized = manifest.quantization == "int4" and reference.original
     # Two compressed caches may differ too: nearly equal votes can be ranked either way.
     whole = (reference.lossless and runner.lossless) or _drops_nothing(manifest, feed, output)
     rounds = output == DECODE_LOGITS and reference.rounds_cache != runner.rounds_cache

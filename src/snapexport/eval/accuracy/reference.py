@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.eval.accuracy.sequence import Array, SequenceRunner
-from snapexport.exporter import architectures, derived, hub
+from snapexport.exporter import architectures, derived, fp8, hub
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
 from snapexport.exporter.quiet import quiet
 
@@ -107,12 +107,12 @@ def _own_model(build: Build) -> Any:
             f"{build.directory} has no {CONFIG}, which transformers needs",
             "pass the checkpoint that was built as --model",
         )
-    config_alone = Checkpoint(build.directory, config={}, generation_config={}, tensors={})
+    config_alone = Checkpoint.of_configs(build.directory, tensors={})
     config = _matching_config(build, config_alone)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     files = [build.directory / file.file for file in build.manifest.weights]
-    stored = {n: tensor.float() for file in files for n, tensor in load_file(file).items()}
-    tensors = derived.originals(stored, config)
+    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors = derived.originals(fp8.dequantized(stored, config_alone.config), config)
     missing = sorted(n for n in set(model.state_dict()) - set(tensors) if ".layers." in n)
     if missing:
         raise UserError(

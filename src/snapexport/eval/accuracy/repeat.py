@@ -216,7 +216,7 @@ def _loader(build: Build, cases: list[Case]) -> str:
 def _cases(runner: GraphRunner, reference: IterationResult) -> list[Case]:
     """The last prefill chunk and the first decode step of a runner's graphs."""
     decode_logits = np.asarray(reference[DECODE_LOGITS])
-    same_weights = runner.build.manifest.quantization is None
+    same_weights = runner.build.manifest.quantization != "int4"
     return [
         Case(runner.last_prefill, np.asarray(reference[PREFILL_LOGITS]), lossless=same_weights),
         Case(runner.first_decode, decode_logits[:1], runner.lossless and same_weights),
