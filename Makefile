@@ -43,7 +43,8 @@ $(DYNAMO_STAMP): pyproject.toml
 	$(PYTHON) tools/require_python.py
 	$(PYTHON) -m venv $(DYNAMO_VENV)
 	$(DYNAMO_BIN)/python -m pip install --quiet --upgrade pip
-	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo,serve]' 'pytest>=8' openai
+	$(DYNAMO_BIN)/pip install --quiet --editable '.[cpu,dynamo,serve]' 'pytest>=8' \
+		'pytest-rerunfailures>=14' openai
 	$(DYNAMO_BIN)/pip install --quiet --no-deps 'ai-dynamo>=1.6.1,<1.7' 'nixl>=1.5.1,<1.6' 'nixl-cu13>=1.5.1,<1.6'
 	touch $@
 
@@ -129,7 +130,7 @@ test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
 test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 7 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
-	timeout 900 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo tests/dynamo
+	timeout 900 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo --reruns 1 -rR tests/dynamo
 
 FUZZ := $(BIN)/python -m tests.fuzz_http
 SERVED := build/served.build

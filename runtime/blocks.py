@@ -116,10 +116,6 @@ class Blocks:
             states[names.slot_positions(layer)] = held[None]
         return ParkedRow(tuple(prompt), states)
 
-    def clear(self) -> None:
-        """Zero the row: a broken run may have left NaN there."""
-        self.begin(None)
-
 
 def _is_state(name: str) -> bool:
     """Whether an input is part of the row: its output takes its place."""

@@ -75,44 +75,42 @@ class ExtendCache:
         attributes = attention_attributes(marker, entries.count)
         (query, key, value, *more), (out,) = cut(graph, marker)
         rows = storage.rows(graph, layer, Chunk(key, value, chunk.length, entries.valid))
-        stored = [
-            entries.of_cache(past, new)
-            for past, new in zip(_pasts(graph, layer, rows, shape.cache_slots), rows, strict=True)
-        ]
+        pasts = _pasts(graph, layer, rows, shape.cache_slots)
+        stored = [entries.of_cache(past, new) for past, new in zip(pasts, rows, strict=True)]
         whole = storage.read(graph, layer, stored, key.dtype)
-        node(
-            graph,
-            CACHE_ATTENTION,
-            [query, key, value, *whole, *entries.place, *more],
-            [out],
-            domain=CACHE_DOMAIN,
-            appends=1,
-            valid_only=0,
-            **attributes,
-        )
-        chosen = gs.Constant(fresh(graph, "chosen"), np.zeros((*held.shape[:2], 0), np.int64))
-        if shape.K:
-            window = chunk.query_window(query)
-            if attributes["latent"] == EXPANDED:
-                window = absorbed(graph, window, more[0])
-            key, value = whole
-            latent = bool(attributes["latent"])
-            states = PromptStates(window, key, value, entries.total, latent)
-            chosen = select(graph, self.geometry, layer, scores, states, fresh(graph, "chosen"))
-        presents = [
-            cache_like(rows[0], names.present_key(layer), shape.cache_slots),
-            cache_like(rows[1], names.present_value(layer), shape.cache_slots),
-        ]
-        after = gs.Variable(names.present_slot_positions(layer), np.int64, held.shape)
-        call(
-            graph,
-            "ExtendGather",
-            [*stored, entries.positions(held), entries.total, chunk.total_length, chosen],
-            [*presents, after],
-            L_sink=shape.L_sink,
-            L_recent=shape.L_recent,
-        )
-        graph.outputs.extend([*presents, after])
+        inputs = [query, key, value, *whole, *entries.place, *more]
+        attributes |= {"appends": 1, "valid_only": 0}
+        node(graph, CACHE_ATTENTION, inputs, [out], domain=CACHE_DOMAIN, **attributes)
+        window = chunk.query_window(query)
+        if attributes["latent"] == EXPANDED:
+            window = absorbed(graph, window, more[0])
+        latent = bool(attributes["latent"])
+        states = PromptStates(window, whole[0], whole[1], entries.total, latent)
+        name = fresh(graph, "chosen")
+        chosen = select(graph, self.geometry, layer, scores, states, name)
+        _keep(graph, layer, shape, [*stored, entries.positions(held)], states, chunk, chosen)
+
+
+def _keep(
+    graph: gs.Graph,
+    layer: int,
+    shape: LayerGeometry,
+    entries: list[gs.Variable],
+    states: PromptStates,
+    chunk: "_Chunk",
+    chosen: gs.Tensor,
+) -> None:
+    """Append the layer's outputs. entries: stored keys and values, and positions."""
+    rows, names_of = entries[:2], (names.present_key, names.present_value)
+    outputs = [
+        cache_like(row, name(layer), shape.cache_slots)
+        for row, name in zip(rows, names_of, strict=True)
+    ]
+    held = (*entries[2].shape[:2], shape.cache_slots)
+    outputs.append(gs.Variable(names.present_slot_positions(layer), np.int64, held))
+    inputs = [*entries, states.prompt_length, chunk.total_length, chosen]
+    call(graph, "ExtendGather", inputs, outputs, L_sink=shape.L_sink, L_recent=shape.L_recent)
+    graph.outputs.extend(outputs)
 
 
 def _pasts(graph: gs.Graph, layer: int, rows: list[gs.Variable], slots: int) -> list[gs.Variable]:

@@ -51,7 +51,7 @@ class Builds:
         self, L_max: int, kv_budget: int | None, batch: int = 1, form: GraphOptions = PLAIN
     ) -> Build:
         """The build with `batch` batch slots. kv_budget: of SnapStream; None: the full cache."""
-        held = f"{form.cache_dtype}.{form.decode_attention}"
+        held = f"{form.cache_dtype}.{form.decode_attention}" + ".extend" * form.extend
         cache = f"budget{kv_budget}.{held}" if kv_budget else "full"
         out = self._path(batch, f"L{L_max}.{cache}")
         if not out.is_dir():

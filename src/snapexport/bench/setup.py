@@ -46,9 +46,11 @@ class Setup:
         return GraphOptions(decode_attention="valid" if self.device.name == "cuda" else None)
 
     def model(self, name: str = "small", dtype: DType = "fp32") -> Path:
-        """The checkpoint's directory."""
+        """The directory of one of our checkpoints by name, or of another by its path."""
         if self.quick:
             return CHECKPOINT
+        if "/" in name:
+            return Path(name)
         return checkpoints.make(name, dtype, self.work / "checkpoints")
 
     def builds(self, name: str = "small", **options: Any) -> Builds:

@@ -5,6 +5,7 @@
 
 from snapexport.bench.experiments import (
     context,
+    conversation,
     equal_memory,
     export,
     host,
@@ -28,6 +29,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "host": host.HOST,
     "top_tokens": top_tokens.TOP_TOKENS,
     "prepack": prepack.PREPACK,
+    "conversation": conversation.CONVERSATION,
     "plan": plan.PLAN,
     "export": export.EXPORT,
 }
