@@ -103,6 +103,23 @@ SHAPES = {
     "70b": _shape(128256, 8192, 28672, 80, 64, 8, **_LLAMA_3),
     # DeepSeek-V3's and R1's, from their config.json: 671 B parameters.
     "r1": _DEEPSEEK_R1,
+    # Its latents and head sizes, but 4 layers, 16 heads and 8 experts: 92 M parameters.
+    "latents": _DEEPSEEK_R1
+    | {
+        "vocab_size": 32000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "moe_intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 384,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+    },
     # 110 and 370 MB in fp32: what the memory of a running build is measured on.
     "narrow": _shape(8192, 640, 1792, 4, 10, 2, max_position_embeddings=32768),
     "medium": _shape(8192, 1024, 3584, 6, 16, 4, max_position_embeddings=32768),
