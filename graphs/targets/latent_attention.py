@@ -23,8 +23,8 @@ from snapexport.graphs.targets.window_masks import row_positions
 class LatentAttention:
     """Replaces every latent marker. Runs before the target's own attention.
 
-    prefix: a chunk of a prompt reads its own prefix alone, for runtimes that can slice by a
-    computed length. Otherwise it reads the whole cache.
+    prefix: what is appended to a cache reads the prefix up to itself alone, for runtimes that can
+    slice by a computed length. Otherwise it reads the whole cache, as a ring's steps do.
     """
 
     prefix: bool = False
@@ -43,9 +43,10 @@ class LatentAttention:
         query, c_kv, k_rope, past_key, past_value, slot, valid, *up = inputs
         caches = written(graph, [past_key, past_value], [c_kv, k_rope], slot, present)
         rows = query.shape[2]
-        if self.prefix and rows > 1:
-            latents = [_until(graph, cache, valid) for cache in caches]
-            mask = _causal_mask(graph, valid, rows)
+        if self.prefix and marker.attrs["appends"]:
+            end = _longest(graph, valid, query.shape[0])
+            latents = [_until(graph, cache, end) for cache in caches]
+            mask = _causal_mask(graph, valid, end, rows)
         else:
             latents, mask = caches, masks.mask(valid, rows, past_key.shape[2], window=0)
         self._attend(graph, query, latents, up, mask, out, scale)
@@ -80,18 +81,23 @@ class LatentAttention:
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
-def _until(graph: gs.Graph, cache: gs.Tensor, valid: gs.Tensor) -> gs.Tensor:
-    """The first valid cache slots of one prompt: [1,1,S,n] -> [1,1,valid,n]."""
+def _longest(graph: gs.Graph, valid: gs.Tensor, batch: int) -> gs.Tensor:
+    """The largest valid length, int64 [1]."""
+    return valid if batch == 1 else node(graph, "ReduceMax", [valid], keepdims=1)[0]
+
+
+def _until(graph: gs.Graph, cache: gs.Tensor, end: gs.Tensor) -> gs.Tensor:
+    """The first cache slots: [B,1,S,n] -> [B,1,end,n]."""
     batch, kv_heads, _, width = cache.shape
     prefix = gs.Variable(fresh(graph, "prefix"), cache.dtype, (batch, kv_heads, "prefix", width))
-    return node(graph, "Slice", [cache, int64s(graph, 0), valid, int64s(graph, 2)], [prefix])[0]
+    return node(graph, "Slice", [cache, int64s(graph, 0), end, int64s(graph, 2)], [prefix])[0]
 
 
-def _causal_mask(graph: gs.Graph, valid: gs.Tensor, rows: int) -> gs.Tensor:
-    """Bool [1,1,rows,valid], true where attended to."""
-    (end,) = node(graph, "Squeeze", [valid])
+def _causal_mask(graph: gs.Graph, valid: gs.Tensor, end: gs.Tensor, rows: int) -> gs.Tensor:
+    """Bool [B,1,rows,end], true where attended to."""
+    (stop,) = node(graph, "Squeeze", [end])
     zero, one = (gs.Constant(fresh(graph, "const"), np.array(n, np.int64)) for n in (0, 1))
-    (slots,) = node(graph, "Range", [zero, end, one])
+    (slots,) = node(graph, "Range", [zero, stop, one])
     last = row_positions(graph, valid, -rows, rows)
     return node(graph, "LessOrEqual", [slots, last])[0]
 
