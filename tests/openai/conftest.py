@@ -14,12 +14,12 @@ import pytest
 
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.llm import LLM
+from snapexport.serving.in_process import InProcessGenerator
 from snapexport.serving.openai.api_server import Api
 from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.http_server import listening
 from snapexport.serving.openai.preprocess import Preprocessor
 from snapexport.serving.triton.client import TritonGenerator
-from snapexport.serving.worker import InProcessGenerator
 from tests.openai.fake_triton import FakeTriton
 from tests.openai.watched_llm import LIMITS, SleepingLLM, WatchedLLM, make_llm
 from tests.runtime.tokenizers_for_tests import byte_level

@@ -1,6 +1,6 @@
 """The protocol between a server's front and the part that continues prompts.
 
-Knows no HTTP, no thread and no Triton. `worker.InProcessGenerator` and
+Knows no HTTP, no thread and no Triton. `in_process.InProcessGenerator` and
 `triton.client.TritonGenerator` implement it.
 """
 

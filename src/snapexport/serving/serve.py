@@ -17,6 +17,7 @@ from snapexport.runtime.graph_set import PrefillForm
 from snapexport.runtime.llm import LLM
 from snapexport.serving.addresses import Addresses, url_of
 from snapexport.serving.backing import Backing
+from snapexport.serving.in_process import InProcessGenerator
 from snapexport.serving.metrics import constant_gauges
 from snapexport.serving.openai.access import Access, allowed_hosts
 from snapexport.serving.openai.api_server import Api
@@ -27,7 +28,6 @@ from snapexport.serving.openai.preprocess import Preprocessor
 from snapexport.serving.openai.signals import Signals
 from snapexport.serving.options import ServeOptions
 from snapexport.serving.warm_up import warm_up
-from snapexport.serving.worker import InProcessGenerator
 
 FIRST_TOKEN_SECONDS = 900.0
 """Seconds for the first answer, before the addresses are printed."""
