@@ -18,5 +18,6 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
 def _size(dimension: int | ir.SymbolicDim, batch: int) -> int:
     if isinstance(dimension, int):
         return dimension
-    assert dimension.value == BATCH, dimension
-    return batch
+    size = dimension.evaluate({BATCH: batch})  # "batch", or "4*batch" where tokens are flattened
+    assert isinstance(size, int), dimension
+    return size

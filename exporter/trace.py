@@ -52,9 +52,10 @@ class _Prefill(nn.Module):
 
 
 class _Decode(nn.Module):
-    """One token for each of B sequences.
+    """A step of C tokens for each of B sequences.
 
-    input_ids, position_ids [B,1] -> logits float32 [B,V], and if asked hidden_states [B,1,E].
+    input_ids, position_ids [B,C] -> logits float32 [B,C,V], or [B,V] for one token, and if asked
+    hidden_states [B,C,E].
     """
 
     def __init__(self, model: Any, hidden_states: bool) -> None:
@@ -74,8 +75,9 @@ def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tenso
 
 
 def logits_of(model: Any, hidden_states: Tensor) -> Tensor:
-    """Hidden states [B,1,E] -> logits [B,V]."""
-    logits: Tensor = model.lm_head(hidden_states)[:, 0].float()
+    """Hidden states [B,C,E] -> logits [B,C,V], or [B,V] for one token."""
+    logits: Tensor = model.lm_head(hidden_states)
+    logits = (logits[:, 0] if hidden_states.shape[1] == 1 else logits).float()
     attribute = architecture_of(model.config).logit_softcap
     softcap = getattr(model.config, attribute) if attribute else None
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
@@ -90,10 +92,10 @@ def trace_prefill(
 
 
 def trace_decode(
-    config: PretrainedConfig, dtype: torch.dtype, hidden_states: bool = False
+    config: PretrainedConfig, dtype: torch.dtype, hidden_states: bool = False, tokens: int = 1
 ) -> ir.Model:
-    """Trace decode of one token for each batch slot. Their number is a dimension: `with_batch`."""
-    shapes = {names.INPUT_IDS: (SLOTS, 1), names.POSITION_IDS: (SLOTS, 1)}
+    """Trace decode of some tokens of each batch slot, whose number is a dimension: `with_batch`."""
+    shapes = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), (SLOTS, tokens))
     dynamic = dict.fromkeys(shapes, SLOT_AXES)
     return _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states)
 

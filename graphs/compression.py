@@ -58,7 +58,8 @@ def compress_layer(
     ]
     positions = select(graph, geometry, layer, scores, states, names.topk_positions(layer))
     inputs = [states.key, states.value, states.prompt_length, positions]
-    call(graph, "SnapStreamGather", inputs, kept, **_window(layout))
+    ring = {"L_sink": layout.L_sink, "L_recent": layout.ring_slots}
+    call(graph, "SnapStreamGather", inputs, kept, **ring)
     prompt = Prompt(states.key, states.value, states.prompt_length)
     graph.outputs.extend(storage.compressed(graph, layer, prompt, kept))
     if layout.K:

@@ -36,7 +36,8 @@ CACHE_ATTENTION = "CacheAttention"
 [, sink | , key_up, value_up]) -> (output[, present_key, present_value]).
 
 Writes the C new rows at cache slot `slot`; row i then attends to the first valid_length - C + 1 + i
-cache slots. Without present outputs the past holds these rows already. `appends` = 1: slot + C =
+cache slots. In the place of valid_length a marker may have a mask, bool [B,1,C,S], true where
+attended to. Without present outputs the past holds these rows already. `appends` = 1: slot + C =
 valid_length always, so cache slots are positions, and a window is possible. `valid_only` = 1: the
 operators must not read cache slots >= valid_length."""
 

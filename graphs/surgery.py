@@ -94,7 +94,10 @@ def decode(
     *,
     with_queries: bool = False,
 ) -> onnx.ModelProto:
-    """The graph of one token for each batch slot. with_queries: adds output query.{l} [B,H,1,D]."""
+    """The graph of a decode step, of as many tokens as `traced` has.
+
+    with_queries: adds output query.{l} [B,H,1,D].
+    """
     passes: list[Pass] = [Latents(), DecodeCache(geometry, options)]
     if with_queries:
         passes.append(DecodeQueries())
@@ -153,8 +156,9 @@ def _finish(
     model.producer_name = "snapexport"
     softcapped = any(node.attrs.get("softcap") for node in graph.nodes if node.domain == DOMAIN)
     biased = any(node.op in EXPERTS and len(node.inputs) == _BIASED for node in graph.nodes)
+    spare = geometry.tokens_per_step > 1
     model.functions.extend(
-        function(name, geometry.vote_options, softcapped, geometry.pool_kernel, biased)
+        function(name, geometry.vote_options, softcapped, geometry.pool_kernel, biased, spare)
         for name in NAMES
         if name in called
     )

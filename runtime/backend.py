@@ -59,7 +59,7 @@ class Buffer:
     @property
     def is_of_host(self) -> bool:
         """Whether the host writes or reads it."""
-        return self.name in names.OF_HOST
+        return names.is_of_host(self.name)
 
     def rows(self, start: int, stop: int) -> "Buffer":
         """Rows [start, stop) of the same memory, along the first dimension."""

@@ -173,7 +173,7 @@ class CudaMemory:
         self.device = Device()
 
     def allocate(self, spec: TensorSpec) -> Buffer:
-        of_host = spec.name in names.OF_HOST
+        of_host = names.is_of_host(spec.name)
         array = self.device.pinned(spec.shape, spec.dtype) if of_host else None
         address = self.device.allocate(tensor_bytes(spec))
         return Buffer(spec.name, spec.dtype, tuple(spec.shape), address, array)

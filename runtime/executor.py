@@ -17,7 +17,7 @@ from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, Tensor
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
 from snapexport.runtime.blocks import Blocks, ParkedRow
 from snapexport.runtime.bound_graph import BoundGraph, allocate
-from snapexport.runtime.decode_inputs import Integers, Temperatures, write_decode_inputs
+from snapexport.runtime.decode_steps import DecodeSteps, Integers, Temperatures
 from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
 from snapexport.runtime.graph_set import GraphSet, Limits
 from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
@@ -49,19 +49,20 @@ class Executor:
 
         The backend's memory is this executor's own from now on: `close` frees it.
         """
-        self.limits = Limits.of(manifest, full_cache=graphs.full_cache, prefill=graphs.form)
+        self.limits = Limits.of(
+            manifest,
+            full_cache=graphs.full_cache,
+            verifies=bool(graphs.verify),
+            prefill=graphs.form,
+        )
         self.backend = backend
         self.prompt_cache = prompt_cache
         self._manifest, self._graphs = manifest, graphs
         self._memory = backend.memory
         self._weights = weights or {}
         self._digest = digest_of(manifest)
-        whole = self._allocate_decode()
-        self._decodes = {
-            count: self._bind(name, _first(whole, count))
-            for count, name in graphs.decode.items()
-            if name in graphs.all
-        }
+        self._decode = DecodeSteps(manifest, graphs, backend, self._weights)
+        whole = self._decode.buffers
         self._rows = [_caches(whole, slot) for slot in range(self.limits.batch)]
         self._held = np.zeros((2, self.limits.batch), np.int64)
         """Prompt length and next position of what each batch slot holds; 0: it is idle."""
@@ -72,7 +73,7 @@ class Executor:
         self._blocks = self._make_blocks()
         self._closed = False
         self._last_prefilled = 0
-        captured = [graph.capture() for graph in self._decodes.values()]
+        captured = self._decode.capture()
         self.captured = bool(captured) and all(captured)
         if any(captured):  # each was run once
             for slot in range(self.limits.batch):
@@ -82,7 +83,7 @@ class Executor:
     def decode_buffers(self) -> dict[str, NDArray[Any]]:
         """Inputs and outputs of decode after a step, those that the host can see: to be read."""
         self._require_decode()
-        return dict(self._decodes[self.limits.batch].arrays)
+        return dict(self._decode.graphs[self.limits.batch].arrays)
 
     def prefill(
         self,
@@ -102,7 +103,7 @@ class Executor:
         self._last_prefilled = slot
         prediction = prefill.run(slot, prompt, start, end, temperature)
         if end == len(prompt):
-            self._held[:, slot] = end
+            self._hold(slot, end)
         return prediction
 
     def extend(
@@ -124,7 +125,7 @@ class Executor:
             blocks.begin(parked)
         prediction = blocks.run(slot, prompt, start, end, temperature)
         if end == len(prompt):
-            self._held[:, slot] = end
+            self._hold(slot, end)
         return prediction
 
     def park(self, slot: int, prompt: Sequence[int], *, in_blocks: bool) -> ParkedRow:
@@ -158,14 +159,34 @@ class Executor:
         them. temperature, above 0: for builds with top tokens; None for 1 in all slots.
         """
         self._require_decode()
-        count = len(input_ids)
-        size = next(slots for slots in self._decodes if slots >= count)
-        graph = self._decodes[size]
-        write_decode_inputs(graph.arrays, input_ids, position_ids, prompt_length, temperature)
-        graph.run()
-        self._held[:, :size] = 0
-        self._held[:, :count] = prompt_length, position_ids + 1
-        return Predictions(graph, count)
+        predictions = self._decode.run(input_ids, position_ids, prompt_length, temperature)
+        self._decoded(prompt_length, position_ids + 1)
+        return predictions
+
+    def verify(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """Run several tokens of each of the first n batch slots: ids [n,q], others [n].
+
+        position_ids: of each first token. The prediction of a token's row holds if all tokens
+        before it were right. `accept` has to follow for every batch slot in use; the other tokens
+        are forgotten. q is `limits.tokens_per_step`. Otherwise as `decode`.
+        """
+        self._require_decode()
+        assert input_ids.shape[1] == self.limits.tokens_per_step > 1
+        predictions = self._decode.verify(input_ids, position_ids, prompt_length, temperature)
+        self._decoded(prompt_length, position_ids + 1)
+        return predictions
+
+    def accept(self, slot: int, count: int) -> None:
+        """Keep the first `count` tokens, 1 at least, of what `verify` ran for a batch slot."""
+        self._held[1, slot] += count - 1
+        if self._decode.places:
+            self._decode.places.accept(slot, count, self.limits.tokens_per_step)
 
     def move(self, source: int, target: int) -> None:
         """Copy a batch slot's caches over another's. The source is idle from then on."""
@@ -173,6 +194,8 @@ class Executor:
         for over, row in zip(self._rows[target], self._rows[source], strict=True):
             self._memory.copy(over, row)
         self._held[:, target] = self._held[:, source]
+        if self._decode.places:
+            self._decode.places.move(source, target)
         self.release(source)
         if self._last_prefilled == source:
             self._last_prefilled = target
@@ -191,6 +214,12 @@ class Executor:
         prompt_length, position = map(int, self._held[:, slot])
         if not prompt_length:
             raise UserError(f"batch slot {slot} holds no prompt", "prefill one into it first")
+        if self._decode.places and position > prompt_length:
+            raise UserError(
+                f"batch slot {slot} has decoded {position - prompt_length} tokens: a build with "
+                "--tokens-per-step hands a prompt over before that",
+                "hand it over right after prefill",
+            )
         row = self._rows[slot]
         self._memory.synchronize()  # others read it past this executor's stream
         return Row(self._digest, place_of(row), tuple(row), prompt_length, position)
@@ -212,7 +241,20 @@ class Executor:
         for target, source in zip(self._rows[slot], row.buffers, strict=True):
             self._memory.copy(target, source)
         self._memory.synchronize()  # the source may be written again from now on
-        self._held[:, slot] = row.prompt_length, row.next_position
+        self._hold(slot, row.prompt_length)
+        self._held[1, slot] = row.next_position
+
+    def _hold(self, slot: int, prompt_length: int) -> None:
+        """Note that a batch slot holds a prompt, and nothing that was decoded."""
+        self._held[:, slot] = prompt_length
+        if self._decode.places:
+            self._decode.places.fill(slot, prompt_length)
+
+    def _decoded(self, prompt_length: Integers, next_position: Integers) -> None:
+        """Note what the first n batch slots hold after a step; others that it ran are idle."""
+        count = len(prompt_length)
+        self._held[:, : self._decode.size(count)] = 0
+        self._held[:, :count] = prompt_length, next_position
 
     def release(self, slot: int) -> None:
         """Say that a batch slot is idle. Its contents stay until something is written there."""
@@ -268,7 +310,7 @@ class Executor:
         """Free the device's memory now. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._decodes.clear()
+            self._decode.close()
             if self._prefill:
                 del self._into_slot
             self._prefill = self._blocks = None
@@ -298,18 +340,8 @@ class Executor:
 
     def _require_decode(self) -> None:
         self._require_open()
-        if not self._decodes:
+        if not self._decode.graphs:
             raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
-
-    def _allocate_decode(self) -> Buffers:
-        """Decode's buffers; the caches alone where decode is not loaded."""
-        entry = self._entry(self._graphs.decode[self.limits.batch])
-        if self.role != "prefill":
-            return allocate(self._memory, entry, self._weights)
-        caches = [one for one in (*entry.inputs, *entry.outputs) if names.is_cache(one.name)]
-        return allocate(
-            self._memory, entry.model_copy(update={"inputs": caches, "outputs": []}), {}
-        )
 
     def _kept_of(self, name: str) -> Integers:
         if name not in self._kept:
@@ -347,11 +379,6 @@ class Executor:
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]
-
-
-def _first(buffers: Buffers, slots: int) -> Buffers:
-    """The same memory, as the decode graph of fewer batch slots takes it."""
-    return {name: buffer.rows(0, slots) for name, buffer in buffers.items()}
 
 
 def _caches(buffers: Buffers, slot: int) -> list[Buffer]:

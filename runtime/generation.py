@@ -4,12 +4,14 @@ Knows predictions, but no executor, no batch slot and no neighbour.
 """
 
 from collections import deque
+from itertools import islice
 
 from tokenizers import Tokenizer
 
 from snapexport.runtime.blocks import ParkedRow
 from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.predictions import Prediction
+from snapexport.runtime.prompt_lookup import PromptLookup
 from snapexport.runtime.requests import (
     FinishReason,
     OutputDelta,
@@ -25,6 +27,7 @@ from snapexport.runtime.sampling import (
     sample,
     score,
 )
+from snapexport.runtime.speculation import Acceptance
 from snapexport.runtime.text import NoText, TextStream
 
 
@@ -52,6 +55,11 @@ class Generation:
         """The row that the prompt begins with."""
         self.in_blocks = False
         """Whether the prompt goes block by block onto a compressed row."""
+        self.acceptance = Acceptance()
+        """How often drafts were right."""
+        self._lookup: PromptLookup | None = None
+        self._so_far: list[int] = []
+        """Tokens behind the prompt, until `_lookup` holds them."""
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)
@@ -61,6 +69,24 @@ class Generation:
     def position(self) -> int:
         """The last token's position, counted from the beginning of the prompt."""
         return self._known + self._count - 1
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the next tokens are given, by a continuation."""
+        return bool(self._continuation)
+
+    def draft(self, most: int) -> list[int]:
+        """Up to `most` tokens that may follow the last one, or will: those of a continuation."""
+        room = min(most, self._limits.positions - self.position - 1)
+        if self._continuation:
+            return list(islice(self._continuation, room))
+        if self._lookup is None:
+            self._lookup = PromptLookup((*self.prompt_token_ids, *self._so_far))
+        return self._lookup.draft(min(room, self._params.max_tokens - self._count - 1))
+
+    def expects(self, drafted: int) -> float:
+        """How many tokens of a draft are likely to be right."""
+        return drafted if self._continuation else self.acceptance.expected(drafted)
 
     def advance(self, prediction: Prediction) -> OutputDelta:
         """Choose the next token. Logits that are not finite end the request with "error"."""
@@ -77,8 +103,15 @@ class Generation:
             self._rng.random()  # the draw that chose it
         return self._add(token, ())
 
-    def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
+    def _take(self, token: int) -> None:
         self.last_token = token
+        if self._lookup:
+            self._lookup.append(token)
+        else:
+            self._so_far.append(token)
+
+    def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
+        self._take(token)
         self._count += 1
         text, reason = self._end(token)
         return OutputDelta(self._request_id, text, (token,), reason, logprobs=logprobs)
@@ -90,7 +123,7 @@ class Generation:
 
     def _follow(self, prediction: Prediction) -> OutputDelta:
         """Take the continuation's next token, whatever the logits are, and score it."""
-        self.last_token = self._continuation.popleft()
+        self._take(self._continuation.popleft())
         self._known += 1
         ends = not self._continuation and not self._samples
         scored = score(prediction.logits, self.last_token)

@@ -3,7 +3,7 @@
 Loads nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from snapexport.contract.build_directory import Build
@@ -22,13 +22,16 @@ class Limits:
 
     batch: batch slots. decode_batches: how many of the first batch slots a decode step can run,
     ascending; the last is `batch`. A step of fewer costs as much as the next of these.
-    longest_prefill: tokens that prefill takes; longer prompts go block by block onto a compressed
-    row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below it.
+    tokens_per_step: most tokens of a batch slot that a decode
+    step takes. longest_prefill: tokens that prefill takes; longer prompts go block by block onto a
+    compressed row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below
+    it.
     """
 
     batch: int
     decode_batches: tuple[int, ...]
     prefill_chunk: int
+    tokens_per_step: int
     longest_prefill: int
     longest_prompt: int
     positions: int
@@ -37,7 +40,12 @@ class Limits:
 
     @classmethod
     def of(
-        cls, manifest: Manifest, *, full_cache: bool, prefill: PrefillForm = "chunks"
+        cls,
+        manifest: Manifest,
+        *,
+        full_cache: bool,
+        verifies: bool = False,
+        prefill: PrefillForm = "chunks",
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
         L_max, model = manifest.geometry.L_max, manifest.model
@@ -47,6 +55,7 @@ class Limits:
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
             prefill_chunk=manifest.prefill_chunk,
+            tokens_per_step=manifest.geometry.tokens_per_step if verifies else 1,
             longest_prefill=0 if prefill == "blocks" else longest,
             longest_prompt=longest if prefill == "chunks" else positions,
             positions=positions,
@@ -60,8 +69,9 @@ class GraphSet:
     """The graphs of a build that one executor runs: the compressed cache's, or the full cache's.
 
     prefill: by the positions of each one's cache, ascending; none where all prompts go block by
-    block. decode: by the batch slots that each runs, ascending. compress: None where prefill does
-    it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
+    block. decode: by the batch slots that each runs, ascending. verify: the same for several tokens
+    of each; none without --tokens-per-step, and none of a baseline. compress: None where prefill
+    does it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
     which of them are loaded.
     """
 
@@ -69,6 +79,7 @@ class GraphSet:
     compress: GraphName | None
     decode: dict[int, GraphName]
     full_cache: bool
+    verify: dict[int, GraphName] = field(default_factory=dict)
     extend: GraphName | None = None
     role: Role = "both"
 
@@ -99,6 +110,7 @@ class GraphSet:
             compress=None if none else "compress",
             decode=manifest.decode_graphs(prefix),
             full_cache=full_cache,
+            verify={} if prefix else manifest.verify_graphs(),
             extend=extend,
             role=role,
         )
@@ -113,7 +125,9 @@ class GraphSet:
     @property
     def all(self) -> list[GraphName]:
         """Every graph that is loaded, once."""
-        decode = [] if self.role == "prefill" else [*self.decode.values()]
+        decode = [*self.decode.values(), *self.verify.values()]
+        if self.role == "prefill":
+            decode = []
         if self.role == "decode":
             return decode
         others = [name for name in (self.compress, self.extend) if name]

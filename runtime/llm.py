@@ -46,6 +46,7 @@ class LLM:
         prefill: Literal["chunks", "blocks"] = "chunks",
         parked_rows: int = 0,
         role: Role = "both",
+        speculates: bool = True,
         **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
@@ -56,6 +57,9 @@ class LLM:
         and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
         Runtime on the CPU. role: "prefill" and "decode" take only requests that hand a prompt over,
         or that were handed over.
+
+        Of a build with --tokens-per-step: speculates guesses further tokens from the prompt and the
+        output, and checks them together where that is faster. The output stays the same.
 
         Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
         compressed row, in memory that does not grow with them, up to the model's own positions.
@@ -77,7 +81,7 @@ class LLM:
             role=role,
         )
         tokenizer = load_tokenizer(build.directory)
-        self._set_up(executor, tokenizer, max_num_batched_tokens, parked_rows)
+        self._set_up(executor, tokenizer, max_num_batched_tokens, parked_rows, speculates)
         self._directory = build.directory
 
     @classmethod
@@ -101,10 +105,11 @@ class LLM:
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
         parked_rows: int = 0,
+        speculates: bool = True,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
-        self._loop = Loop(executor, tokenizer, max_num_batched_tokens, parked_rows)
+        self._loop = Loop(executor, tokenizer, max_num_batched_tokens, parked_rows, speculates)
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -312,7 +317,8 @@ def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     logprobs = tuple(one for delta in deltas for one in delta.logprobs)
     reason = deltas[-1].finish_reason
     assert reason is not None
-    return Completion(request.prompt_token_ids, text, tokens, reason, logprobs)
+    drafted, accepted = sum(one.drafted for one in deltas), sum(one.accepted for one in deltas)
+    return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
 
 
 def _scored(request: Request, deltas: Sequence[OutputDelta]) -> Score:

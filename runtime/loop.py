@@ -17,10 +17,11 @@ from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.generation import Generation
 from snapexport.runtime.parked_rows import ParkedRows
-from snapexport.runtime.predictions import Prediction
+from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.runtime.sampling import can_sample
 from snapexport.runtime.scheduler import Chunk, Schedule, Scheduler
+from snapexport.runtime.speculation import StepTimes
 
 
 class Loop:
@@ -32,8 +33,12 @@ class Loop:
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
         parked_rows: int = 0,
+        speculates: bool = True,
     ) -> None:
-        """parked_rows: how many prompts' rows are kept for prompts that begin with them."""
+        """parked_rows: how many prompts' rows are kept for prompts that begin with them.
+
+        speculates: guess tokens ahead, where the executor can check several.
+        """
         self._executor = executor
         self._tokenizer = tokenizer
         limits = self._limits = executor.limits
@@ -41,6 +46,8 @@ class Loop:
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
         self._parked = ParkedRows(parked_rows) if parked_rows else None
+        self._most_drafted = limits.tokens_per_step - 1 if speculates else 0
+        self._times = StepTimes()
         self._live: dict[int, Generation] = {}
         self._ids = count()
 
@@ -128,15 +135,60 @@ class Loop:
         slots = schedule.decode
         if not slots:
             return []
+        drafts = self._drafts(slots)
+        checks = self._checks(slots, drafts)
         try:
             for source, target in schedule.moves:
                 self._executor.move(source, target)
-            predictions = self._executor.decode(*self._inputs(slots))
+            predictions = self._run_decode(slots, drafts if checks else None)
         except Exception as error:
             return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
-        return [
-            self._sample(request_id, slot, predictions[slot]) for request_id, slot in slots.items()
-        ]
+        deltas: list[OutputDelta] = []
+        for request_id, slot in slots.items():
+            draft = drafts.get(request_id, [])
+            if checks:
+                deltas += self._advance(request_id, slot, predictions.of_tokens(slot), draft)
+            else:
+                deltas.append(self._sample(request_id, slot, predictions[slot]))
+                self._compare(request_id, draft)
+        return deltas
+
+    def _drafts(self, slots: Mapping[int, int]) -> dict[int, list[int]]:
+        """What may follow each running request's last token; none if a step takes one alone."""
+        if not self._most_drafted:
+            return {}
+        return {one: self._live[one].draft(self._most_drafted) for one in slots}
+
+    def _checks(self, slots: Mapping[int, int], drafts: Mapping[int, list[int]]) -> bool:
+        """Whether the next step should check the drafts: those of every request, or of none."""
+        if not any(drafts.values()):
+            return False
+        lives = [self._live[one] for one in slots]
+        last = max(live.position for live in lives) + self._most_drafted
+        if last >= self._limits.positions:  # a full cache has no slot for such a position
+            return False
+        expected = sum(self._live[one].expects(len(draft)) for one, draft in drafts.items())
+        return self._times.pays(self._size(slots), len(slots), expected)
+
+    def _size(self, slots: Mapping[int, int]) -> int:
+        """The batch slots that a decode step runs."""
+        last = max(slots.values())
+        return next(size for size in self._limits.decode_batches if size > last)
+
+    def _run_decode(
+        self, slots: Mapping[int, int], drafts: Mapping[int, list[int]] | None
+    ) -> Predictions:
+        """One step. drafts: to be checked; None for a step of one token."""
+        tokens, *others = self._inputs(slots)
+        with self._times.measured(self._size(slots), drafts is not None):
+            if drafts is None:
+                return self._executor.decode(tokens, *others)
+            rows = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
+            rows[:, 0] = tokens
+            for request_id, slot in slots.items():
+                draft = drafts[request_id]
+                rows[slot, 1 : 1 + len(draft)] = draft
+            return self._executor.verify(rows, *others)
 
     def _inputs(self, slots: Mapping[int, int]) -> tuple[NDArray[Any], ...]:
         """Token, position, prompt length and temperature of each slot, up to the last in use."""
@@ -147,6 +199,36 @@ class Loop:
             inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
             temperatures[slot] = live.temperature
         return *inputs, temperatures
+
+    def _advance(
+        self, request_id: int, slot: int, predictions: list[Prediction], draft: list[int]
+    ) -> list[OutputDelta]:
+        """Take tokens for as long as they are the draft's.
+
+        Each is chosen as after a step of its own, from the same logits and by the same random
+        numbers. So drafts change neither the output nor its distribution.
+        """
+        live = self._live[request_id]
+        is_forced, deltas = live.is_forced, []
+        for index, prediction in enumerate(predictions[: len(draft) + 1]):
+            deltas.append(self._sample(request_id, slot, prediction))
+            if deltas[-1].finish_reason:
+                break
+            if index == len(draft) or live.last_token != draft[index]:
+                self._executor.accept(slot, len(deltas))
+                break
+        if draft and not is_forced:
+            right = len(deltas) - 1
+            live.acceptance.saw(right, wrong=int(right < len(draft) and request_id in self._live))
+            deltas[-1] = replace(deltas[-1], drafted=len(draft), accepted=right)
+        return deltas
+
+    def _compare(self, request_id: int, draft: list[int]) -> None:
+        """Learn from a draft that was not checked whether its first token was right."""
+        live = self._live.get(request_id)
+        if live and draft and not live.is_forced:
+            right = live.last_token == draft[0]
+            live.acceptance.saw(int(right), wrong=int(not right))
 
     def _adopt(self, request_id: int, slot: int) -> OutputDelta:
         live = self._live[request_id]

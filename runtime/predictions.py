@@ -15,6 +15,9 @@ from snapexport.runtime.bound_graph import BoundGraph
 
 Logits = NDArray[np.float32]
 
+_OF_SEVERAL = 3
+"""Dimensions of the logits of a step of several tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
@@ -54,25 +57,37 @@ class Predictions:
         self._count = count
 
     def __getitem__(self, slot: int) -> Prediction:
+        (only,) = self.of_tokens(slot)
+        return only
+
+    def of_tokens(self, slot: int) -> list[Prediction]:
+        """One for each token of a batch slot's step."""
         assert 0 <= slot < self._count, f"slot {slot} was not run"
-        return Prediction(partial(self._logits, slot), self._top_tokens(slot))
+        logits = self._graph.arrays[names.LOGITS]
+        tokens = logits.shape[1] if logits.ndim == _OF_SEVERAL else 1
+        return [
+            Prediction(partial(self._logits, slot, token), self._top_tokens(slot, token))
+            for token in range(tokens)
+        ]
 
     @property
     def logits(self) -> Logits:
-        """float32 [count, V]."""
+        """float32 [count, V], or [count, C, V] of a step of several tokens."""
         logits: Logits = self._graph.rows(names.LOGITS, 0, self._count)
         return logits
 
-    def _logits(self, slot: int) -> Logits:
+    def _logits(self, slot: int, token: int) -> Logits:
         logits: Logits = self._graph.rows(names.LOGITS, slot, slot + 1)[0]
-        return logits
+        return logits[token] if logits.ndim == _OF_SEVERAL - 1 else logits
 
-    def _top_tokens(self, slot: int) -> TopTokens | None:
+    def _top_tokens(self, slot: int, token: int) -> TopTokens | None:
         arrays = self._graph.arrays
         if names.TOP_TOKENS not in arrays:
             return None
-        return TopTokens(
-            arrays[names.TOP_TOKENS][slot],
-            arrays[names.TOP_LOGITS][slot],
-            float(arrays[names.LOG_NORMALIZER][slot]),
+        tokens, logits, normalizer = (
+            arrays[name][slot]
+            for name in (names.TOP_TOKENS, names.TOP_LOGITS, names.LOG_NORMALIZER)
         )
+        if tokens.ndim > 1:
+            tokens, logits, normalizer = tokens[token], logits[token], normalizer[token]
+        return TopTokens(tokens, logits, float(normalizer))

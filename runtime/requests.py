@@ -121,7 +121,8 @@ class OutputDelta:
     A step that takes a token of the request's continuation gives its score, and no text or token.
     logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
     the request with "error". row: the prompt's, of a request that hands it over; its batch slot is
-    kept until `LLM.release`.
+    kept until `LLM.release`. drafted, accepted: tokens that were guessed for this step, and those
+    of them that were right.
     """
 
     request_id: int
@@ -132,6 +133,8 @@ class OutputDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     exception: Exception | None = None
     row: Row | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class Completion:
     """A finished request: the joined texts, token ids and logprobs of its deltas.
 
     The token that ended it is in `token_ids` and not in `text`. logprobs: one for each token, or
-    none.
+    none. drafted, accepted: tokens that were guessed ahead, and those of them that were right.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -159,6 +162,8 @@ class Completion:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
 
 
 def _whole(value: object, least: int, most: float = math.inf) -> bool:

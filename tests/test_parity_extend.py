@@ -32,7 +32,7 @@ class Extended:
 
     def __init__(self, build: RawBuild) -> None:
         self.build = build
-        self.session = build._session("extend")
+        self.session = build.session("extend")
         self.row: dict[str, Array] = {}
         for value in self.session.get_inputs():
             if value.name.startswith(("past_key_values.", "slot_positions.")):

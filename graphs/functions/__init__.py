@@ -37,27 +37,31 @@ def function(
     softcapped: bool = False,
     pool_kernel: int = DEFAULT_POOL_KERNEL,
     biased: bool = False,
+    spare: bool = False,
 ) -> "onnx.FunctionProto":
     """The model-local function `name`, one of NAMES.
 
     Of SnapKVSelect alone: vote, the option of each stage; softcapped, whether it caps its scores;
-    pool_kernel, which must equal the calls' attribute. Of EXPERTS: whether they are biased.
+    pool_kernel, which must equal the calls' attribute. Of EXPERTS: whether they are biased. Of
+    ExtendGather: whether rings have spare slots.
     """
     import onnx
 
     if name in EXPERTS:
         return onnx.parser.parse_function(experts.text(name, biased))
-    return onnx.parser.parse_function(_text(name, vote, softcapped, pool_kernel))
+    return onnx.parser.parse_function(_text(name, vote, softcapped, pool_kernel, spare))
 
 
-def _text(name: str, vote: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
+def _text(
+    name: str, vote: Mapping[str, str], softcapped: bool, pool_kernel: int, spare: bool
+) -> str:
     texts = {
         "RingSlot": ring_slot.TEXT,
         "RingFill": ring_fill.TEXT,
         "QueryWindow": query_window.TEXT,
         "SnapKVSelect": snapkv_select.text(vote, softcapped, pool_kernel),
         "SnapStreamGather": snapstream_gather.TEXT,
-        "ExtendGather": extend_gather.TEXT,
+        "ExtendGather": extend_gather.text(spare),
         "Int8Scale": int8_cache.SCALE_TEXT,
         "Int8Rows": int8_cache.ROWS_TEXT,
     }

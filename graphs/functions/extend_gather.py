@@ -3,19 +3,20 @@
 key, value [1,Hkv,N,D] and entry_position int64 [1,Hkv,N], entries in the order of their positions,
 entries and total_length int64 [1], chosen int64 [1,Hkv,K], ascending, -1 where unused
     -> present_key, present_value [1,Hkv,S,D], slot_positions int64 [1,Hkv,S], -1 where empty.
-Attributes: L_sink, L_recent (int).
+Attributes: L_sink, L_recent (int), and in graphs with spare ring slots (--tokens-per-step) spare:
+the ring has L_recent + spare slots, and its newest L_recent positions are filled in.
 
 As SnapStreamGather, which has all positions: here entry e of the ring is position
 e + total_length - entries, since what was not kept is gone. Sinks are never gone.
 """
 
-TEXT = """
+_TEXT = """
 <domain: "snapexport", opset_import: ["": 24]>
-ExtendGather <L_sink, L_recent> (key, value, entry_position, entries, total_length, chosen)
+ExtendGather <ATTRIBUTES> (key, value, entry_position, entries, total_length, chosen)
     => (present_key, present_value, slot_positions)
 {
   s = Constant <value_int: int = @L_sink> ()
-  R = Constant <value_int: int = @L_recent> ()
+RING_SLOTS
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
   none = Constant <value_int = -1> ()
@@ -30,7 +31,7 @@ ExtendGather <L_sink, L_recent> (key, value, entry_position, entries, total_leng
   latest = Sub (newest, age)
   gone = Sub (total_length, entries)
   ring_entry = Sub (latest, gone)
-  in_ring = GreaterOrEqual (latest, s)
+IN_RING
   held_in_ring = Where (in_ring, ring_entry, none)
   is_prompt = Less (slot, entries)
   held_as_sink = Where (is_prompt, slot, none)
@@ -57,3 +58,26 @@ ExtendGather <L_sink, L_recent> (key, value, entry_position, entries, total_leng
   present_value = Mul (values, filling)
 }
 """
+
+_PARTS = {
+    "ATTRIBUTES": "L_sink, L_recent",
+    "RING_SLOTS": "  R = Constant <value_int: int = @L_recent> ()",
+    "IN_RING": "  in_ring = GreaterOrEqual (latest, s)",
+}
+_WITH_SPARE = {
+    "ATTRIBUTES": "L_sink, L_recent, spare",
+    "RING_SLOTS": """  seen = Constant <value_int: int = @L_recent> ()
+  more = Constant <value_int: int = @spare> ()
+  R = Add (seen, more)""",
+    "IN_RING": """  before = Sub (total_length, seen)
+  oldest = Max (s, before)
+  in_ring = GreaterOrEqual (latest, oldest)""",
+}
+
+
+def text(spare: bool) -> str:
+    """The function's text. spare: for rings with spare slots."""
+    whole = _TEXT
+    for name, part in (_WITH_SPARE if spare else _PARTS).items():
+        whole = whole.replace(name, part)
+    return whole

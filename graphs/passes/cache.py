@@ -14,7 +14,7 @@ from snapexport.graphs.passes.storage import States, storage_of
 class Place(NamedTuple):
     """slot: the cache slot of the first new row. valid_length: valid cache slots after the write.
 
-    int64 [B] each.
+    int64 [B] each. valid_length may be a mask instead, bool [B,1,C,S].
     """
 
     slot: gs.Tensor

@@ -1,6 +1,6 @@
-"""Decode: writes each token to its cache slot, in a cache of fixed size."""
+"""Decode: writes each batch slot's tokens to their cache slots, in a cache of fixed size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,6 +19,7 @@ from snapexport.graphs.passes.base import (
     node,
 )
 from snapexport.graphs.passes.cache import Place, attend_with_cache
+from snapexport.graphs.passes.slot_positions import slot_positions_places
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DecodeCache:
 
     def apply(self, graph: gs.Graph) -> None:
         compresses = self.geometry.compresses
-        places = self._ring(graph) if compresses else self._full(graph)
+        places = self._places(graph)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             shape = self.geometry.layers[layer]
             if compresses:
@@ -42,14 +43,35 @@ class DecodeCache:
                 shape.cache_slots,
                 places[shape],
                 appends=not compresses,
-                options=self.options if compresses else None,
+                options=self._cache_options,
             )
+
+    @property
+    def _cache_options(self) -> GraphOptions | None:
+        """The form of the caches: a step of several tokens has a mask, and reads all slots."""
+        if not self.geometry.compresses:
+            return None
+        if self.geometry.tokens_per_step > 1:
+            return replace(self.options, decode_attention="all")
+        return self.options
+
+    def _places(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
+        if not self.geometry.compresses:
+            return self._full(graph)
+        if self.geometry.tokens_per_step > 1:
+            return slot_positions_places(graph, self.geometry.layers)
+        return self._ring(graph)
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
         """A full cache: the cache slot is the position."""
         position_ids = graph_input(graph, names.POSITION_IDS)
-        (slot,) = node(graph, "Squeeze", [position_ids, int64s(graph, 1)])
-        (valid_length,) = node(graph, "Add", [slot, int64s(graph, 1)])
+        tokens = position_ids.shape[1]
+        first: list[gs.Tensor] = [position_ids]
+        if tokens > 1:
+            ends = [int64s(graph, n) for n in (0, 1, 1)]
+            first = node(graph, "Slice", [position_ids, *ends])
+        (slot,) = node(graph, "Squeeze", [*first, int64s(graph, 1)])
+        (valid_length,) = node(graph, "Add", [slot, int64s(graph, tokens)])
         return dict.fromkeys(self.geometry.layers, Place(slot, valid_length))
 
     def _ring(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
@@ -66,7 +88,7 @@ class DecodeCache:
 def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry) -> None:
     """Refuse a sliding-window layer whose cache is not a ring of that size: decode has no mask."""
     window = int(marker.attrs["window"])
-    if window and shape != LayerGeometry(L_sink=0, L_recent=window, K=0):
+    if window and (shape.L_sink, shape.L_recent, shape.K) != (0, window, 0):
         raise SurgeryError(
             f"layer {layer} has a window of {window} positions, its cache is {shape}"
         )

@@ -109,7 +109,10 @@ def _keep(
     held = (*entries[2].shape[:2], shape.cache_slots)
     outputs.append(gs.Variable(names.present_slot_positions(layer), np.int64, held))
     inputs = [*entries, states.prompt_length, chunk.total_length, chosen]
-    call(graph, "ExtendGather", inputs, outputs, L_sink=shape.L_sink, L_recent=shape.L_recent)
+    ring = {"L_sink": shape.L_sink, "L_recent": shape.L_recent}
+    if shape.spare:
+        ring["spare"] = shape.spare
+    call(graph, "ExtendGather", inputs, outputs, **ring)
     graph.outputs.extend(outputs)
 
 
@@ -228,9 +231,9 @@ class _Entries:
         (gone,) = node(graph, "Sub", [self._chunk.first, self.valid])
         # Of the ring: entry e is position e + gone, which is in slot s + (position - s) mod R.
         (past_sinks,) = node(graph, "Add", [index, *node(graph, "Sub", [gone, int64s(graph, s)])])
-        (turn,) = node(graph, "Mod", [past_sinks, int64s(graph, R)])
+        (turn,) = node(graph, "Mod", [past_sinks, int64s(graph, shape.ring_slots)])
         (ring_slot,) = node(graph, "Add", [turn, int64s(graph, s)])
-        (kept_slot,) = node(graph, "Add", [index, int64s(graph, R)])
+        (kept_slot,) = node(graph, "Add", [index, int64s(graph, shape.ring_slots)])
         (row,) = node(graph, "Sub", [index, self.valid])
         (behind,) = node(graph, "Add", [row, int64s(graph, self._slots)])
         (new,) = node(graph, "Min", [behind, int64s(graph, self.count - 1)])

@@ -51,13 +51,13 @@ class Storage(Protocol):
     """One way to hold keys and values."""
 
     def held(self, graph: gs.Graph, layer: int, states: States) -> States:
-        """Convert a decoded token's states to the form that attention over such a cache reads."""
+        """Convert a decode step's states to the form that attention over such a cache reads."""
         ...
 
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         """A tensor for the output of attention over such a cache, and its conversion to `out`.
 
-        out: [B,1,H,D], in the model's type.
+        out: [B,C,H,D], in the model's type.
         """
         ...
 
@@ -150,9 +150,16 @@ class Int8:
         unscaled = gs.Variable(fresh(graph, "unscaled"))
         value_scale = graph_input(graph, names.past_value_scale(layer))
         batch, heads, rows, _ = states.query.shape
-        assert rows == 1, "[B,H,1,D] and [B,1,H,D] are the same numbers"
         out.shape = (batch, rows, heads, states.value.shape[3])
-        _scaled(graph, unscaled, value_scale, out)
+        if rows == 1:  # [B,H,1,D] and [B,1,H,D] are the same numbers
+            _scaled(graph, unscaled, value_scale, out)
+            return unscaled
+        kv_heads, head_dim = states.value.shape[1], states.value.shape[3]
+        groups = int64s(graph, batch, rows, kv_heads, -1, head_dim)
+        grouped = node(graph, "Reshape", [unscaled, groups])
+        scale = node(graph, "Unsqueeze", [value_scale, int64s(graph, 1)])
+        scaled = node(graph, "Mul", [*grouped, *scale])
+        node(graph, "Reshape", [*scaled, int64s(graph, *out.shape)], [out])
         return unscaled
 
     def compressed(
@@ -265,7 +272,7 @@ def _rows(graph: gs.Graph, states: gs.Tensor, scale: gs.Tensor) -> gs.Variable:
 
 
 def _scaled(graph: gs.Graph, heads: gs.Tensor, scale: gs.Tensor, out: gs.Tensor) -> None:
-    """Multiply each query head's D numbers by its KV head's scales; heads holds one token."""
+    """Multiply each query head's D numbers by its KV head's scales: heads [B,H,C,D]."""
     batch, kv_heads, _, head_dim = scale.shape
     grouped = node(graph, "Reshape", [heads, int64s(graph, batch, kv_heads, -1, head_dim)])
     scaled = node(graph, "Mul", [*grouped, scale])

@@ -17,18 +17,18 @@ class TopTokens:
 
     Input: temperature float32 [B]. Outputs: top_tokens int64 [B,N] and top_logits float32 [B,N], by
     descending logit, and log_normalizer float32 [B] = logsumexp(logits / temperature). The logits
-    [B,V] stay an output.
+    [B,V] stay an output. Of logits [B,C,V] the outputs are [B,C,N] and [B,C].
     """
 
     count: int
 
     def apply(self, graph: gs.Graph) -> None:
         logits = _logits(graph)
-        rows = logits.shape[0]
-        temperature = gs.Variable(names.TEMPERATURE, np.float32, (rows,))
-        tokens = gs.Variable(names.TOP_TOKENS, np.int64, (rows, self.count))
-        values = gs.Variable(names.TOP_LOGITS, np.float32, (rows, self.count))
-        normalizer = gs.Variable(names.LOG_NORMALIZER, np.float32, (rows,))
+        rows = logits.shape[:-1]
+        temperature = gs.Variable(names.TEMPERATURE, np.float32, rows[:1])
+        tokens = gs.Variable(names.TOP_TOKENS, np.int64, (*rows, self.count))
+        values = gs.Variable(names.TOP_LOGITS, np.float32, (*rows, self.count))
+        normalizer = gs.Variable(names.LOG_NORMALIZER, np.float32, rows)
         node(graph, "TopK", [logits, int64s(graph, self.count)], [values, tokens], axis=-1)
         _log_sum_exp(graph, logits, values, temperature, normalizer)
         graph.inputs.append(temperature)
@@ -55,7 +55,8 @@ def _log_sum_exp(
     """
     last = int64s(graph, -1)
     (maximum,) = node(graph, "Slice", [descending, int64s(graph, 0), int64s(graph, 1), last])
-    (divisor,) = node(graph, "Unsqueeze", [temperature, last])
+    inner = last if len(logits.shape) == 2 else int64s(graph, -2, -1)
+    (divisor,) = node(graph, "Unsqueeze", [temperature, inner])
     (below,) = node(graph, "Sub", [logits, maximum])
     (scaled,) = node(graph, "Div", [below, divisor])
     (weights,) = node(graph, "Exp", [scaled])
@@ -66,13 +67,13 @@ def _log_sum_exp(
 
 
 def _sum(graph: gs.Graph, weights: gs.Tensor, shape: Sequence[int]) -> gs.Tensor:
-    """Sum [B,V] to [B,1], in two levels: within blocks, then over the blocks.
+    """Sum [...,V] to [...,1], in two levels: within blocks, then over the blocks.
 
     A plain fp32 sum loses small weights after a large one: we saw 4e-5 of the sum missing.
     """
-    rows, vocabulary = shape
+    *rows, vocabulary = shape
     block = next(n for n in range(isqrt(vocabulary), 0, -1) if vocabulary % n == 0)
-    blocks = int64s(graph, rows, vocabulary // block, block)
+    blocks = int64s(graph, *rows, vocabulary // block, block)
     (blocked,) = node(graph, "Reshape", [weights, blocks])
     (sums,) = node(graph, "ReduceSum", [blocked, int64s(graph, -1)], keepdims=0)
     (total,) = node(graph, "ReduceSum", [sums, int64s(graph, -1)], keepdims=1)

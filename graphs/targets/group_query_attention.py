@@ -1,7 +1,8 @@
 """Replaces appending cache markers by ONNX Runtime's GroupQueryAttention.
 
 The operator writes in place, never forms the [C,T] scores, and costs time in proportion to the
-valid length, not to the cache. It can only append; valid_slots.py handles rings.
+valid length, not to the cache. It can only append; valid_slots.py handles rings. It refuses several
+rows behind a past in a batch of several; standard_attention.py handles them.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class GroupQueryAttention:
     def apply(self, graph: gs.Graph) -> None:
         lengths: dict[str, list[gs.Tensor]] = {}
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
-            if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
+            if marker.op == CACHE_ATTENTION and marker.attrs["appends"] and _is_taken(marker):
                 valid = marker.inputs[6]
                 if valid.name not in lengths:
                     lengths[valid.name] = _lengths_of(graph, marker)
@@ -62,6 +63,11 @@ class GroupQueryAttention:
         )
         shape = int64s(graph, batch, chunk, heads, value.shape[3])
         node(graph, "Reshape", [attended, shape], [out])
+
+
+def _is_taken(marker: gs.Node) -> bool:
+    batch, _, rows, _ = marker.inputs[0].shape
+    return bool(batch == 1 or rows == 1)
 
 
 def packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:

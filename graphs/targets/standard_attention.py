@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node, written
+from snapexport.graphs.passes.storage import cast
+from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.window_masks import WindowMasks
 
 _NONE = gs.Variable.empty
@@ -17,9 +20,11 @@ class StandardAttention:
     """Replaces every marker that earlier passes left."""
 
     def apply(self, graph: gs.Graph) -> None:
-        masks = WindowMasks(graph)
+        masks, folded = WindowMasks(graph), FoldedRows(graph)
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
-            if marker.op == CACHE_ATTENTION:
+            if marker.op == CACHE_ATTENTION and marker.inputs[6].dtype == np.bool_:
+                _under_mask(graph, marker, folded)
+            elif marker.op == CACHE_ATTENTION:
                 _with_cache(graph, marker, masks)
             elif marker.op == PROMPT_ATTENTION:
                 _whole_prompt(graph, marker, masks)
@@ -37,6 +42,17 @@ def _with_cache(graph: gs.Graph, marker: gs.Node, masks: WindowMasks) -> None:
     else:
         # With a valid length, is_causal aligns the chunk's rows with the last valid cache slots.
         _causal_attention(graph, [query, *inputs], out, scores)
+
+
+def _under_mask(graph: gs.Graph, marker: gs.Node, folded: FoldedRows) -> None:
+    """A step of several tokens."""
+    scores = _scores(marker)
+    (query, *states, past_key, past_value, slot, mask), (out, *present) = cut(graph, marker)
+    caches = written(graph, [past_key, past_value], states, slot, present)
+    if past_key.dtype == np.int8:
+        caches = [cast(graph, one, query.dtype) for one in caches]
+    attended = folded.attention([query, *caches], mask, **scores)
+    node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: WindowMasks) -> None:

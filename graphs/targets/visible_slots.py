@@ -4,6 +4,7 @@ TensorRT's Attention takes no valid length, and its is_causal counts from the fi
 is right for a whole prompt, and wrong for a chunk with a past and for every decode step.
 """
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.passes.base import computed_range, int64s, node
@@ -21,9 +22,11 @@ class VisibleSlots:
     def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
         """Bool [B,1,rows,slots], true where attended to. The rows are the last valid cache slots.
 
-        valid: int64 [B], the number of valid cache slots; None: all. window: the number of cache
-        slots that each row sees, its own included; 0: no window.
+        valid: int64 [B], the number of valid cache slots; None: all; or the mask itself. window:
+        the number of cache slots that each row sees, its own included; 0: no window.
         """
+        if valid is not None and valid.dtype == np.bool_:
+            return valid
         key = (None if valid is None else valid.name, rows, slots, window)
         if key not in self._masks:
             lengths = int64s(self._graph, slots) if valid is None else valid

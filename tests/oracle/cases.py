@@ -4,7 +4,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_OF_GEOMETRY = ("L_obs", "pool_kernel", "tokens_per_step", *VOTE_FIELDS)
+
+
 @dataclass(frozen=True)
 class Case:
     """One build: a checkpoint's name, and the options of `snapexport build`."""
@@ -64,6 +67,7 @@ class Case:
     top_tokens: int = 0
     share_weights: bool | None = None
     extend: bool = False
+    tokens_per_step: int = 1
     mtp: bool = False
     weights: str | None = None
     target: str = "onnxruntime"
@@ -74,7 +78,8 @@ class Case:
         config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
         windows = sliding_windows(config)
         if self.policy == "full":
-            return CacheGeometry.full(self.L_max, len(windows))
+            full = CacheGeometry.full(self.L_max, len(windows))
+            return replace(full, tokens_per_step=self.tokens_per_step)
         K = 0 if self.policy == "streaming" else self.K
         room = self.L_max - self.L_sink - self.L_recent
         voted = iter(topk_per_layer(self.budget, K, windows.count(0), room))
@@ -85,7 +90,7 @@ class Case:
             L_sink=tuple(0 if window else self.L_sink for window in windows),
             L_recent=tuple(window or self.L_recent for window in windows),
             K=tuple(0 if window else next(voted) for window in windows),
-            **{name: getattr(self, name) for name in ("L_obs", "pool_kernel", *VOTE_FIELDS)},
+            **{name: getattr(self, name) for name in _OF_GEOMETRY},
         )
 
     def __str__(self) -> str:

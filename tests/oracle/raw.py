@@ -61,17 +61,17 @@ class RawBuild:
 
     @cached_property
     def prefill_session(self) -> Session:
-        return self._session("prefill")
+        return self.session("prefill")
 
     @cached_property
     def compress_session(self) -> Session:
-        return self._session("compress")
+        return self.session("compress")
 
     @cached_property
     def decode_session(self) -> Session:
-        return self._session("decode")
+        return self.session("decode")
 
-    def _session(self, graph: str) -> Session:
+    def session(self, graph: str) -> Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3  # silence: "in-place not activated", at every step
@@ -160,7 +160,7 @@ class Slots:
         rows = [requests[i if i < self.used else 0] for i in range(build.batch)]
         self.prompt_length = np.array([row.length for row in rows])
         self.positions = self.prompt_length.copy()
-        self.cache = _stacked([row.cache for row in rows])
+        self.cache = stacked([row.cache for row in rows])
         self.hidden_states = np.empty(0, np.float32)
 
     def step(self, tokens: Sequence[int]) -> Array:
@@ -183,7 +183,7 @@ class Slots:
         return {k: v for k, v in scalars.items() if k in wanted} | past(self.cache)
 
 
-def _stacked(caches: Sequence[Cache]) -> Cache:
+def stacked(caches: Sequence[Cache]) -> Cache:
     """[1, ...] each -> [B, ...]."""
     return [
         (np.concatenate([k for k, _ in layer]), np.concatenate([v for _, v in layer]))

@@ -27,11 +27,11 @@ class RawDrafts:
 
     @cached_property
     def step_session(self) -> Session:
-        return self.build._session("mtp")
+        return self.build.session("mtp")
 
     @cached_property
     def prefill_session(self) -> Session:
-        return self.build._session("mtp-prefill")
+        return self.build.session("mtp-prefill")
 
     def empty(self, session: Session, fill: float = 0.0) -> Ring:
         inputs = {value.name: value for value in session.get_inputs()}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import HostArrays
-from snapexport.runtime.decode_inputs import Integers, Temperatures
+from snapexport.runtime.decode_steps import Integers, Temperatures
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.predictions import Logits, Prediction, Predictions
@@ -26,12 +26,14 @@ def make_limits(
     vocab_size: int = 257,
     eos_token_id: frozenset[int] = frozenset(),
     decode_batches: tuple[int, ...] = (),
+    tokens_per_step: int = 1,
 ) -> Limits:
     sizes = decode_batches or (batch,)
     return Limits(
         batch=batch,
         decode_batches=sizes,
         prefill_chunk=prefill_chunk,
+        tokens_per_step=tokens_per_step,
         longest_prefill=longest_prompt,
         longest_prompt=longest_prompt,
         positions=positions,
@@ -64,6 +66,7 @@ class FakeExecutor:
         self._last_prefilled = 0
         self.steps: list[str] = []
         self.counts: list[int] = []
+        self.accepted: dict[int, int] = {}
         self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
 
     def prefill(
@@ -105,6 +108,28 @@ class FakeExecutor:
             self._mark(slot, slot in self.broken_slots or input_ids[slot] == self.broken_token)
             self._logits[slot] = self._next(history, slot in self.broken_slots)
         return Predictions(FakeGraph(self._logits), count)
+
+    def verify(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        count, tokens = input_ids.shape
+        assert tokens == self.limits.tokens_per_step
+        self.steps.append("verify")
+        logits = np.zeros((count, tokens, self.limits.vocab_size), np.float32)
+        for token in range(tokens):
+            self.decode(input_ids[:, token], position_ids + token, prompt_length, temperature)
+            logits[:, token] = self._logits[:count]
+        self.accepted = {}
+        return Predictions(FakeGraph(logits), count)
+
+    def accept(self, slot: int, count: int) -> None:
+        assert slot not in self.accepted, "accepted twice"
+        self.accepted[slot] = count
+        del self.slots[slot][len(self.slots[slot]) - self.limits.tokens_per_step + count :]
 
     def move(self, source: int, target: int) -> None:
         self.slots[target] = list(self.slots[source])

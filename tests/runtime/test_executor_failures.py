@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.decode_inputs import Integers, Temperatures
+from snapexport.runtime.decode_steps import Integers, Temperatures
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.requests import OutputDelta, SamplingParams

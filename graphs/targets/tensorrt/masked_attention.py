@@ -14,6 +14,7 @@ from snapexport.graphs.compression import Scores
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
+from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 
@@ -23,15 +24,21 @@ class MaskedAttention:
     """Replaces every cache marker of a graph."""
 
     def apply(self, graph: gs.Graph) -> None:
-        masks, sinks = VisibleSlots(graph), SinkSlots(graph)
+        masks, sinks, folded = VisibleSlots(graph), SinkSlots(graph), FoldedRows(graph)
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION:
-                _with_cache(graph, marker, masks, sinks)
+                _with_cache(graph, marker, masks, sinks, folded)
             elif marker.op == PROMPT_ATTENTION:
                 _whole_prompt(graph, marker, masks, sinks)
 
 
-def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
+def _with_cache(
+    graph: gs.Graph,
+    marker: gs.Node,
+    masks: VisibleSlots,
+    sinks: SinkSlots,
+    folded: FoldedRows,
+) -> None:
     scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
     caches = written(graph, [past_key, past_value], states, slot, present)
@@ -39,6 +46,10 @@ def _with_cache(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: Si
     inputs = [query, *caches, mask]
     if sink is not None:
         _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
+    elif query.shape[0] > 1 and query.shape[2] > 1 and _is_fused(inputs, scores):
+        query = scaled(graph, query, scores.scale)
+        attended = folded.attention([query, *caches], mask, scale=1.0)
+        node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
     else:
         _attend(graph, inputs, out, scores)
 

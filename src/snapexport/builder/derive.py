@@ -28,19 +28,20 @@ def derive(
     """Make a build in the new directory `out` that differs from `build` only in its cache.
 
     options: graph options; None: those of `build`. The derived build has one decode graph, for all
-    batch slots, no multi-token prediction, and no engines. link_weights: without reflinks,
-    hard-link the weights instead of copying them. Raises UserError if `build` has no traces
-    (`--baseline`), or if its prefill chunk does not fit the geometry.
+    batch slots and one token of each, no multi-token prediction, and no engines. link_weights:
+    without reflinks, hard-link the weights instead of copying them. Raises UserError if `build` has
+    no traces (`--baseline`), or if its prefill chunk does not fit the geometry.
     """
     manifest = build.manifest
     traces = Traces.of(build)
+    geometry = replace(geometry, tokens_per_step=1)  # the other traces are not kept
     require_chunk(manifest.prefill_chunk, geometry)
     out.mkdir()
     linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
     if (build.directory / TOKENIZER).is_file():
         shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
     options = (options or manifest.graph_options).resolved(manifest.target, manifest.dtype)
-    options = replace(options, mtp=False)  # its traces are not kept
+    options = replace(options, mtp=False)
     if not geometry.compresses:
         options = options.of_full_cache()
     graphs = finished_graphs(traces, geometry, manifest.target, options, with_queries=with_queries)

@@ -15,6 +15,7 @@ from snapexport.contract.manifest import (
     BASELINE,
     MTP,
     MTP_PREFILL,
+    VERIFY,
     GraphEntry,
     GraphName,
     TensorSpec,
@@ -28,14 +29,16 @@ from snapexport.graphs import surgery
 class Traces:
     """The traces, from which surgery makes the graphs of every policy and target.
 
-    smaller_decodes: {number of batch slots: trace of decode}, for fewer than all. mtp: of a step
-    and of a chunk of multi-token prediction, if the build has it.
+    smaller_decodes: {number of batch slots: trace of decode}, for fewer than all. verify: the same
+    of several tokens, for all and for fewer, if the build has it. mtp: of a step and of a chunk of
+    multi-token prediction, if the build has it.
     """
 
     prefill: onnx.ModelProto
     decode: onnx.ModelProto
     prefill_chunk: int
     smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
+    verify: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
     mtp: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
@@ -82,6 +85,9 @@ def finished_graphs(
         graphs[f"prefill.{capacity}"] = surgery.prefill(traces.prefill, *choice, capacity)
     for slots, traced in traces.smaller_decodes.items():
         graphs[f"decode.{slots}"] = surgery.decode(traced, *choice)
+    for slots, traced in traces.verify.items():
+        name = VERIFY if slots not in traces.smaller_decodes else f"{VERIFY}.{slots}"
+        graphs[name] = surgery.decode(traced, *choice)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, *choice)
     if options.extend:
@@ -92,7 +98,7 @@ def finished_graphs(
         graphs[MTP_PREFILL] = surgery.mtp_prefill(chunk, *choice)
     if baseline:
         full = finished_graphs(
-            replace(traces, mtp=None),
+            replace(traces, verify={}, mtp=None),
             geometry.as_full(),
             target,
             options.of_full_cache(),

@@ -4,7 +4,7 @@ Resolves budgets, presets and defaults; `CacheGeometry` validates the result. Th
 its flags and their defaults from this class.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class BuildOptions(GraphOptions):
     budget: str | None = _choice("budget")
     batch: int = 4
     decode_batches: tuple[int, ...] | None = None
+    tokens_per_step: int = 1
     prefill_chunk: int | None = None
     prefill_capacities: tuple[int, ...] = ()
     dtype: DType = "fp32"
@@ -205,7 +206,8 @@ class BuildOptions(GraphOptions):
                 f"use --L-max {limit} or less: the model has not learned longer positions",
             )
         if self.policy == "full":
-            return CacheGeometry.full(self.L_max, model.num_hidden_layers)
+            full = CacheGeometry.full(self.L_max, model.num_hidden_layers)
+            return replace(full, tokens_per_step=self.tokens_per_step)
         if all(model.sliding_window):
             return self._rings_alone(model)
         return self._compressed(model, template_tail)
@@ -220,7 +222,16 @@ class BuildOptions(GraphOptions):
             )
         layers, rings = model.num_hidden_layers, _column(model.sliding_window)
         L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
-        return CacheGeometry(self.policy, self.L_max, layers, 0, rings, 0, L_obs)
+        return CacheGeometry(
+            self.policy,
+            self.L_max,
+            layers,
+            L_sink=0,
+            L_recent=rings,
+            K=0,
+            L_obs=L_obs,
+            tokens_per_step=self.tokens_per_step,
+        )
 
     def _compressed(self, model: ModelFacts, template_tail: int) -> CacheGeometry:
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
@@ -240,6 +251,7 @@ class BuildOptions(GraphOptions):
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", DEFAULT_POOL_KERNEL),
             budget=budget,
+            tokens_per_step=self.tokens_per_step,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
 

@@ -26,6 +26,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
+    MTP,
+    MTP_PREFILL,
+    VERIFY,
     WEIGHTS,
     GraphEntry,
     GraphName,
@@ -117,7 +120,8 @@ def trace_model(
 ) -> tuple[Traces, weights.PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
     options, dtype = resolved.options, _TORCH[resolved.options.dtype]
-    models = _traced(resolved, dtype, progress)
+    traced = _traced(resolved, dtype, progress)
+    models = list(traced.values())
     sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
     checkpoint, sources = _quantized(resolved, models, sources)
     progress.stage("placing the weights")
@@ -134,20 +138,25 @@ def trace_model(
         link=options.link_weights,
     )
     progress.stage("tying the graphs to the weights")
-    return _linked(resolved, models, sources, placed), placed
+    return _linked(resolved, traced, sources, placed), placed
 
 
-def _traced(resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress) -> list[ir.Model]:
-    """The traces of prefill and of decode, and of a step and of a chunk of MTP."""
+def _traced(
+    resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
+) -> dict[GraphName, ir.Model]:
+    """A trace of each kind of graph that the build has."""
     config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.mtp
     progress.stage("tracing prefill")
-    models = [trace.trace_prefill(config, dtype, chunk, states)]
+    models = {"prefill": trace.trace_prefill(config, dtype, chunk, states)}
     progress.stage("tracing decode")
-    models.append(trace.trace_decode(config, dtype, states))
+    models["decode"] = trace.trace_decode(config, dtype, states)
+    if (tokens := resolved.geometry.tokens_per_step) > 1:
+        progress.stage("tracing decode of several tokens")
+        models[VERIFY] = trace.trace_decode(config, dtype, states, tokens)
     if resolved.options.mtp:
         progress.stage("tracing multi-token prediction")
-        models.append(mtp.trace_mtp(config, dtype))
-        models.append(mtp.trace_mtp_prefill(config, dtype, chunk))
+        models[MTP] = mtp.trace_mtp(config, dtype)
+        models[MTP_PREFILL] = mtp.trace_mtp_prefill(config, dtype, chunk)
     return models
 
 
@@ -167,22 +176,28 @@ def _quantized(
 
 def _linked(
     resolved: ResolvedBuild,
-    models: Sequence[ir.Model],
+    traced: dict[GraphName, ir.Model],
     sources: Sequence[dict[str, str]],
     placed: weights.PlacedWeights,
 ) -> Traces:
     """The traces, tied to the weights: decode's for each number of batch slots."""
-    batches = [resolved.options.batch, *resolved.options.smaller_batches]
+    whole, smaller = resolved.options.batch, resolved.options.smaller_batches
+    source_of = dict(zip(traced, sources, strict=True))
 
-    def linked(index: int, batch: int | None = None) -> onnx.ModelProto:
-        model = with_batch(models[index], batch) if batch else models[index]
-        link.link(model, sources[index], placed.tensors)
+    def linked(name: GraphName, batch: int | None = None) -> onnx.ModelProto:
+        model = with_batch(traced[name], batch) if batch else traced[name]
+        link.link(model, source_of[name], placed.tensors)
         return ir.to_proto(model)
 
-    whole, *smaller = (linked(1, batch) for batch in batches)
-    of_fewer = dict(zip(batches[1:], smaller, strict=True))
-    of_mtp = (linked(2, batches[0]), linked(3)) if resolved.options.mtp else None
-    return Traces(linked(0), whole, resolved.prefill_chunk, of_fewer, of_mtp)
+    verified = [whole, *smaller] if VERIFY in traced else []
+    return Traces(
+        prefill=linked("prefill"),
+        decode=linked("decode", whole),
+        prefill_chunk=resolved.prefill_chunk,
+        smaller_decodes={batch: linked("decode", batch) for batch in smaller},
+        verify={batch: linked(VERIFY, batch) for batch in verified},
+        mtp=(linked(MTP, whole), linked(MTP_PREFILL)) if MTP in traced else None,
+    )
 
 
 def write_graphs(

@@ -24,6 +24,8 @@ class Answer:
     last: float | None = None
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
     finish_reason: FinishReason | None = None
 
     def add(self, delta: OutputDelta) -> None:
@@ -32,6 +34,8 @@ class Answer:
         self.first = self.first or self.last
         self.text += delta.text
         self.token_ids += delta.token_ids
+        self.drafted += delta.drafted
+        self.accepted += delta.accepted
         self.finish_reason = delta.finish_reason
 
     def report(self) -> dict[str, object]:
@@ -44,6 +48,8 @@ class Answer:
             "prompt_tokens": self.prompt_tokens,
             "time_to_first_token_s": waited,
             "decode_tokens_per_s": self._speed(),
+            "drafted_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
         }
 
     def print_times(self, *more: str) -> None:
@@ -63,6 +69,8 @@ class Answer:
             times.append(f"first token after {self.first - self.started:.2f} s")
         if speed := self._speed():
             times.append(f"{len(self.token_ids):,} tokens at {speed:.1f} tokens/s")
+        if self.drafted:
+            times.append(f"{self.accepted:,} of {self.drafted:,} drafted tokens right")
         return [*times, str(self.finish_reason)]
 
 

@@ -29,6 +29,8 @@ CHOICES = {
     "(default: 1, 4, 16 ... below --batch; 1 for int4; none where each would hold all weights)",
     "prefill_chunk": "tokens of one prefill step; L_max: the whole prompt at once, compressed "
     "inside the graph (default: 128 for ONNX Runtime in fp32, else 512; half of L_max at most)",
+    "tokens_per_step": "most tokens of a batch slot in a decode step: further graphs check drafts "
+    "of the next tokens, found in the prompt and in the output (default: 1)",
     "prefill_capacities": "positions of the caches of further prefill graphs, for prompts that are "
     "shorter than L_max: TensorRT's attention reads the whole cache in each chunk; each at least "
     "twice the one before (default: none)",

@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_backend(parser)
     flags.add_running(parser)
     flags.add_prefill(parser)
+    flags.add_speculation(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
 
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         prefill=arguments.prefill,
+        speculates=arguments.speculates,
         parked_rows=int(build.manifest.graph_options.extend and not arguments.baseline),
     )
     talk = Talk(llm, params, arguments.system)

@@ -60,6 +60,16 @@ def add_prefill(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_speculation(parser: argparse._ActionsContainer) -> None:
+    """Add --no-speculation, which LLM accepts as `speculates`."""
+    parser.add_argument(
+        "--no-speculation",
+        dest="speculates",
+        action="store_false",
+        help="guess no tokens ahead, with a build that has --tokens-per-step",
+    )
+
+
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
     """Values of the flags of `add_fields`, by field."""
     return {name: _field_value(getattr(arguments, name)) for name in helps}

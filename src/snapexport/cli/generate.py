@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_backend(parser)
     flags.add_running(parser)
     flags.add_prefill(parser)
+    flags.add_speculation(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         backend=arguments.backend,
         prefill=arguments.prefill,
+        speculates=arguments.speculates,
     )
     request = _request(llm, text, messages, params)
     if messages is not None:

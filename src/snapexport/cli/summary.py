@@ -42,6 +42,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "shared_weights": bool(manifest.graph_options.share_weights),
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.graph_options.decode_attention,
+        "tokens_per_step": manifest.geometry.tokens_per_step,
         "top_tokens": manifest.graph_options.top_tokens,
         "draft_ring": _draft_ring(manifest),
         "target": manifest.target,
@@ -127,10 +128,11 @@ def _weights_line(manifest: Manifest, nbytes: int) -> str:
 
 def _decode_line(manifest: Manifest) -> str:
     """How cache slots are stored and read."""
-    if not manifest.geometry.compresses:
-        return f"caches in {manifest.cache_dtype}"
-    attention = manifest.graph_options.decode_attention
-    return f"caches in {manifest.cache_dtype}, attention over {attention} cache slots"
+    line, tokens = f"caches in {manifest.cache_dtype}", manifest.geometry.tokens_per_step
+    if manifest.geometry.compresses:
+        attention = manifest.graph_options.decode_attention if tokens == 1 else "all"
+        line += f", attention over {attention} cache slots"
+    return line if tokens == 1 else f"{line}, up to {tokens} tokens a step"
 
 
 def _composed_line(composed: dict[str, int]) -> str:
@@ -161,9 +163,11 @@ def _cache_line(geometry: CacheGeometry) -> str:
 
 def _parts(layer: LayerGeometry) -> str:
     """One layer's cache slots. A layer with a sliding window has a ring alone."""
-    if layer.cache_slots == layer.L_recent:
+    if not (layer.L_sink or layer.K):
         return f"a ring of {layer.cache_slots}"
     parts = f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept"
+    if layer.spare:
+        parts += f" + {layer.spare} spare"
     return f"{parts} = {layer.cache_slots} cache slots"
 
 

@@ -7,7 +7,10 @@ Positions are 0-based. A layer has S = L_sink + L_recent + K cache slots:
     [L_sink + L_recent, S)         the prompt positions that SnapKV's vote kept, ascending
 
 The valid slots are always a contiguous prefix, so no mask is needed. The full cache is the geometry
-L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
+L_sink = L_max, L_recent = K = 0.
+
+A step of q > 1 tokens may have to forget some of them. So the ring then has spare slots, and the
+graphs are told which position each cache slot holds. Knows no model and no graph.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,22 +34,35 @@ PYRAMID_BETA = 20
 
 BUDGETS = ("uniform", "pyramid")
 
+MOST_TOKENS_PER_STEP = 64
+
 PerLayer = int | tuple[int, ...]
 """One value for all layers, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """The cache slots of one layer; all its KV heads have the same number."""
+    """The cache slots of one layer; all its KV heads have the same number.
+
+    spare: ring slots beyond L_recent, 2 * (q - 1) for steps of q tokens. Such a step writes q slots
+    in a row, so it skips up to q - 1 at the ring's end. And it overwrites up to q - 1 positions
+    that its own first token still sees.
+    """
 
     L_sink: int
     L_recent: int
     K: int
+    spare: int = 0
+
+    @property
+    def ring_slots(self) -> int:
+        """Cache slots of the ring. A step sees only its newest L_recent positions."""
+        return self.L_recent + self.spare
 
     @property
     def cache_slots(self) -> int:
         """S, the cache slots of a KV head."""
-        return self.L_sink + self.L_recent + self.K
+        return self.L_sink + self.ring_slots + self.K
 
     def eligible(self, prompt_length: int) -> int:
         """Prompt positions that neither the sinks nor the ring hold after prefill."""
@@ -57,10 +73,10 @@ class LayerGeometry:
         return min(self.eligible(prompt_length), self.K)
 
     def cache_slot(self, position: int) -> int:
-        """The cache slot that decode writes the key and value of `position` to."""
+        """The cache slot that prefill, and decode without spare slots, writes `position` to."""
         if position < self.L_sink or self.L_recent == 0:
             return position
-        return self.L_sink + (position - self.L_sink) % self.L_recent
+        return self.L_sink + (position - self.L_sink) % self.ring_slots
 
     def valid(self, position: int, prompt_length: int) -> int:
         """Number of valid cache slots of the token at `position`: the attended length V(p)."""
@@ -69,12 +85,13 @@ class LayerGeometry:
     def source_positions(self, prompt_length: int) -> list[int]:
         """The position in each sink and ring slot after the compress step; -1 in an empty slot."""
         newest = prompt_length - 1
+        oldest = max(self.L_sink, prompt_length - self.L_recent)
         sinks = [p if p <= newest else -1 for p in range(self.L_sink)]
-        ring = [newest - (newest - p) % self.L_recent for p in self._ring()]
-        return sinks + [p if p >= self.L_sink else -1 for p in ring]
+        ring = [newest - (newest - p) % self.ring_slots for p in self._ring()]
+        return sinks + [p if p >= oldest else -1 for p in ring]
 
     def _ring(self) -> range:
-        return range(self.L_sink, self.L_sink + self.L_recent)
+        return range(self.L_sink, self.L_sink + self.ring_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,7 @@ class CacheGeometry:
     L_max: longest prompt, tokens. L_obs: W, the number of last prompt tokens whose queries vote
     (SnapKV). pool_kernel: P, the width of the pool over the votes (odd). vote, pool, softmax,
     group: the vote's options by name. budget: the rule that shared K among the layers.
+    tokens_per_step: q, the most tokens of a batch slot that a decode step takes.
     """
 
     policy: Policy
@@ -99,11 +117,13 @@ class CacheGeometry:
     softmax: str = "candidates"
     group: str = "mean"
     budget: str = "uniform"
+    tokens_per_step: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UserError(f"no policy '{self.policy}'", f"choose from {', '.join(POLICIES)}")
         _require_at_least("--L-max", self.L_max, 1)
+        self._validate_tokens_per_step()
         for flag, value in self._per_layer().items():
             _require_layers(flag, value, self.num_layers)
         if self.policy != "full":
@@ -112,6 +132,14 @@ class CacheGeometry:
 
     def _per_layer(self) -> dict[str, PerLayer]:
         return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K}
+
+    def _validate_tokens_per_step(self) -> None:
+        _require_at_least("--tokens-per-step", self.tokens_per_step, 1)
+        if self.tokens_per_step > MOST_TOKENS_PER_STEP:
+            raise UserError(
+                f"--tokens-per-step {self.tokens_per_step} is above {MOST_TOKENS_PER_STEP}",
+                "use 4 to 8: drafts are rarely right for longer",
+            )
 
     def _validate_window(self) -> None:
         _require_at_least("--L-obs", self.L_obs, 1)
@@ -145,8 +173,12 @@ class CacheGeometry:
 
     @property
     def layers(self) -> tuple[LayerGeometry, ...]:
+        spare = 2 * (self.tokens_per_step - 1) if self.compresses else 0
         columns = (self._column(value) for value in self._per_layer().values())
-        return tuple(LayerGeometry(*row) for row in zip(*columns, strict=True))
+        return tuple(
+            LayerGeometry(L_sink, L_recent, K, spare)
+            for L_sink, L_recent, K in zip(*columns, strict=True)
+        )
 
     def _column(self, value: PerLayer) -> tuple[int, ...]:
         return (value,) * self.num_layers if isinstance(value, int) else value

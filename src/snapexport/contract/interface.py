@@ -15,6 +15,7 @@ from snapexport.contract.manifest import (
     MTP,
     MTP_PREFILL,
     REBUILD,
+    VERIFY,
     GraphEntry,
     GraphName,
     Manifest,
@@ -81,6 +82,9 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
     has_baseline = any(name.startswith(BASELINE) for name in manifest.graphs)
     if has_baseline:
         yield from (f"{BASELINE}prefill", f"{BASELINE}decode")
+    if manifest.geometry.tokens_per_step > 1:
+        yield VERIFY
+        yield from (f"{VERIFY}.{n}" for n in manifest.decode_graphs() if n < manifest.batch)
     for prefix in ("", BASELINE) if has_baseline else ("",):  # the baseline has the same ones
         for slots in manifest.decode_graphs():
             if slots < manifest.batch:
@@ -102,7 +106,8 @@ class _Facts:
         self._manifest, self._model = manifest, manifest.model
         self._kind, _, size = name.removeprefix(BASELINE).partition(".")
         is_smaller = {self._kind: int(size)} if size else {}
-        self._batch = is_smaller.get("decode", manifest.batch)
+        self._batch = is_smaller.get("decode", is_smaller.get(VERIFY, manifest.batch))
+        self._tokens = manifest.geometry.tokens_per_step if self._kind == VERIFY else 1
         self._capacity = is_smaller.get("prefill", manifest.geometry.L_max)
         self._dtype = OF_DTYPE[manifest.dtype]
         self._full = name.startswith(BASELINE) or not manifest.geometry.compresses
@@ -121,6 +126,7 @@ class _Facts:
             "compress": self._compress,
             "extend": self._extend,
             "decode": self._decode,
+            VERIFY: self._decode,
             MTP: self._draft,
             MTP_PREFILL: self._drafted_prompt,
         }
@@ -181,22 +187,30 @@ class _Facts:
         return inputs | top_inputs | states, outputs | presents
 
     def _decode(self) -> tuple[Specs, Specs]:
-        batch = self._batch
-        inputs: Specs = {
-            names.INPUT_IDS: ("int64", (batch, 1)),
-            names.POSITION_IDS: ("int64", (batch, 1)),
-        }
-        if not self._full:
+        batch, several = self._batch, self._geometry.tokens_per_step > 1 and not self._full
+        ids: Shape = (batch, self._tokens)
+        inputs: Specs = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), ("int64", ids))
+        if several:
+            inputs |= self._places()
+        elif not self._full:
             inputs[names.PROMPT_LENGTH] = ("int64", (batch,))
-        top_inputs, outputs = self._sampled(batch)
+        top_inputs, outputs = self._sampled(*(ids if self._tokens > 1 else (batch,)))
         caches = self._caches(batch)
         inputs |= top_inputs | caches
         outputs |= {names.present_of(name): spec for name, spec in caches.items()}
-        if self._options.attends_valid:
+        if self._options.attends_valid and not several:
             for layer in range(self._layers):
                 outputs[names.attended_key(layer)] = caches[names.past_key(layer)]
                 outputs[names.attended_value(layer)] = caches[names.past_value(layer)]
-        return inputs, outputs | self._hidden_states(batch, 1)
+        return inputs, outputs | self._hidden_states(batch, self._tokens)
+
+    def _places(self) -> Specs:
+        specs: Specs = {}
+        for index, shape in enumerate(dict.fromkeys(self._geometry.layers)):
+            write_slot, slot_positions = names.place_inputs(index)
+            specs[write_slot] = ("int64", (self._batch,))
+            specs[slot_positions] = ("int64", (self._batch, shape.cache_slots))
+        return specs
 
     def _draft(self) -> tuple[Specs, Specs]:
         """A step of multi-token prediction."""
@@ -238,16 +252,17 @@ class _Facts:
     def _layers(self) -> int:
         return self._model.num_hidden_layers
 
-    def _sampled(self, rows: int) -> tuple[Specs, Specs]:
-        logits: Specs = {names.LOGITS: ("float32", (rows, self._model.vocab_size))}
+    def _sampled(self, *rows: int) -> tuple[Specs, Specs]:
+        """rows: batch slots, and tokens of each where they are several."""
+        logits: Specs = {names.LOGITS: ("float32", (*rows, self._model.vocab_size))}
         if not (count := self._options.top_tokens):
             return {}, logits
         top: Specs = {
-            names.TOP_TOKENS: ("int64", (rows, count)),
-            names.TOP_LOGITS: ("float32", (rows, count)),
-            names.LOG_NORMALIZER: ("float32", (rows,)),
+            names.TOP_TOKENS: ("int64", (*rows, count)),
+            names.TOP_LOGITS: ("float32", (*rows, count)),
+            names.LOG_NORMALIZER: ("float32", rows),
         }
-        return {names.TEMPERATURE: ("float32", (rows,))}, logits | top
+        return {names.TEMPERATURE: ("float32", rows[:1])}, logits | top
 
     def _whole(self, *name_of: OfLayer) -> Specs:
         """Caches of a whole prompt. name_of: of keys and of values."""

@@ -19,7 +19,7 @@ from snapexport.contract.latents import LatentSizes
 from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.contract.targets import CacheDType, DType, Target
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -30,17 +30,22 @@ WEIGHTS = "weights"
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
+VERIFY = "verify"
+"""Name of the graph of a decode step of several tokens, as of a token and drafts of the next."""
+
 MTP, MTP_PREFILL = "mtp", "mtp-prefill"
 """Names of the graphs of multi-token prediction."""
 
 GraphName = Annotated[
     str,
     StringConstraints(
-        pattern=r"^(compress|extend|mtp(-prefill)?|(baseline-)?(prefill|decode)(\.[1-9]\d*)?)$"
+        pattern=r"^(compress|extend|mtp(-prefill)?|(verify|(baseline-)?(prefill|decode))"
+        r"(\.[1-9]\d*)?)$"
     ),
 ]
 """prefill, prefill.N over a cache of N positions, compress, extend, decode, decode.N for the first
-N batch slots, and the graphs of multi-token prediction; baseline-NAME for the full cache."""
+N batch slots, verify and verify.N as decode for several tokens of each, and the graphs of
+multi-token prediction; baseline-NAME for the full cache."""
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12
@@ -159,6 +164,12 @@ class Manifest(Strict):
     def decode_graphs(self, prefix: str = "") -> dict[int, GraphName]:
         """{batch slots: decode graph}, ascending. prefix: BASELINE or ""."""
         return self._smaller(f"{prefix}decode") | {self.batch: f"{prefix}decode"}
+
+    def verify_graphs(self) -> dict[int, GraphName]:
+        """{batch slots: verify graph}, ascending; none without --tokens-per-step."""
+        if VERIFY not in self.graphs:
+            return {}
+        return self._smaller(VERIFY) | {self.batch: VERIFY}
 
     def prefill_graphs(self, prefix: str = "") -> dict[int, GraphName]:
         """{positions of its cache: prefill graph}, ascending. prefix: BASELINE or ""."""

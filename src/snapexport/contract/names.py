@@ -1,5 +1,6 @@
 """Names of the graphs' inputs and outputs (after Hugging Face's), and of our operator domain."""
 
+import re
 from collections.abc import Iterable
 
 DOMAIN = "snapexport"
@@ -27,7 +28,7 @@ LOG_NORMALIZER = "log_normalizer"
 
 _SAMPLED = frozenset({LOGITS, TOP_TOKENS, TOP_LOGITS, LOG_NORMALIZER})
 
-OF_HOST = _SAMPLED | {
+_OF_HOST = _SAMPLED | {
     INPUT_IDS,
     POSITION_IDS,
     PAST_LENGTH,
@@ -35,7 +36,6 @@ OF_HOST = _SAMPLED | {
     PROMPT_LENGTH,
     TEMPERATURE,
 }
-"""Tensors that the host writes before a run or reads after it."""
 
 
 def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
@@ -47,6 +47,7 @@ def read_each_run(outputs: Iterable[str]) -> frozenset[str]:
     return read - {LOGITS} if TOP_TOKENS in read else read
 
 
+_PLACE = re.compile(r"(write_slot|slot_positions)(_[1-9]\d*)?")
 _PAST = "past_key_values."
 _PRESENT = "present."
 _ATTENDED = "attended."
@@ -130,10 +131,27 @@ def present_slot_positions(layer: int) -> str:
     return f"{_PRESENT_SLOT_POSITIONS}{layer}"
 
 
+def place_inputs(shape: int) -> tuple[str, str]:
+    """Names of write_slot and slot_positions, of steps of several tokens.
+
+    write_slot: int64 [B], the cache slot of a step's first token. slot_positions: int64 [B,S], the
+    position that each cache slot holds once the step's tokens are written, -1 where empty; of a
+    kept position any number from 0 on. shape: 0 for layers that are shaped like the first one, 1
+    for the next shape, and so on.
+    """
+    suffix = f"_{shape + 1}" if shape else ""
+    return f"write_slot{suffix}", f"slot_positions{suffix}"
+
+
+def is_of_host(name: str) -> bool:
+    """Whether the host writes the tensor before a run, or reads it after."""
+    return name in _OF_HOST or _PLACE.fullmatch(name) is not None
+
+
 def is_weight(name: str) -> bool:
     """Whether an input is a weight, named as in the checkpoint: it is none of the others here."""
     states = _PAST, _QUERY_WINDOW, _SLOT_POSITIONS
-    return not (name in OF_HOST or name == HIDDEN_STATES or name.startswith(states))
+    return not (is_of_host(name) or name == HIDDEN_STATES or name.startswith(states))
 
 
 def is_past(name: str) -> bool:

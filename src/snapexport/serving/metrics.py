@@ -38,6 +38,8 @@ METRICS = (
     Metric("full_cache_bytes", "GAUGE", "Bytes that the same batch slots take uncompressed"),
     Metric("prompt_tokens_total", "COUNTER", "Prompt tokens of accepted requests"),
     Metric("generated_tokens_total", "COUNTER", "Tokens generated"),
+    Metric("drafted_tokens_total", "COUNTER", "Tokens that were guessed ahead, and checked"),
+    Metric("accepted_tokens_total", "COUNTER", "Those of them that were right"),
     Metric("requests_finished_total", "COUNTER", "Requests answered to their end"),
     Metric("requests_cancelled_total", "COUNTER", "Requests that a client or a timeout ended"),
     Metric("requests_failed_total", "COUNTER", "Requests that an error of the runtime ended"),
@@ -54,6 +56,8 @@ class Counters:
 
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     requests_finished_total: int = 0
     requests_cancelled_total: int = 0
     requests_failed_total: int = 0

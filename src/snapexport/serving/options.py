@@ -60,6 +60,7 @@ class ServeOptions(ModelOptions):
     port: int = 8000
     backend: BackendName | None = None
     parked_rows: int = 0
+    no_speculation: bool = False
     request_seconds: float = 600
     drain_seconds: float = 30
     api_key: str | None = field(default=None, repr=False)
@@ -110,6 +111,11 @@ class ServeOptions(ModelOptions):
                 raise UserError(
                     "--parked-rows is not supported with --triton",
                     "leave out one of them: the server in one process keeps rows",
+                )
+            if self.no_speculation:
+                raise UserError(
+                    "--no-speculation is not supported with --triton",
+                    "leave out one of them, or serve a build without --tokens-per-step",
                 )
             return
         for name in TRITON_ONLY:

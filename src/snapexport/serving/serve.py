@@ -69,6 +69,7 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
         max_num_batched_tokens=options.token_budget,
         backend=options.backend,
         parked_rows=options.parked_rows,
+        speculates=not options.no_speculation,
     )
     try:
         warm_up(llm)

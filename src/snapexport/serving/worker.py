@@ -240,6 +240,8 @@ class Worker(Generic[Active]):
         new, counters = len(delta.token_ids), self.counters
         active.tokens += new
         counters.generated_tokens_total += new
+        counters.drafted_tokens_total += delta.drafted
+        counters.accepted_tokens_total += delta.accepted
         if new and active.first_token is None:
             active.first_token = now
             counters.observe("time_to_first_token_seconds", now - active.arrived)

@@ -104,7 +104,8 @@ def _fp8_saving(model: PlannedModel, item: int) -> int:
 
 def sessions_with_weights(options: BuildOptions) -> int:
     """Number of graphs with weights: prefill and decode of every size."""
-    return 2 + len(options.prefill_capacities) + len(options.smaller_batches)
+    forms = 2 if options.tokens_per_step > 1 else 1  # of decode
+    return 1 + len(options.prefill_capacities) + forms * (1 + len(options.smaller_batches))
 
 
 def _linear_elements(model: PlannedModel) -> int:

@@ -1,0 +1,141 @@
+"""Runs decode steps: one token of each batch slot, or several to check drafts.
+
+Owns decode's buffers, among them the caches of all batch slots. Knows no prompt and no request.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract import names
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
+from snapexport.runtime.backend import Buffers, GraphBackend
+from snapexport.runtime.bound_graph import BoundGraph, allocate
+from snapexport.runtime.cache_places import CachePlaces
+from snapexport.runtime.graph_set import GraphSet
+from snapexport.runtime.predictions import Predictions
+
+Integers = NDArray[np.int64]
+Temperatures = NDArray[np.float32]
+
+_IDLE = {names.TEMPERATURE: 1}
+"""Values for the batch slots behind those in use, where they aren't 0."""
+
+
+class DecodeSteps:
+    """buffers: inputs and outputs of decode over all batch slots; the caches alone if it is not
+    loaded. graphs: by the batch slots that each runs."""
+
+    def __init__(
+        self, manifest: Manifest, graphs: GraphSet, backend: GraphBackend, weights: Buffers
+    ) -> None:
+        self._backend, self._weights, self._manifest = backend, weights, manifest
+        whole = graphs.decode[manifest.batch]
+        if graphs.role == "prefill":
+            self.buffers = allocate(backend.memory, _caches_of(manifest.graphs[whole]), {})
+        else:
+            self.buffers = allocate(backend.memory, manifest.graphs[whole], weights)
+        self.graphs = self._bind(graphs, graphs.decode, self.buffers)
+        self._verify = self._bind(graphs, graphs.verify, self._verify_buffers(graphs))
+        several = manifest.geometry.tokens_per_step > 1 and not graphs.full_cache
+        self.places = CachePlaces(manifest.geometry, manifest.batch) if several else None
+
+    def run(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """Run one token of each of the first n batch slots; each argument is [n]."""
+        graph = _smallest(self.graphs, len(input_ids))
+        given = (input_ids[:, None], position_ids[:, None], prompt_length, temperature)
+        self._run(graph, *given)
+        return Predictions(graph, len(input_ids))
+
+    def verify(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """Run q tokens of each of the first n batch slots: ids [n,q], others [n].
+
+        position_ids: of each first token.
+        """
+        graph = _smallest(self._verify, len(input_ids))
+        positions = position_ids[:, None] + np.arange(input_ids.shape[1])
+        self._run(graph, input_ids, positions, prompt_length, temperature)
+        return Predictions(graph, len(input_ids))
+
+    def size(self, count: int) -> int:
+        """The batch slots that a step of the first `count` runs."""
+        return next(slots for slots in self.graphs if slots >= count)
+
+    def close(self) -> None:
+        """Let go of the graphs."""
+        self.graphs.clear()
+        self._verify.clear()
+
+    def capture(self) -> list[bool]:
+        """Make each step a single launch, where the device can; say of each whether it does."""
+        return [graph.capture() for graph in (*self.graphs.values(), *self._verify.values())]
+
+    def _run(
+        self,
+        graph: BoundGraph,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None,
+    ) -> None:
+        given = {
+            names.INPUT_IDS: input_ids,
+            names.POSITION_IDS: position_ids,
+            names.PROMPT_LENGTH: prompt_length,
+            names.TEMPERATURE: 1 if temperature is None else temperature,
+        }
+        arrays = graph.arrays
+        for name, values in given.items():
+            if name in arrays:  # a graph may not use the prompt's length, or the temperature
+                arrays[name][: len(input_ids)] = values
+                arrays[name][len(input_ids) :] = _IDLE.get(name, 0)
+        if self.places:
+            self.places.write(arrays, arrays[names.POSITION_IDS])
+        graph.run()
+
+    def _verify_buffers(self, graphs: GraphSet) -> Buffers:
+        """New ones for tokens and logits; those of decode for whatever is shaped alike."""
+        if not graphs.verify or graphs.role == "prefill":
+            return {}
+        entry = self._manifest.graphs[graphs.verify[self._manifest.batch]]
+        alike = {
+            spec.name: self.buffers[spec.name]
+            for spec in (*entry.inputs, *entry.outputs)
+            if spec.name in self.buffers and self.buffers[spec.name].shape == tuple(spec.shape)
+        }
+        return allocate(self._backend.memory, entry, self._weights | alike)
+
+    def _bind(
+        self, graphs: GraphSet, chosen: dict[int, GraphName], whole: Buffers
+    ) -> dict[int, BoundGraph]:
+        """The graphs that are loaded, over the first rows of the buffers."""
+        return {
+            count: BoundGraph(
+                self._backend,
+                name,
+                self._manifest.graphs[name],
+                {key: one.rows(0, count) for key, one in whole.items()} | self._weights,
+            )
+            for count, name in chosen.items()
+            if name in graphs.all
+        }
+
+
+def _smallest(graphs: dict[int, BoundGraph], count: int) -> BoundGraph:
+    return next(graph for slots, graph in graphs.items() if slots >= count)
+
+
+def _caches_of(entry: GraphEntry) -> GraphEntry:
+    caches = [one for one in (*entry.inputs, *entry.outputs) if names.is_cache(one.name)]
+    return entry.model_copy(update={"inputs": caches, "outputs": []})
