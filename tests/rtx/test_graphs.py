@@ -37,7 +37,8 @@ STREAMING = {
     "dtype": "fp16",
 }
 SLIDING = {"L_max": 64, "prefill_chunk": 64, "dtype": "bf16"}
-WHOLE = (FULL, SAGE, STREAMING, SLIDING)
+FULL_SEVERAL = FULL | {"tokens_per_step": 8}
+WHOLE = (FULL, FULL_SEVERAL, SAGE, STREAMING, SLIDING)
 """Options that stand alone; others change SMALL."""
 LARGE = {"max_position_embeddings": 131072, "head_dim": 128}
 
@@ -72,6 +73,18 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: checkpoint, changes of its configuration, changes of SMALL
     "llama": ("llama", {}, {"baseline": True, "batch": 4, "decode_batches": (1, 2)}),
     "llama, extended": ("llama", {}, {"extend": True, "top_tokens": 16, "batch": 1}),
+    "llama, several tokens a step": (
+        "llama",
+        {"head_dim": 128, "num_attention_heads": 8, "num_hidden_layers": 3},
+        {"tokens_per_step": 4, "batch": 4, "extend": True, "top_tokens": 16},
+    ),
+    "gpt-oss, several tokens a step": ("gpt-oss", {}, {"tokens_per_step": 4, "batch": 2}),
+    "deepseek-v3, several tokens a step": (
+        "deepseek-v3",
+        REAL_LATENTS,
+        {"tokens_per_step": 4, "batch": 2},
+    ),
+    "llama, full, several tokens a step": ("llama", {}, FULL_SEVERAL),
     "llama, fp16": ("llama", {}, {"dtype": "fp16"}),
     "llama, weights of its own": ("llama-tied", {}, {"share_weights": False, "baseline": True}),
     "llama, capacities": ("llama", {}, {"L_max": 128, "prefill_capacities": (32, 64)}),

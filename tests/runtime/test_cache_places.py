@@ -90,14 +90,14 @@ def test_kept_positions_stay(geometry: CacheGeometry, length: int) -> None:
 
 
 def test_a_moved_batch_slot_goes_on_as_before() -> None:
-    geometry = CacheGeometry("streaming", 50, 1, L_sink=2, L_recent=5, K=0, L_obs=1, tokens_per_step=4)
-    places, arrays = CachePlaces(geometry, 2), {}
+    geometry = CacheGeometry(
+        "streaming", 50, 1, L_sink=2, L_recent=5, K=0, L_obs=1, tokens_per_step=4
+    )
+    places = CachePlaces(geometry, 2)
     places.fill(1, 20)
     places.move(1, 0)
-    for slots in (1, 2):
-        arrays = {"write_slot": np.zeros(slots, np.int64), "slot_positions": np.zeros((slots, 13))}
-        position_ids = np.array([20 + np.arange(4)] * slots)
-        places.write(arrays, position_ids)
-        places.accept(0, 0, 4)
-    assert arrays["write_slot"][0] == arrays["write_slot"][1]
-    assert arrays["slot_positions"][0].tolist() == arrays["slot_positions"][1].tolist()
+    arrays = {"write_slot": np.zeros(2, np.int64), "slot_positions": np.zeros((2, 13), np.int64)}
+    places.write(arrays, 20 + np.array([range(4)] * 2))
+    moved, left = arrays["slot_positions"].tolist()
+    assert moved == left and {20, 21, 22, 23} < set(moved)
+    assert len(set(arrays["write_slot"].tolist())) == 1

@@ -14,6 +14,7 @@ from snapexport.bench.experiments import (
     peers,
     plan,
     prepack,
+    speculation,
     top_tokens,
 )
 from snapexport.bench.setup import Experiment
@@ -30,6 +31,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "top_tokens": top_tokens.TOP_TOKENS,
     "prepack": prepack.PREPACK,
     "conversation": conversation.CONVERSATION,
+    "speculation": speculation.SPECULATION,
     "plan": plan.PLAN,
     "export": export.EXPORT,
 }

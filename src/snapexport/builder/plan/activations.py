@@ -137,11 +137,11 @@ def _rounding_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheG
 
 
 def decode_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Bytes of a decode step: a row and scores for each batch slot, logits [B,V]."""
-    batch = options.batch
+    """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
+    tokens = options.batch * options.tokens_per_step
     widest = max(layer.cache_slots for layer in geometry.layers)
-    rows = layer_bytes(model, options, batch) + scores_bytes(model, batch, widest)
-    logits = 2 * batch * model.facts.vocab_size * _FP32
+    rows = layer_bytes(model, options, tokens) + scores_bytes(model, tokens, widest)
+    logits = 2 * tokens * model.facts.vocab_size * _FP32
     return rows * _arena(options) + logits + _dequantized_bytes(model, options)
 
 
