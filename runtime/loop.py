@@ -254,7 +254,9 @@ class Loop:
         live.prefilled = chunk.end
         # A broken chunk ends its request now: a later cancel would leave its NaN behind.
         if chunk.is_last or not can_sample(prediction):
-            return [self._sample(chunk.request_id, chunk.slot, prediction)]
+            delta = self._sample(chunk.request_id, chunk.slot, prediction)
+            cached = len(live.parked.token_ids) if live.parked else 0
+            return [replace(delta, cached_tokens=cached)]
         return []
 
     def _run(self, live: Generation, chunk: Chunk) -> Prediction:

@@ -121,7 +121,8 @@ class OutputDelta:
     A step that takes a token of the request's continuation gives its score, and no text or token.
     logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
     the request with "error". row: the prompt's, of a request that hands it over; its batch slot is
-    kept until `LLM.release`. drafted, accepted: tokens that were guessed for this step, and those
+    kept until `LLM.release`. cached_tokens: of a first delta, the prompt's tokens that a parked row
+    held. drafted, accepted: tokens that were guessed for this step, and those
     of them that were right.
     """
 
@@ -133,6 +134,7 @@ class OutputDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     exception: Exception | None = None
     row: Row | None = None
+    cached_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
 

@@ -82,9 +82,9 @@ def test_a_turn_runs_its_own_tokens_alone() -> None:
         return run(slot, prompt, start, end, *more)
 
     executor.extend = noted  # type: ignore[method-assign]
-    for _ in model.stream(request, on_prefill=seen.append):
-        pass
+    deltas = list(model.stream(request, on_prefill=seen.append))
     assert blocks == [(90, 99)]
+    assert [delta.cached_tokens for delta in deltas] == [90] + [0] * (len(deltas) - 1)
 
 
 def test_a_cancelled_turn_leaves_the_next_as_it_was() -> None:

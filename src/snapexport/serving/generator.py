@@ -63,4 +63,7 @@ def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
         last.finish_reason,
         logprobs=tuple(one for delta in deltas for one in delta.logprobs),
         row=last.row,
+        cached_tokens=sum(delta.cached_tokens for delta in deltas),
+        drafted=sum(delta.drafted for delta in deltas),
+        accepted=sum(delta.accepted for delta in deltas),
     )

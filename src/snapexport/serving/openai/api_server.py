@@ -31,7 +31,7 @@ from snapexport.serving.openai.responses import (
     ChatWriter,
     CompletionWriter,
     ResponseWriter,
-    usage,
+    Usage,
 )
 from snapexport.serving.openai.streaming import (
     EventStream,
@@ -108,15 +108,14 @@ class Api:
         writer: ResponseWriter,
     ) -> Response:
         await require_client(request)
-        prompt_tokens = sum(len(one.prompt_token_ids) for one in prompts)
+        usage = Usage(sum(len(one.prompt_token_ids) for one in prompts), body.n)
         outputs = merged(self.health.generator, requests)
         if not body.stream:
             answers = await unless_gone(request, collected(outputs, len(requests)))
-            total = sum(len(answer.token_ids) for answer in answers)
-            return JSONResponse(writer.whole(answers, usage(prompt_tokens, total)))
+            return JSONResponse(writer.whole(answers, usage))
         # An error before the first output can still set the status.
         first = await unless_gone(request, outputs.__anext__())
-        lines = events(writer, first, outputs, prompt_tokens, body.includes_usage)
+        lines = events(writer, first, outputs, usage, body.includes_usage)
         return EventStream(lines, outputs)
 
     async def _models(self, _: Request) -> Response:

@@ -6,7 +6,7 @@ A writer serves one HTTP request, and knows its answers by index.
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from snapexport.runtime.requests import OutputDelta, TokenLogprobs
@@ -16,13 +16,30 @@ from snapexport.serving.token_text import TokenText
 Object = dict[str, Any]
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+class Usage:
     """`usage`: tokens of prompts and answers. A prompt with n answers counts once."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+
+    def __init__(self, prompt_tokens: int, answers_each: int) -> None:
+        """prompt_tokens: of all prompts. answers_each: n, the answers of each prompt."""
+        self._prompt, self._completion, self._cached = prompt_tokens, 0, 0
+        self._answers_each = answers_each
+
+    def add(self, index: int, output: OutputDelta) -> None:
+        """Count an output of the answer `index`."""
+        self._completion += len(output.token_ids)
+        if index % self._answers_each == 0:
+            self._cached += output.cached_tokens
+
+    def as_json(self) -> Object:
+        """With `cached_tokens` if the prompts began with parked rows."""
+        counts: Object = {
+            "prompt_tokens": self._prompt,
+            "completion_tokens": self._completion,
+            "total_tokens": self._prompt + self._completion,
+        }
+        if self._cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": self._cached}
+        return counts
 
 
 class ResponseWriter(ABC):
@@ -41,10 +58,17 @@ class ResponseWriter(ABC):
         self._text_of = text_of
         self._begun: set[int] = set()
 
-    def whole(self, answers: Sequence[OutputDelta], usage: Mapping[str, int]) -> Object:
+    def whole(self, answers: Sequence[OutputDelta], usage: Usage) -> Object:
         """The object of an answer that is not streamed."""
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        return self._head | {"object": self.whole_name, "choices": choices, "usage": usage}
+        choices = []
+        for index, answer in enumerate(answers):
+            usage.add(index, answer)
+            choices.append(self._choice(index, answer))
+        return self._head | {
+            "object": self.whole_name,
+            "choices": choices,
+            "usage": usage.as_json(),
+        }
 
     def chunks(self, index: int, output: OutputDelta) -> list[Object]:
         """The chunks of one output."""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.serving.generator import GenerationError, Generator, joined
 from snapexport.serving.openai.errors import from_generation
-from snapexport.serving.openai.responses import ResponseWriter, usage
+from snapexport.serving.openai.responses import ResponseWriter, Usage
 
 MOST_WAITING = 64
 """Most outputs waiting for a slow client; beyond it the generator's streams are not read."""
@@ -133,25 +133,24 @@ async def events(
     writer: ResponseWriter,
     first: tuple[int, OutputDelta],
     rest: Outputs,
-    prompt_tokens: int,
+    usage: Usage,
     includes_usage: bool,
 ) -> AsyncIterator[bytes]:
     """Yield each chunk as an event, then the usage if the client wants it, then [DONE].
 
     An error becomes the last event, since the status is already sent.
     """
-    completion_tokens = 0
     idle = {"usage": None} if includes_usage else {}
     try:
         async for index, output in _chained(first, rest):
-            completion_tokens += len(output.token_ids)
+            usage.add(index, output)
             for chunk in writer.chunks(index, output):
                 yield _event(chunk | idle)
     except GenerationError as error:
         yield _event(from_generation(error).body)
         return
     if includes_usage:
-        yield _event(writer.chunk([]) | {"usage": usage(prompt_tokens, completion_tokens)})
+        yield _event(writer.chunk([]) | {"usage": usage.as_json()})
     yield DONE
 
 
