@@ -114,6 +114,7 @@ def unknown_topk(model: Model) -> None:
 BIG = np.arange(5000, dtype=np.float32)
 MASK3 = np.ones((2, 1, 20), bool)
 HALF = append(half=np.zeros((2, 2, 1, 16), np.float16))
+ZEROS = np.zeros(2, np.int64)
 ROWS = np.zeros((2, 4, 1, 16), np.float32)
 
 # Faults that also break ONNX's own rules have the rule "onnx" too.
@@ -203,9 +204,31 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
         ),
         {"attention-causal"},
     ),
+    "an fp64 input": (
+        "decode",
+        lambda model: model.graph.input.append(
+            make_tensor_value_info("wide", TensorProto.DOUBLE, [1])
+        ),
+        {"fp64"},
+    ),
+    "a slice up to an input": (
+        "decode",
+        append(
+            make_node("Slice", ["ramp", "start", "prompt_length"], ["cut"]), start=ZEROS, ramp=BIG
+        ),
+        {"computed-size"},
+    ),
+    "9 dimensions": (
+        "decode",
+        append(make_node("Identity", ["deep"], ["y"]), deep=np.zeros([1] * 9, np.float32)),
+        {"rank"},
+    ),
     "kv_lengths": (
         "decode",
-        append(make_node("TRT_Attention", ["q", "q", "q", "", "", "position_ids"], ["y"]), q=ROWS),
+        append(
+            make_node("TRT_Attention", ["q", "q", "q", "", "", "", "", "position_ids"], ["y"]),
+            q=ROWS,
+        ),
         {"attention-lengths"},
     ),
     "a circular scatter": ("decode", change("TensorScatter", mode="circular"), {"scatter-mode"}),

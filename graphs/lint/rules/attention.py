@@ -12,7 +12,8 @@ from snapexport.graphs.lint.view import GraphView, Shape, attribute, has
 
 _HEADER = "NvInfer.h of TensorRT 11.1, IAttention"
 _RTX = "TensorRT for RTX 1.7"
-_BYTES = {"FP32": 4, "FP16": 2, "BF16": 2}
+_BYTES = {"DOUBLE": 4, "FP32": 4, "FP16": 2, "BF16": 2}
+"""fp64 is computed in fp32."""
 _UNSUPPORTED_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 _UNSUPPORTED_ATTRIBUTES = ("softcap", "softmax_precision", "qk_matmul_output_mode")
 
@@ -163,7 +164,7 @@ def causal_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iter
 
 def lengths(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
     """TRT_Attention's kv_lengths are reported to give wrong tokens without an error."""
-    if node.op_type == "TRT_Attention" and has(node.input, 5):
+    if node.op_type == "TRT_Attention" and has(node.input, 7):
         yield Problem(
             "attention-lengths",
             "kv_lengths gave wrong tokens silently",
