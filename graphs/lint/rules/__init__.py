@@ -26,6 +26,7 @@ NODE_RULES: tuple[Rule, ...] = (
     attention.mask,
     attention.heads,
     attention.fused,
+    attention.shared,
     attention.causal_order,
     attention.lengths,
     cache.form,

@@ -133,6 +133,25 @@ def fused(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pr
         )
 
 
+def shared(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """The parser multiplies queries and keys by the root of the scale: no tensor twice by one."""
+    scale = attribute(node, "scale")
+    if not _is_attention(node) or scale == 1.0:
+        return
+    alike = [n for n in view.nodes if _is_attention(n) and attribute(n, "scale") == scale]
+    scaled = [name for n in alike for name in n.input[:2]]
+    for name in node.input[:2]:
+        if scaled.count(name) > 1:
+            yield Problem(
+                "attention-shared",
+                f"{name} is scaled twice alike, as queries or keys: the engine's build ends the "
+                "process",
+                "multiply the queries by the scale before, and set scale to 1",
+                _RTX,
+            )
+            return
+
+
 def _shape4(view: GraphView, name: str) -> Shape | None:
     """The shape of a 4-D tensor."""
     shape = view.tensor(name).shape

@@ -12,7 +12,6 @@ _LITERAL = {
     ("AveragePool", "kernel_shape"),
     ("MaxPool", "kernel_shape"),
     ("LpPool", "kernel_shape"),
-    ("Attention", "scale"),
 }
 
 MOST_BYTES = 2**31 - 1

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
-from onnx.helper import make_node
+from onnx.helper import make_node, make_tensor_value_info
 
-from tests.rtx.small.making import BF16, BOOL, F16, F32, F64, I32, I64, Value, model
+from tests.rtx.small.making import BF16, BOOL, F16, F32, F64, I32, I64, Value, model, unary
 
 Named = Iterator[tuple[str, onnx.ModelProto]]
 SQUARE = [1, 1, 32, 32]
@@ -80,6 +80,14 @@ def _attributes() -> Named:
     yield "softmax_precision", attention(softmax_precision=1)
     yield "qk_matmul_output_mode of 0", attention(qk_matmul_output_mode=0)
     yield "scale", attention(scale=0.5)
+    for scale in (1.0, 0.5):
+        twice = attention(scale=scale)
+        twice.graph.node.append(make_node("Attention", ["q", "k", "v"], ["z"], scale=scale))
+        twice.graph.output.append(make_tensor_value_info("z", F16, [1, 4, 32, 64]))
+        yield f"two attentions over the same keys, scale {scale}", twice
+        alone = unary("Attention", F16, scale=scale)
+        alone.graph.node[0].input.extend(["x", "x"])
+        yield f"queries that are the keys, scale {scale}", alone
 
 
 def _caches() -> Named:

@@ -122,8 +122,8 @@ def _others() -> Named:
     gathered: Value = ("y", F32, [1, 2, 8, 64])
     ends = {"inputs": [X, places], "outputs": [gathered]}
     yield "GatherND.batch_dims by reference", referring(gather, "batch_dims", "int", 2, **ends)
-    attention = make_node("Attention", ["x", "x", "x"], ["y"])
-    ends = {"inputs": [("x", F16, X[2])], "outputs": [half]}
-    yield "Attention.scale by reference", referring(attention, "scale", "float", 0.5, **ends)
-    causal = make_node("Attention", ["x", "x", "x"], ["y"], scale=1.0)
-    yield "Attention.is_causal by reference", referring(causal, "is_causal", "int", 1, **ends)
+    tensors: list[Value] = [("x", F16, X[2]), ("k", F16, X[2])]
+    for name, kind, value in (("scale", "float", 0.5), ("is_causal", "int", 1)):
+        node = make_node("Attention", ["x", "k", "k"], ["y"])
+        graph = referring(node, name, kind, value, inputs=tensors, outputs=[half])
+        yield f"Attention.{name} by reference", graph
