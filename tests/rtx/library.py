@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 CAPABILITIES = ("8.6", "8.9", "12.0")
 
@@ -15,7 +16,8 @@ class Answer:
     """What the library said.
 
     aborted: the process died. told: (what, value) of its log. scratch: bytes. nbytes: of the
-    engine. inputs, outputs: [name, dtype, shape].
+    engine. inputs, outputs: [name, dtype, shape]. kernels: [name, inputs, outputs] of the engine,
+    these by [name, shape].
     """
 
     parsed: bool = False
@@ -27,6 +29,7 @@ class Answer:
     inputs: tuple[list[object], ...] = ()
     outputs: tuple[list[object], ...] = ()
     told: tuple[tuple[str, str], ...] = ()
+    kernels: tuple[list[Any], ...] = ()
     aborted: bool = False
 
     @property
@@ -40,6 +43,12 @@ def ask(
 ) -> Answer:
     """Parse `graph`, and build an engine for each of `capabilities`; none: only parse it."""
     answers, lost = _answers([graph], capabilities, plugins)
+    return answers[0] if answers else lost
+
+
+def ask_kernels(graph: Path) -> Answer:
+    """The same, for one capability, with the engine's kernels."""
+    answers, lost = _answers([graph], ("8.9",), kernels=True)
     return answers[0] if answers else lost
 
 
@@ -58,12 +67,16 @@ def ask_all(graphs: Sequence[Path], capabilities: tuple[str, ...] = CAPABILITIES
 
 
 def _answers(
-    graphs: Sequence[Path], capabilities: tuple[str, ...], plugins: Path | None = None
+    graphs: Sequence[Path],
+    capabilities: tuple[str, ...],
+    plugins: Path | None = None,
+    kernels: bool = False,
 ) -> tuple[list[Answer], Answer]:
     """Answers up to the graph that ended the process, and what is left of that one's."""
     command = [sys.executable, "-m", "tests.rtx.child", *map(str, graphs)]
     command += ["--capabilities", *capabilities]
     command += ["--plugins", str(plugins)] if plugins else []
+    command += ["--kernels"] if kernels else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=300 + 10 * len(graphs))
     answers: list[Answer] = []
     told: list[tuple[str, str]] = []
