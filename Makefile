@@ -18,7 +18,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -64,6 +64,9 @@ test: $(STAMP)           ## all tests, 9 minutes on 2 cores the first time
 
 test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every graph, on a CPU
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/rtx
+
+rtx-matrix: $(STAMP)     ## every graph of 144 builds by TensorRT for RTX: an hour; WORDS="gemma2" for some
+	PYTHONPATH=. $(BIN)/python -m tests.rtx.matrix $(WORDS)
 
 REAL_MODEL := build/real-model
 

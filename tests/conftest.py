@@ -27,18 +27,9 @@ def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
     if os.environ.get("SNAPEXPORT_TRACE_CACHE") == "off" or not hasattr(pytestconfig, "cache"):
         yield
         return
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    from snapexport.exporter import mtp, trace
     from tests import trace_cache
 
-    folder = pytestconfig.cache.mkdir("snapexport-traces")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", trace_cache.once(ONNXRegistry.from_torchlib))
-        for trace_one in (trace.trace_prefill, trace.trace_decode):
-            patch.setattr(trace, trace_one.__name__, trace_cache.caching(trace_one, folder))
-        for trace_one in (mtp.trace_mtp, mtp.trace_mtp_prefill):
-            patch.setattr(mtp, trace_one.__name__, trace_cache.caching(trace_one, folder))
+    with trace_cache.kept_in(pytestconfig.cache.mkdir("snapexport-traces")):
         yield
 
 

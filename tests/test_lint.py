@@ -114,6 +114,7 @@ def unknown_topk(model: Model) -> None:
 BIG = np.arange(5000, dtype=np.float32)
 MASK3 = np.ones((2, 1, 20), bool)
 HALF = append(half=np.zeros((2, 2, 1, 16), np.float16))
+ZEROS = np.zeros(2, np.int64)
 ROWS = np.zeros((2, 4, 1, 16), np.float32)
 
 # Faults that also break ONNX's own rules have the rule "onnx" too.
@@ -155,7 +156,7 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
     "a valid length": ("decode", feed("Attention", 6, "prompt_length"), {"attention-input"}),
     "a cache from Attention": (
         "decode",
-        append(make_node("Attention", ["q", "q", "q"], ["y", "k", "v"]), q=ROWS),
+        append(make_node("Attention", ["q", "q", "q"], ["y", "k", "v"], scale=1.0), q=ROWS),
         {"attention-output", "onnx"},
     ),
     "a softcap": ("decode", change("Attention", softcap=30.0), {"attention-attribute"}),
@@ -167,20 +168,22 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
     "packed heads": (
         "decode",
         append(
-            make_node("Attention", ["x", "x", "x"], ["y"], q_num_heads=2, kv_num_heads=2),
+            make_node(
+                "Attention", ["x", "x", "x"], ["y"], q_num_heads=2, kv_num_heads=2, scale=1.0
+            ),
             x=np.zeros((1, 4, 32), np.float32),
         ),
         {"attention-rank"},
     ),
     "a flat mask": (
         "decode",
-        append(make_node("Attention", ["q", "q", "q", "m"], ["y"]), q=ROWS, m=MASK3),
+        append(make_node("Attention", ["q", "q", "q", "m"], ["y"], scale=1.0), q=ROWS, m=MASK3),
         {"attention-mask", "attention-mask-rank"},
     ),
     "a mask of another type": (
         "decode",
         append(
-            make_node("Attention", ["q", "q", "q", "m"], ["y"]),
+            make_node("Attention", ["q", "q", "q", "m"], ["y"], scale=1.0),
             q=ROWS,
             m=np.zeros((2, 1, 1, 1), np.float16),
         ),
@@ -189,7 +192,7 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
     "a mask beside the causal order": (
         "prefill",
         append(
-            make_node("Attention", ["q", "q", "q", "m"], ["y"], is_causal=1),
+            make_node("Attention", ["q", "q", "q", "m"], ["y"], is_causal=1, scale=1.0),
             q=ROWS,
             m=np.ones((2, 1, 1, 1), bool),
         ),
@@ -203,9 +206,42 @@ FAULTS: dict[str, tuple[str, Callable[[Model], object], set[str]]] = {
         ),
         {"attention-causal"},
     ),
+    "an fp64 input": (
+        "decode",
+        lambda model: model.graph.input.append(
+            make_tensor_value_info("wide", TensorProto.DOUBLE, [1])
+        ),
+        {"fp64"},
+    ),
+    "a slice up to an input": (
+        "decode",
+        append(
+            make_node("Slice", ["ramp", "start", "prompt_length"], ["cut"]), start=ZEROS, ramp=BIG
+        ),
+        {"computed-size"},
+    ),
+    "9 dimensions": (
+        "decode",
+        append(make_node("Identity", ["deep"], ["y"]), deep=np.zeros([1] * 9, np.float32)),
+        {"rank"},
+    ),
+    "keys that two nodes scale": (
+        "decode",
+        append(
+            make_node("Attention", ["q", "k", "k"], ["y"]),
+            make_node("Attention", ["p", "k", "k"], ["z"]),
+            p=ROWS,
+            q=ROWS,
+            k=ROWS,
+        ),
+        {"attention-shared"},
+    ),
     "kv_lengths": (
         "decode",
-        append(make_node("TRT_Attention", ["q", "q", "q", "", "", "position_ids"], ["y"]), q=ROWS),
+        append(
+            make_node("TRT_Attention", ["q", "q", "q", "", "", "", "", "position_ids"], ["y"]),
+            q=ROWS,
+        ),
         {"attention-lengths"},
     ),
     "a circular scatter": ("decode", change("TensorScatter", mode="circular"), {"scatter-mode"}),

@@ -12,7 +12,8 @@ which is a third of a trace.
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+import pytest
 import torch
 from onnx_ir import tensor_adapters
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -31,6 +33,22 @@ NO_DATA = "no data"
 """Stands for a weight file's name, for an initializer without data."""
 
 Trace = Callable[..., ir.Model]
+
+
+@contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    """Builds of this process take their traces from `folder`, and put new ones there."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    from snapexport.exporter import mtp, trace
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", once(ONNXRegistry.from_torchlib))
+        for trace_one in (trace.trace_prefill, trace.trace_decode):
+            patch.setattr(trace, trace_one.__name__, caching(trace_one, folder))
+        for trace_one in (mtp.trace_mtp, mtp.trace_mtp_prefill):
+            patch.setattr(mtp, trace_one.__name__, caching(trace_one, folder))
+        yield
 
 
 def caching(trace: Trace, folder: Path) -> Trace:

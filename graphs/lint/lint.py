@@ -24,7 +24,7 @@ def lint_model(model: onnx.ModelProto, graph: str, table: OperatorTable) -> list
     """Findings of a model in memory. `graph` is its name in the findings."""
     view = GraphView(model)
     problems = [*whole.opset(model, table), *whole.valid(view), *whole.fixed_shapes(view)]
-    problems.extend(whole.references(model))
+    problems += [*whole.wide_ends(view), *whole.references(model)]
     findings = [_of_model(graph, problem) for problem in problems]
     for node in view.nodes:
         findings.extend(_of_node(graph, node, view, table))

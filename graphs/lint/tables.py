@@ -97,20 +97,40 @@ TENSORRT_11_0 = OperatorTable(
 2f3fa349247d9ff52d7662cb995c82278df31a86. The changelog of 11.1 (github.com/NVIDIA/TensorRT) names
 no further operator of ONNX."""
 
+_RTX_TAKES_TOO = typed(
+    {
+        "INT8": """
+            Abs Add Cast CastLike Div Expand Gather GatherElements Greater Less Max Min Mul Neg
+            ReduceMax Relu Sign Slice Sub Tile Trilu""",
+        "INT8 FP8": "Reshape Transpose",
+        "INT8 FP8 UINT8": "Identity",
+        "INT8 FP8 BOOL": "Pad",
+        "INT8 UINT8 BOOL": "Equal",
+        "INT32 INT64": "CumSum",
+    }
+)
+_RTX_LACKS = typed({"INT32": "Relu TensorScatter", "FP32 FP16": "NonZero"})
+_NONE: frozenset[str] = frozenset()
+
+
+def _rtx_types(operator: str, documented: frozenset[str]) -> frozenset[str]:
+    """It computes in fp32 what a graph has in fp64."""
+    wide = frozenset({"DOUBLE"}) if "FP32" in documented else _NONE
+    taken = documented | wide | _RTX_TAKES_TOO.get(operator, _NONE)
+    return taken - _RTX_LACKS.get(operator, _NONE)
+
+
 TENSORRT_RTX_1_7 = OperatorTable(
     version="1.7",
     source="TensorRT for RTX 1.7 itself (tests/rtx/)",
     opsets=(9, 27),
-    types={
-        name: types | {"DOUBLE"} if name in ("Add", "Cast", "CastLike", "Constant") else types
-        for name, types in TENSORRT_11_0.types.items()
-    },
+    types={name: _rtx_types(name, types) for name, types in TENSORRT_11_0.types.items()},
     own=TENSORRT_11_0.own,
     relaxed=frozenset(
         {"attention-rank", "attention-mask-rank", "pool-rank", "rotary-positions", "topk-sorted"}
     ),
 )
-"""The rules of onnx-tensorrt's documents, without those that the library was seen not to have."""
+"""The rules of onnx-tensorrt's documents, but for what the library was seen to do differently."""
 
 TABLES: Mapping[Target, tuple[OperatorTable, ...]] = {
     "tensorrt": (TENSORRT_10_15, TENSORRT_11_0),

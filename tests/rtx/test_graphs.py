@@ -184,7 +184,7 @@ SCRATCH = {
     "prefill": 0.72e9,
     "compress": 0.25e9,
     "extend": 0.15e9,
-    "decode": 0.03e9,
+    "decode": 0.01e9,
     "baseline-decode": 0.6e9,
 }
 """Bounds in bytes, at 131,072 positions, 32/8 heads of 128, chunks of 512, one batch slot."""

@@ -4,10 +4,9 @@ from tests.rtx.faults import EXPLAINED, PAGE, page, rows
 
 
 def test_lint_and_library_agree_or_the_difference_is_explained() -> None:
-    assert len(rows()) > 60
+    assert len(rows()) > 400
     differing = {row.name for row in rows() if not row.agrees}
     assert differing == set(EXPLAINED)
-    assert all(row.accepted for row in rows() if row.name in EXPLAINED)
 
 
 def test_page_of_the_agreement_is_current() -> None:

@@ -12,7 +12,8 @@ from snapexport.graphs.lint.view import GraphView, Shape, attribute, has
 
 _HEADER = "NvInfer.h of TensorRT 11.1, IAttention"
 _RTX = "TensorRT for RTX 1.7"
-_BYTES = {"FP32": 4, "FP16": 2, "BF16": 2}
+_BYTES = {"DOUBLE": 4, "FP32": 4, "FP16": 2, "BF16": 2}
+"""fp64 is computed in fp32."""
 _UNSUPPORTED_INPUTS = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
 _UNSUPPORTED_ATTRIBUTES = ("softcap", "softmax_precision", "qk_matmul_output_mode")
 
@@ -132,6 +133,25 @@ def fused(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Pr
         )
 
 
+def shared(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """The parser multiplies queries and keys by the root of the scale: no tensor twice by one."""
+    scale = attribute(node, "scale")
+    if not _is_attention(node) or scale == 1.0:
+        return
+    alike = [n for n in view.nodes if _is_attention(n) and attribute(n, "scale") == scale]
+    scaled = [name for n in alike for name in n.input[:2]]
+    for name in node.input[:2]:
+        if scaled.count(name) > 1:
+            yield Problem(
+                "attention-shared",
+                f"{name} is scaled twice alike, as queries or keys: the engine's build ends the "
+                "process",
+                "multiply the queries by the scale before, and set scale to 1",
+                _RTX,
+            )
+            return
+
+
 def _shape4(view: GraphView, name: str) -> Shape | None:
     """The shape of a 4-D tensor."""
     shape = view.tensor(name).shape
@@ -163,7 +183,7 @@ def causal_order(node: NodeProto, view: GraphView, table: OperatorTable) -> Iter
 
 def lengths(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
     """TRT_Attention's kv_lengths are reported to give wrong tokens without an error."""
-    if node.op_type == "TRT_Attention" and has(node.input, 5):
+    if node.op_type == "TRT_Attention" and has(node.input, 7):
         yield Problem(
             "attention-lengths",
             "kv_lengths gave wrong tokens silently",

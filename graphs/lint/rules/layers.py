@@ -25,6 +25,10 @@ _KNOWN = {
 }
 """Inputs that may also be computed from shapes and constants."""
 
+_SIZES: dict[str, tuple[int, ...]] = {"ConstantOfShape": (0,), "Slice": (1, 2, 3, 4)}
+_SIZES |= dict.fromkeys(("Expand", "Pad", "Reshape", "Tile"), (1,))
+"""Inputs that set the size of the output."""
+
 
 def pooling(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
     """Pools have two or three dimensions, without dilation."""
@@ -62,6 +66,19 @@ def ranges(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[P
                 "range-ends",
                 f"Range reads {name}, which depends on an input: its size is not fixed",
                 "make a Range of constant size, and add the input to it",
+                "TensorRT for RTX 1.7",
+            )
+
+
+def sizes(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """The inputs that set an output's size are known."""
+    for index in _SIZES.get(node.op_type, ()):
+        if has(node.input, index) and not view.is_fixed(node.input[index]):
+            yield Problem(
+                "computed-size",
+                f"{node.op_type} reads {node.input[index]}, which depends on an input: the size of "
+                "its output is not fixed",
+                "give the output a constant size, and mask or gather by the input",
                 "TensorRT for RTX 1.7",
             )
 

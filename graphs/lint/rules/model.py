@@ -12,7 +12,6 @@ _LITERAL = {
     ("AveragePool", "kernel_shape"),
     ("MaxPool", "kernel_shape"),
     ("LpPool", "kernel_shape"),
-    ("Attention", "scale"),
 }
 
 MOST_BYTES = 2**31 - 1
@@ -69,10 +68,22 @@ def valid(view: GraphView) -> Iterator[Problem]:
         )
 
 
+def wide_ends(view: GraphView) -> Iterator[Problem]:
+    """No input and no output is fp64."""
+    for name, tensor in (view.inputs | view.outputs).items():
+        if tensor.type == "DOUBLE":
+            yield Problem(
+                "fp64",
+                f"{name} is fp64, which is taken for fp32 without an error: its buffer is misread",
+                "make it fp32, and cast inside the graph",
+                "TensorRT for RTX 1.7",
+            )
+
+
 def fixed_shapes(view: GraphView) -> Iterator[Problem]:
     """Inputs have fixed shapes, since engines have no optimization profiles."""
     for name, tensor in view.inputs.items():
-        if tensor.shape is None or not all(tensor.shape):
+        if tensor.shape is None or None in tensor.shape:
             yield Problem(
                 "input-shape",
                 f"the input {name} has no fixed shape: {tensor.shape}",

@@ -9,6 +9,7 @@ from snapexport.graphs.lint.tables import OperatorTable
 from snapexport.graphs.lint.view import GraphView
 
 STANDARD = ("", "ai.onnx")
+MOST_DIMENSIONS = 8
 _WORKS_ON = {"Where": 1}
 """Index of the main input of operators whose first input is not the main one."""
 _MAKES_TYPE = ("Cast", "CastLike", "Constant", "ConstantOfShape")
@@ -58,6 +59,19 @@ def inferred(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator
             "make the graph pass onnx.checker.check_model(full_check=True) first",
             "onnx.shape_inference",
         )
+
+
+def rank(node: NodeProto, view: GraphView, table: OperatorTable) -> Iterator[Problem]:
+    """No tensor has more than MOST_DIMENSIONS."""
+    for name in (*node.input, *node.output):
+        found = view.tensor(name).rank or 0
+        if found > MOST_DIMENSIONS:
+            yield Problem(
+                "rank",
+                f"{name} has {found} dimensions, and TensorRT takes at most {MOST_DIMENSIONS}",
+                "reshape it",
+                "NvInfer.h of TensorRT 11.1, Dims::MAX_DIMS",
+            )
 
 
 def _typed(node: NodeProto) -> list[str]:

@@ -18,6 +18,13 @@ from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 
+EXACT_SCALE = 0.25
+"""Attention's scale for one query row: its root, 0.5, does not round the keys.
+
+The parser multiplies keys by the root. A product with 1 is removed by the builder, which then
+copies the keys' cache onto itself in every step; another product is part of the attention kernel.
+"""
+
 
 @dataclass(frozen=True)
 class MaskedAttention:
@@ -89,18 +96,19 @@ def _attend(
 ) -> None:
     """(query [B,H,C,D], key, value [B,Hkv,S,D], mask) -> [B,C,H,D].
 
-    The queries are multiplied by the scale. TensorRT's own scaling multiplies queries and keys by
-    its root, which would be a pass over the whole cache.
+    The queries are multiplied by the scale: TensorRT's own scaling multiplies queries and keys by
+    its root, which rounds the keys.
     """
     query, *others = inputs
-    states = [scaled(graph, query, scores.scale), *others]
     if not _is_fused(inputs, scores):
-        queries, key, value, mask = states
+        queries, (key, value, mask) = scaled(graph, query, scores.scale), others
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
+        states = [scaled(graph, query, scores.scale), *others]
         attended = _fused_by_kv_head(graph, states, is_causal)
     else:
-        attended = node(graph, "Attention", states, scale=1.0)
+        states = [scaled(graph, query, scores.scale / EXACT_SCALE), *others]
+        attended = node(graph, "Attention", states, scale=EXACT_SCALE)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
