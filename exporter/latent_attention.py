@@ -87,7 +87,7 @@ def _queries(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _RowsOfHeads:
+class RowsOfHeads:
     """Some rows of every head of a stored matrix [H*n,K]: a tensor [H,count,K].
 
     transposed: [H,K,count] instead.
@@ -132,8 +132,8 @@ def split_up_projections(
     for name, stored in tensors.items():
         if name.endswith(_STORED):
             stem = name.removesuffix(_STORED)
-            split[stem + _KEY_UP] = _RowsOfHeads(stored, heads, 0, nope)
-            split[stem + _VALUE_UP] = _RowsOfHeads(stored, heads, nope, value, transposed=True)
+            split[stem + _KEY_UP] = RowsOfHeads(stored, heads, 0, nope)
+            split[stem + _VALUE_UP] = RowsOfHeads(stored, heads, nope, value, transposed=True)
     return split
 
 

@@ -5,6 +5,7 @@ like the checkpoint's tensors but have no data yet. Knows no cache policy and no
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from snapexport.contract import names
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.batch import BATCH
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.ranks import cut_model
 from snapexport.exporter.repeated_layers import repeat_layers, shallow
 from snapexport.exporter.skeleton import skeleton
 
@@ -84,20 +86,31 @@ def logits_of(model: Any, hidden_states: Tensor) -> Tensor:
 
 
 def trace_prefill(
-    config: PretrainedConfig, dtype: torch.dtype, chunk: int, hidden_states: bool = False
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    chunk: int,
+    hidden_states: bool = False,
+    ranks: int = 1,
 ) -> ir.Model:
-    """Trace prefill of `chunk` tokens of one prompt. hidden_states: make them an output."""
+    """Trace prefill of `chunk` tokens of one prompt. hidden_states: make them an output.
+
+    ranks: how many of them the model is cut for; the trace is one rank's, and each's.
+    """
     shapes = {names.INPUT_IDS: (1, chunk), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-    return _trace(config, dtype, _Prefill, shapes, hidden_states=hidden_states)
+    return _trace(config, dtype, _Prefill, shapes, hidden_states=hidden_states, ranks=ranks)
 
 
 def trace_decode(
-    config: PretrainedConfig, dtype: torch.dtype, hidden_states: bool = False, tokens: int = 1
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    hidden_states: bool = False,
+    tokens: int = 1,
+    ranks: int = 1,
 ) -> ir.Model:
     """Trace decode of some tokens of each batch slot, whose number is a dimension: `with_batch`."""
     shapes = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), (SLOTS, tokens))
     dynamic = dict.fromkeys(shapes, SLOT_AXES)
-    return _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states)
+    return _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states, ranks=ranks)
 
 
 def _trace(
@@ -108,9 +121,11 @@ def _trace(
     dynamic: DynamicShapes | None = None,
     *,
     hidden_states: bool = False,
+    ranks: int = 1,
 ) -> ir.Model:
+    cut = partial(cut_model, ranks=ranks)
     outputs = [names.LOGITS, *([names.HIDDEN_STATES] if hidden_states else [])]
-    with skeleton(shallow(config), dtype) as (model, fake), torch.no_grad(), fake:
+    with skeleton(shallow(config), dtype, cut) as (model, fake), torch.no_grad(), fake:
         inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
         traced = export(step(model, hidden_states).eval(), inputs, outputs, dynamic)
     repeat_layers(traced, config)

@@ -72,11 +72,13 @@ def place(
     in_fp32: Collection[str] = (),
     in_fp8: Collection[str] = (),
     link: bool = False,
+    aligned: bool = True,
 ) -> PlacedWeights:
     """Write every `wanted` tensor as `dtype` into `directory`. Raises UserError.
 
     wanted: names of tensors, or of their 4-bit parts (`int4.parts`). in_fp32: those that are
-    written as fp32 instead. in_fp8: those that are fp8 and stay so.
+    written as fp32 instead. in_fp8: those that are fp8 and stay so. aligned: data are placed so
+    that a reflink can share them; otherwise weights of equal shapes lie at equal offsets.
     """
     directory.mkdir(parents=True)
     names, placed = set(wanted), PlacedWeights()
@@ -89,19 +91,25 @@ def place(
     for name, span in sources.items():
         if name in placed.tensors:
             continue
-        for writer in _written(name, span, names, stored[name], directory, progress):
+        for writer in _written(name, span, names, stored[name], directory, progress, aligned):
             placed.tensors[writer.name] = writer.span
             placed.hashes[writer.file] = writer.sha256
     return placed
 
 
 def _written(
-    name: str, tensor: Tensor, wanted: set[str], stored: str, directory: Path, progress: Progress
+    name: str,
+    tensor: Tensor,
+    wanted: set[str],
+    stored: str,
+    directory: Path,
+    progress: Progress,
+    aligned: bool,
 ) -> Iterator[WeightWriter]:
     """Write the files of one tensor: the tensor itself, its 4-bit parts, or both."""
     if name in wanted:
         same = tensor if isinstance(tensor, TensorSpan) and tensor.dtype == stored else None
-        at = place_of(same) if same else (64, 0)
+        at = place_of(same) if same and aligned else (64, 0)
         with WeightWriter(directory, name, stored, tensor.shape, progress, at) as writer:
             if same:
                 writer.copy(same)

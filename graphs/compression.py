@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, node
 from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import Prompt, Storage
@@ -32,7 +33,8 @@ class Scores(NamedTuple):
 class PromptStates:
     """Inputs of a layer's compression: query_window [1,H,W,D], key and value [1,Hkv,T,D].
 
-    latent: key and value are the two parts of what the queries score.
+    latent: key and value are the two parts of what the queries score. sharing: ranks that have some
+    query heads each, and keep the same positions.
     """
 
     query_window: gs.Tensor
@@ -40,6 +42,16 @@ class PromptStates:
     value: gs.Tensor
     prompt_length: gs.Tensor
     latent: bool = False
+    sharing: int = 1
+
+
+def sharing(graph: gs.Graph, *, latent: bool) -> int:
+    """The ranks that keep the same positions, in a graph with markers of collectives.
+
+    Each has KV heads of its own, and keeps what these vote for, unless all heads read one latent.
+    """
+    found = [node for node in graph.nodes if (node.domain, node.op) == (TRACE_DOMAIN, ALL_REDUCE)]
+    return int(found[0].attrs["ranks"]) if found and latent else 1
 
 
 def compress_layer(
@@ -83,7 +95,7 @@ def select(
     call(
         graph,
         "SnapKVSelect",
-        [states.query_window, _scored(graph, states), states.prompt_length],
+        [_voting(graph, states), _scored(graph, states), states.prompt_length],
         [positions],
         K=[layout.K],
         pool_kernel=[1, geometry.pool_kernel],
@@ -92,6 +104,17 @@ def select(
         **geometry.vote_options,
     )
     return positions
+
+
+def _voting(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
+    """The queries of all heads that vote: ranks that keep the same positions exchange theirs."""
+    window, ranks = states.query_window, states.sharing
+    if ranks == 1:
+        return window
+    batch, heads, *others = window.shape
+    every = gs.Variable(fresh(graph, "windows"), window.dtype, (batch, ranks * heads, *others))
+    attributes = {"ranks": ranks, "axis": 1}
+    return node(graph, ALL_GATHER, [window], [every], domain=TRACE_DOMAIN, **attributes)[0]
 
 
 def _scored(graph: gs.Graph, states: PromptStates) -> gs.Tensor:

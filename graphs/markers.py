@@ -57,6 +57,14 @@ BLOCK_EXPERTS = "BlockExperts"
 [E,N,K/2] and scales [E,N,K/block_size] of each. Attribute `block_size`. Only builds with --weights
 int4 have this marker."""
 
+ALL_REDUCE = "AllReduce"
+"""trace: (x) -> the sum of all ranks' x. Attribute `ranks`. Only builds with --tensor-parallel
+have this marker and the next one."""
+
+ALL_GATHER = "AllGather"
+"""trace: (x) -> all ranks' x, joined along the axis `axis` in the order of the ranks. Attributes
+`ranks` and `axis`."""
+
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])
 -> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W has 4-bit elements, in the layout of

@@ -18,7 +18,7 @@ class CacheBytes:
 
 
 def cache_bytes(manifest: Manifest) -> CacheBytes:
-    """Return the bytes of the caches that stay allocated while the build runs."""
+    """Return the bytes of the caches that stay allocated while the build runs, in one rank."""
     caches = _caches(manifest, "decode")
     return CacheBytes(
         decode=sum(map(tensor_bytes, caches)),

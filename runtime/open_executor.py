@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.targets import capabilities
 from snapexport.runtime.backend import DeviceError, GraphBackend
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.graph_set import GraphSet, PrefillForm
@@ -41,6 +42,11 @@ def open_executor(
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
+    if build.manifest.tensor_parallel > 1:
+        _require_ranks(build, backend, baseline, prompt_cache, prefill, role)
+        from snapexport.runtime.ranks.leader import open_ranks
+
+        return open_ranks(build, threads=threads, prepack=prepack, prefill=prefill)
     chosen = backend or default_backend(build)
     graphs = GraphSet.of(build, baseline=baseline, prefill=prefill, role=role)
     if chosen == "onnxruntime":
@@ -57,6 +63,29 @@ def open_executor(
             raise
         way_out = f"{refusal.hint}; or run its graphs on the CPU: --backend onnxruntime"
         raise UserError(refusal.message, way_out) from refusal
+
+
+def _require_ranks(
+    build: Build,
+    backend: BackendName | None,
+    baseline: bool,
+    prompt_cache: PromptCache | None,
+    prefill: PrefillForm,
+    role: Role,
+) -> None:
+    """Raise UserError for what the ranks of a build cannot do."""
+    if backend not in (None, "onnxruntime"):
+        build.require_one_rank(f"--backend {backend}")
+    if capabilities(build.manifest.target).compiled:
+        build.require_one_rank(f"running graphs of --target {build.manifest.target}")
+    if baseline:
+        build.require_one_rank("a baseline")
+    if role != "both":
+        build.require_one_rank(f'role="{role}"')
+    if prefill == "both":
+        build.require_one_rank("parked_rows")
+    if prompt_cache:
+        build.require_one_rank("a shared prompt cache")
 
 
 def default_backend(build: Build) -> BackendName:

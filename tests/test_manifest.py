@@ -42,7 +42,7 @@ def test_manifest_digest_has_the_format_of_sha256sum(tiny_build: Build) -> None:
         (lambda m: m.update(surprise=1), "unknown key 'surprise'"),
         (lambda m: m["geometry"].update(surprise=1), "unknown key 'geometry.surprise'"),
         (lambda m: m["graphs"].update(encode=m["graphs"]["decode"]), "graphs.encode"),
-        (lambda m: m.update(format_version=11), "format_version is 12"),
+        (lambda m: m.update(format_version=12), "format_version is 12"),
         (lambda m: m.update(format_version=8), "format_version 8 is not 11"),
         (lambda m: m.pop("batch"), "batch"),
         (lambda m: m["geometry"].update(pool_kernel=9), "was changed after the build"),

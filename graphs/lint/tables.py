@@ -84,7 +84,10 @@ TENSORRT_10_15 = OperatorTable(
     own=frozenset(_OWN.split()),
 )
 
-_NEW_OWN = {"TRT_Attention", "TRT_KVCacheUpdate", "TRT_MoE", "TRT_QuantizedAttention"}
+_NEW_OWN = {
+    *("TRT_Attention", "TRT_KVCacheUpdate", "TRT_MoE", "TRT_QuantizedAttention"),
+    "DistCollective",
+}
 
 TENSORRT_11_0 = OperatorTable(
     version="11.0",

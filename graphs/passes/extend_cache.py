@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.graphs.compression import PromptStates, Scores, select
+from snapexport.graphs.compression import PromptStates, Scores, select, sharing
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     call,
@@ -85,7 +85,8 @@ class ExtendCache:
         if attributes["latent"] == EXPANDED:
             window = absorbed(graph, window, more[0])
         latent = bool(attributes["latent"])
-        states = PromptStates(window, whole[0], whole[1], entries.total, latent)
+        ranks = sharing(graph, latent=latent)
+        states = PromptStates(window, whole[0], whole[1], entries.total, latent, ranks)
         name = fresh(graph, "chosen")
         chosen = select(graph, self.geometry, layer, scores, states, name)
         _keep(graph, layer, shape, [*stored, entries.positions(held)], states, chunk, chosen)

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.graphs.compression import PromptStates, Scores, compress_layer
+from snapexport.graphs.compression import PromptStates, Scores, compress_layer, sharing
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
@@ -36,7 +36,9 @@ class SingleShot:
             attention, (_, key, value, *_) = graph.nodes[-1], inputs
             if self.geometry.compresses:
                 window = query_window(graph, layer, attention, prompt_length, self.geometry.L_obs)
-                states = PromptStates(window, key, value, prompt_length, bool(attributes["latent"]))
+                latent = bool(attributes["latent"])
+                ranks = sharing(graph, latent=latent)
+                states = PromptStates(window, key, value, prompt_length, latent, ranks)
                 compress_layer(graph, self.geometry, layer, scores, states, storage)
             else:
                 self._output_full(graph, layer, key, value)

@@ -10,6 +10,7 @@ import onnx
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import Target
 from snapexport.graphs.passes.base import Pass
+from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
 from snapexport.graphs.targets.composed_experts import ComposedExperts
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
@@ -32,6 +33,7 @@ from snapexport.graphs.targets.valid_slots import ValidSlots
 from snapexport.graphs.targets.voted_prefix import VotedPrefix
 
 _COMPILED: tuple[Pass, ...] = (
+    DistCollectives(),
     LatentAttention(),
     AttentionBesideExperts(),
     MaskedAttention(),
@@ -42,6 +44,7 @@ _COMPILED: tuple[Pass, ...] = (
 
 TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
     "portable": (
+        Collectives(),
         LatentAttention(),
         SinkAttention(),
         StandardAttention(),
@@ -49,6 +52,7 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
         FewerReshapes(),
     ),
     "onnxruntime": (
+        Collectives(),
         LatentAttention(prefix=True),
         GroupQueryAttention(),
         ValidSlots(),
@@ -70,8 +74,8 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto, GraphOptions], None], ...]] = {
     "portable": (),
     "onnxruntime": (),
-    "tensorrt": (split_topk, allow_decomposition, allow_plugins),
+    "tensorrt": (split_topk, allow_decomposition, allow_plugins, add_groups),
     # It runs no plugins.
-    "tensorrt-rtx": (split_topk, allow_decomposition),
+    "tensorrt-rtx": (split_topk, allow_decomposition, add_groups),
 }
 """Changes to the finished model, which includes the bodies of our functions."""

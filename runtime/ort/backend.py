@@ -12,7 +12,9 @@ from snapexport.contract.targets import capabilities
 from snapexport.runtime.backend import Buffers, Work
 from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
+from snapexport.runtime.ort.segments import Segments
 from snapexport.runtime.ort.session import Session
+from snapexport.runtime.ranks.collectives import Collectives
 
 _HEAVY = frozenset(
     "Attention AveragePool FusedMatMul GatherND GroupQueryAttention MatMul MatMulNBits "
@@ -34,18 +36,20 @@ class OnnxRuntimeBackend:
         threads: int | None = None,
         prepack: bool = False,
         captures: bool = True,
+        collectives: Collectives | None = None,
     ) -> None:
         """Raise UserError where the device can't run the build.
 
         device: None for the CPU. prepack: a second copy of the weights, for faster decoding of all
-        batch slots. captures: False leaves out CUDA graphs.
+        batch slots. captures: False leaves out CUDA graphs. collectives: for a rank's build.
         """
         self._device = device or Cpu()
         require_runnable(build, cuda=self._device.name == "cuda")
         self.memory = self._device.memory
         self._build, self._graphs, self._threads = build, graphs, threads
         self._prepack, self._captures = prepack, captures and self._device.captures
-        self._sessions: dict[GraphName, Session] = {}
+        self._collectives = collectives
+        self._sessions: dict[GraphName, Session | Segments] = {}
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Open the graph's session, once, and tie it to the buffers. Raises UserError."""
@@ -72,18 +76,25 @@ class OnnxRuntimeBackend:
         """
         return {name: session.operators() for name, session in self._sessions.items()}
 
-    def _open(self, graph: GraphName) -> Session:
+    def _open(self, graph: GraphName) -> Session | Segments:
         manifest, sizes = self._build.manifest, self._graphs.decode
         # Weights of 4 bits have to be rearranged: as they lie they take 50 times as long.
         prepack = manifest.quantization is not None or (
             self._prepack and graph == sizes[manifest.batch]
         )
+        settings = self._device, self._threads, prepack and graph != self._graphs.compress
+        if self._collectives and graph in manifest.segments:
+            return Segments(
+                self._build.directory,
+                manifest.segments[graph],
+                lambda path, entry: Session(path, entry, *settings),
+                self._collectives,
+                self.memory,
+            )
         session = Session(
             self._build.graph(graph),
             manifest.graphs[graph],
-            self._device,
-            self._threads,
-            prepack and graph != self._graphs.compress,
+            *settings,
             self._captures and graph in sizes.values(),
         )
         if self._device.name == "cuda":

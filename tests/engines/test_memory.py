@@ -91,6 +91,8 @@ def manifest() -> Manifest:
             "baseline-decode": baseline,
         },
         traces={},
+        tensor_parallel=1,
+        segments={},
         weights=[WeightFile(file="w", size=WEIGHTS // 2, header_sha256="", sha256=None)] * 2,
         linked_weights=False,
         engines={},

@@ -28,6 +28,9 @@ LOGITS = 1e-3
 CACHED = 2e-4
 """The same of cached keys and values."""
 
+_CUT: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 264}
+"""Sizes of which 4 ranks can have equal parts."""
+
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-bf16": ("llama", {"dtype": torch.bfloat16, "seed": 5}),
     "qwen3-sharded": ("qwen3", {"max_shard_size": "100KB", "seed": 6}),
@@ -35,6 +38,13 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mqa": ("llama", {"num_key_value_heads": 1, "seed": 7}),
     "deepseek-v3-mtp": ("deepseek-v3", {"mtp": True, "seed": 9}),
     "qwen3-mha": ("qwen3", {"num_key_value_heads": 4, "seed": 8}),
+    "llama-cut": ("llama", _CUT | {"attention_bias": True}),
+    "llama-tied-cut": ("llama-tied", _CUT),
+    "qwen3-cut": ("qwen3", _CUT),
+    "gemma3-cut": ("gemma3", _CUT),
+    "qwen3-moe-cut": ("qwen3-moe", _CUT),
+    "deepseek-v2-cut": ("deepseek-v2", _CUT | {"num_key_value_heads": 8}),
+    "deepseek-v3-cut": ("deepseek-v3", _CUT | {"num_key_value_heads": 8}),
 }
 
 
@@ -70,6 +80,7 @@ class Case:
     tokens_per_step: int = 1
     mtp: bool = False
     weights: str | None = None
+    tensor_parallel: int = 1
     target: str = "onnxruntime"
 
     @cached_property

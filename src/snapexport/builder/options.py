@@ -84,6 +84,7 @@ class BuildOptions(GraphOptions):
     weights: Quantization | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
+    tensor_parallel: int = 1
     link_weights: bool = False
     overwrite: bool = False
 
@@ -122,11 +123,32 @@ class BuildOptions(GraphOptions):
                 "are new files",
                 "leave one of them out",
             )
+        if self.tensor_parallel != 1:
+            self._require_ranks()
         require_preset(self.policy, vars(self))
         if self.policy == "full":
             self._require_nothing_to_compress()
         else:
             self._require_one_budget()
+
+    def _require_ranks(self) -> None:
+        ranks = self.tensor_parallel
+        if ranks < 1:
+            raise UserError(
+                f"--tensor-parallel {ranks} is below 1", "use the number of ranks, or leave it out"
+            )
+        given = {
+            f"--weights {self.weights}": self.weights,
+            "--mtp": self.mtp,
+            "--baseline": self.baseline,
+            "--link-weights": self.link_weights,
+            f"--tokens-per-step {self.tokens_per_step}": self.tokens_per_step > 1,
+        }
+        if found := [flag for flag, value in given.items() if value]:
+            raise UserError(
+                f"{found[0]} is not supported with --tensor-parallel {ranks}",
+                "leave one of them out",
+            )
 
     def _require_weights(self) -> None:
         require_one_of("--weights", self.weights, QUANTIZATIONS)

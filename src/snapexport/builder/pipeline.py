@@ -20,6 +20,7 @@ from snapexport.builder.copied import read_texts
 from snapexport.builder.graph_files import Traces, finished_graphs, write_graph
 from snapexport.builder.options import BuildOptions
 from snapexport.builder.progress import Progress
+from snapexport.builder.ranks import place_ranks, write_ranks
 from snapexport.builder.staging import staged
 from snapexport.builder.template_tail import template_tail
 from snapexport.contract.build_directory import Build
@@ -52,6 +53,7 @@ from snapexport.exporter import (
 )
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.ranks import require_ranks
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 _TORCH: dict[DType, torch.dtype] = {
@@ -85,10 +87,10 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
     with staged(options.out, options.overwrite) as directory:
         traces, placed = trace_model(resolved, directory, progress)
         progress.stage("surgery")
-        graphs = write_graphs(resolved, traces, directory)
+        graphs, segments = write_graphs(resolved, traces, directory)
         kept = traces.write(directory) if options.baseline else {}
         progress.stage("writing the manifest")
-        manifest_of(resolved, graphs, kept, placed, directory).write(directory)
+        manifest_of(resolved, graphs, segments, kept, placed, directory).write(directory)
         build = Build.open(directory)
     return dataclasses.replace(build, directory=options.out)
 
@@ -106,6 +108,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     texts = read_texts(checkpoint.with_tokenizer())
     geometry = options.geometry(model, template_tail(texts))
     options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    require_ranks(checkpoint, config, options.tensor_parallel)
     shapes.require_tensors(checkpoint, config)
     if options.mtp:
         mtp_layer.require_layer(checkpoint, config)
@@ -125,6 +128,14 @@ def trace_model(
     sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
     checkpoint, sources = _quantized(resolved, models, sources)
     progress.stage("placing the weights")
+    if options.tensor_parallel > 1:
+        # A rank's weights have names of their own: two may be cut of one tensor.
+        own = [{name: name for name in source} for source in sources]
+        in_fp32 = link.tensors_of(ir.DataType.FLOAT, models, own)
+        count, of_dtype = options.tensor_parallel, options.dtype
+        placed = place_ranks(checkpoint, sources, count, of_dtype, directory, progress, in_fp32)
+        progress.stage("tying the graphs to the weights")
+        return _linked(resolved, traced, own, placed), placed
     wanted = {tensor for source in sources for tensor in source.values()}
     target = directory / WEIGHTS
     placed = weights.place(
@@ -146,13 +157,14 @@ def _traced(
 ) -> dict[GraphName, ir.Model]:
     """A trace of each kind of graph that the build has."""
     config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.mtp
+    ranks = resolved.options.tensor_parallel
     progress.stage("tracing prefill")
-    models = {"prefill": trace.trace_prefill(config, dtype, chunk, states)}
+    models = {"prefill": trace.trace_prefill(config, dtype, chunk, states, ranks)}
     progress.stage("tracing decode")
-    models["decode"] = trace.trace_decode(config, dtype, states)
+    models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks)
     if (tokens := resolved.geometry.tokens_per_step) > 1:
         progress.stage("tracing decode of several tokens")
-        models[VERIFY] = trace.trace_decode(config, dtype, states, tokens)
+        models[VERIFY] = trace.trace_decode(config, dtype, states, tokens, ranks)
     if resolved.options.mtp:
         progress.stage("tracing multi-token prediction")
         models[MTP] = mtp.trace_mtp(config, dtype)
@@ -202,8 +214,8 @@ def _linked(
 
 def write_graphs(
     resolved: ResolvedBuild, traces: Traces, directory: Path
-) -> dict[GraphName, GraphEntry]:
-    """Make the graphs by surgery, and write everything but the manifest."""
+) -> tuple[dict[GraphName, GraphEntry], dict[GraphName, list[GraphEntry]]]:
+    """Make the graphs by surgery, and write everything but the manifest: graphs and segments."""
     for name, text in resolved.texts.items():
         (directory / name).write_bytes(text)
     options = resolved.options
@@ -215,12 +227,15 @@ def write_graphs(
         prefill_capacities=resolved.prefill_capacities,
         baseline=options.baseline,
     )
-    return {name: write_graph(name, model, directory) for name, model in graphs.items()}
+    if options.tensor_parallel > 1:
+        return write_ranks(graphs, options.target, options.tensor_parallel, directory)
+    return {name: write_graph(name, model, directory) for name, model in graphs.items()}, {}
 
 
 def manifest_of(
     resolved: ResolvedBuild,
     graphs: dict[GraphName, GraphEntry],
+    segments: dict[GraphName, list[GraphEntry]],
     traces: dict[TraceName, GraphEntry],
     placed: weights.PlacedWeights,
     directory: Path,
@@ -238,6 +253,8 @@ def manifest_of(
         graph_options=resolved.options.graph_options,
         graphs=graphs,
         traces=traces,
+        tensor_parallel=resolved.options.tensor_parallel,
+        segments=segments,
         weights=placed.describe(directory),
         linked_weights=placed.linked,
         engines={},

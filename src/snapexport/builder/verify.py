@@ -46,9 +46,10 @@ def verify(build: Build) -> Verified:
         import onnx  # noqa: F401
     except ModuleNotFoundError:
         return Verified(unhashed, False, _other_files(build))
-    weights = _spans(build)
-    for entry in (*build.manifest.graphs.values(), *build.manifest.traces.values()):
-        _require_graph(build, entry, weights)
+    for one in build.ranks:
+        weights = _spans(one)
+        for entry in one.files_of_graphs():
+            _require_graph(one, entry, weights)
     return Verified(unhashed, True, _other_files(build))
 
 
@@ -125,7 +126,9 @@ def _require_weight(file: str, tensor: "TensorProto", weights: Weights) -> None:
 def _other_files(build: Build) -> list[str]:
     manifest = build.manifest
     known = {MANIFEST, DIGEST}
-    known |= {entry.file for entry in (*manifest.graphs.values(), *manifest.traces.values())}
+    places = (PurePosixPath(folder) for folder in manifest.folders)
+    files = [entry.file for entry in build.files_of_graphs()]
+    known |= {(place / file).as_posix() for place in places for file in files}
     known |= {weights.file for weights in manifest.weights}
     for engine in manifest.engines.values():
         known |= {one.file for one in engine.graphs.values()}

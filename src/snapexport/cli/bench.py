@@ -103,7 +103,9 @@ def _speed(arguments: argparse.Namespace) -> Job:
 
     _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
     options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
-    plan = speed.Plan.of(Build.open(arguments.build), options)
+    build = Build.open(arguments.build)
+    build.require_one_rank("`snapexport bench`")
+    plan = speed.Plan.of(build, options)
     threads = options.threads or machine.cores()
     results = Results("speed", "snapexport bench", plan.options, threads)
     results.summary, results.about = speed.summary, plan.about()

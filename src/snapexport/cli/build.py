@@ -41,6 +41,8 @@ CHOICES = {
     "target": "onnxruntime: with operators of its own; tensorrt: in forms that its parser takes; "
     "portable: standard operators only",
     "baseline": "also write the full-cache graphs of the same trace",
+    "tensor_parallel": "ranks that share the model: each has a part of the heads, MLPs, experts "
+    "and vocabulary, in a folder of its own",
     "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
     "and whatever else reads weights by onnx refuse such a build",
     "overwrite": "replace an existing build",

@@ -27,6 +27,7 @@ from snapexport.cli.signals import Interrupts
 from snapexport.cli.talk import Talk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.contract.manifest import Manifest
 from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.generation_config import CONFIG, FIELDS, recommended_sampling
 from snapexport.runtime.llm import LLM
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         prefill=arguments.prefill,
         speculates=arguments.speculates,
-        parked_rows=int(build.manifest.graph_options.extend and not arguments.baseline),
+        parked_rows=_parked_rows(build.manifest, arguments.baseline),
     )
     talk = Talk(llm, params, arguments.system)
     ERR.print(f"conversations of up to {talk.longest:,} tokens; {sources}", soft_wrap=True)
@@ -85,6 +86,12 @@ def run(arguments: argparse.Namespace) -> int:
             _converse(talk, typed(interrupts), show, interrupts)
         return 0
     return 2 if _converse(talk, piped(), show, interrupts) else 0
+
+
+def _parked_rows(manifest: Manifest, baseline: bool) -> int:
+    """One conversation's row, where the build can park it."""
+    extends = manifest.graph_options.extend and not baseline
+    return int(extends and manifest.tensor_parallel == 1)
 
 
 def _converse(

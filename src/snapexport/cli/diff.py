@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare, print, and write the commands that repeat it."""
     build = Build.open(arguments.build)
+    build.require_one_rank("`snapexport diff`")
     if "onnxruntime" in arguments.backends:
         with needs_extra("cpu"):
             from snapexport.runtime.ort.backend import require_runnable

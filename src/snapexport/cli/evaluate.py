@@ -85,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         with needs_extra("eval"):
             from snapexport.eval import plots  # noqa: F401 (before hours of work)
-    grid = make_grid(Build.open(arguments.build), options)
+    build = Build.open(arguments.build)
+    build.require_one_rank("`snapexport eval`")
+    grid = make_grid(build, options)
     evaluation = Evaluation(grid, arguments.out)
     if ERR.is_terminal:
         _print_estimate(grid, estimate(grid))

@@ -45,10 +45,11 @@ def build_summary(build: Build) -> dict[str, Any]:
         "tokens_per_step": manifest.geometry.tokens_per_step,
         "top_tokens": manifest.graph_options.top_tokens,
         "draft_ring": _draft_ring(manifest),
+        "tensor_parallel": manifest.tensor_parallel,
         "target": manifest.target,
         "graphs": sorted(manifest.graphs),
         "tokenizer": (build.directory / TOKENIZER).is_file(),
-        "composed_attention_bytes": composed_attention(manifest),
+        "composed_attention_bytes": composed_attention(manifest.of_rank()),
         "memory": {
             "weights_bytes": sum(weights.size for weights in manifest.weights),
             "full_cache_bytes_per_request": cache.full // manifest.batch,
@@ -82,7 +83,9 @@ def print_summary(build: Build) -> None:
     }
     if ring := summary["draft_ring"]:
         rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
-    if composed := composed_attention(manifest):
+    if manifest.tensor_parallel > 1:
+        rows["ranks"] = _ranks_line(manifest)
+    if composed := composed_attention(manifest.of_rank()):
         rows["attention"] = _composed_line(composed)
     for name, text in rows.items():
         table.add_row(Text(name, style="bold"), text)
@@ -92,6 +95,11 @@ def print_summary(build: Build) -> None:
 def _draft_ring(manifest: Manifest) -> int | None:
     """Positions of the ring of multi-token prediction; None where the build has none."""
     return manifest.geometry.draft_ring if manifest.graph_options.mtp else None
+
+
+def _ranks_line(manifest: Manifest) -> str:
+    own = spelled(sum(weights.size for weights in manifest.of_rank().weights))
+    return f"{manifest.tensor_parallel}, each with {own} of the weights; caches are one rank's"
 
 
 def _layout(manifest: Manifest) -> str:

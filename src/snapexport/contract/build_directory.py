@@ -1,6 +1,6 @@
 """Opens a build on disk, and checks its files against its manifest."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.contract.outside import GRAPH_BYTES
 from snapexport.contract.safetensors import TensorSpan, header_sha256, read_header
+from snapexport.contract.segments import require_segments
 from snapexport.contract.tensors import OF_SAFETENSORS
 
 
@@ -43,16 +44,46 @@ class Build:
         build = cls(Path(directory), Manifest.read(Path(directory)))
         require_closed(build.manifest)
         require_interface(build.manifest)
-        for entry in (*build.manifest.graphs.values(), *build.manifest.traces.values()):
-            build._check_graph(entry)
+        require_segments(build.manifest)
+        for one in build.ranks:
+            for entry in one.files_of_graphs():
+                one._check_graph(entry)
         for weights in build.manifest.weights:
             build._check_weights(weights)
-        build._require_known_weights()
+        for one in build.ranks:
+            one._require_known_weights()
         return build
 
+    @property
+    def ranks(self) -> list["Build"]:
+        """Each rank's part, as a build of its own; the build itself if there is one rank."""
+        if self.manifest.tensor_parallel == 1:
+            return [self]
+        return [self.of_rank(rank) for rank in range(self.manifest.tensor_parallel)]
+
+    def of_rank(self, rank: int) -> "Build":
+        """One rank's part."""
+        folder = self.manifest.folders[rank]
+        return Build(self.directory / folder, self.manifest.of_rank(rank))
+
+    def require_one_rank(self, what: str) -> None:
+        """Raise UserError for a build of several ranks. what: supports none."""
+        if (ranks := self.manifest.tensor_parallel) > 1:
+            raise UserError(
+                f"{what} is not supported for a build with --tensor-parallel {ranks}",
+                "build it again without --tensor-parallel",
+            )
+
+    def files_of_graphs(self) -> Iterator[GraphEntry]:
+        """Graphs, traces and segments."""
+        yield from self.manifest.graphs.values()
+        yield from self.manifest.traces.values()
+        for segments in self.manifest.segments.values():
+            yield from segments
+
     def graph(self, name: GraphName) -> Path:
-        """Path of a graph that this build has."""
-        return self.directory / self.manifest.graphs[name].file
+        """Path of a graph that this build has. All ranks have the same: it is the first one's."""
+        return self.directory / self.manifest.folders[0] / self.manifest.graphs[name].file
 
     def trace(self, name: TraceName) -> Path:
         """Path of a trace that this build has."""

@@ -16,6 +16,7 @@ from snapexport.contract.outside import is_plain_name
 
 _POSITIONS = (1 << 31) - 1
 _BYTES = 1 << 50
+_RANKS = 1024
 _NUMBERS = {
     "num_hidden_layers": (1, 1 << 12),
     "num_attention_heads": (1, 1 << 14),
@@ -38,10 +39,12 @@ def require_closed(manifest: Manifest) -> None:
     _require_numbers(manifest)
     _require_layers(manifest)
     _require_texts(manifest)
-    graphs = (*manifest.graphs.values(), *manifest.traces.values())
+    _require_ranks(manifest)
+    segments = [entry for entries in manifest.segments.values() for entry in entries]
+    graphs = (*manifest.graphs.values(), *manifest.traces.values(), *segments)
     _require_names([entry.file for entry in graphs], parts=1)
     weights = [weight.file for weight in manifest.weights]
-    _require_names(weights, parts=2, folder=WEIGHTS)
+    _require_names(_in_folders(manifest, weights), parts=2, folder=WEIGHTS)
     if len(set(weights)) < len(weights):
         raise UserError("the manifest names a weight file twice", REBUILD)
     for entry in graphs:
@@ -72,9 +75,34 @@ def _require_numbers(manifest: Manifest) -> None:
             _require_range("geometry.L_sink or L_recent", value, 0, _POSITIONS)
     for token in model.eos_token_id:
         _require_range("model.eos_token_id", token, 0, model.vocab_size - 1)
-    for entry in (*manifest.graphs.values(), *manifest.traces.values()):
+    segments = [entry for entries in manifest.segments.values() for entry in entries]
+    for entry in (*manifest.graphs.values(), *manifest.traces.values(), *segments):
         for spec in (*entry.inputs, *entry.outputs):
             _require_spec(spec.name, spec.dtype, spec.shape)
+
+
+def _require_ranks(manifest: Manifest) -> None:
+    """What is cut has equal parts, and nothing is there that several ranks don't have."""
+    ranks, model = manifest.tensor_parallel, manifest.model
+    _require_range("tensor_parallel", ranks, 1, _RANKS)
+    heads = [model.num_attention_heads, model.vocab_size]
+    heads += [] if model.kv_lora_rank else [model.num_key_value_heads]
+    if any(count % ranks for count in heads):
+        raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
+    if ranks > 1 and (manifest.traces or manifest.engines):
+        raise UserError("the manifest has several ranks, and traces or engines", REBUILD)
+
+
+def _in_folders(manifest: Manifest, files: Iterable[str]) -> Iterator[str]:
+    """Names of files inside the folder of a rank."""
+    if manifest.tensor_parallel == 1:
+        yield from files
+        return
+    for file in files:
+        folder, _, name = file.partition("/")
+        if folder not in manifest.folders:
+            raise UserError(f"the manifest names {file!r:.200}, which is of no rank", REBUILD)
+        yield name
 
 
 def _require_spec(name: str, dtype: str, shape: list[int]) -> None:

@@ -103,7 +103,8 @@ class _Facts:
     """The tensors of one graph, by the facts of its build."""
 
     def __init__(self, manifest: Manifest, name: GraphName) -> None:
-        self._manifest, self._model = manifest, manifest.model
+        self._manifest = manifest
+        self._model = manifest.model.cut(manifest.tensor_parallel)
         self._kind, _, size = name.removeprefix(BASELINE).partition(".")
         is_smaller = {self._kind: int(size)} if size else {}
         self._batch = is_smaller.get("decode", is_smaller.get(VERIFY, manifest.batch))

@@ -27,6 +27,8 @@ Quantization = Literal["int4", "fp8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 WEIGHTS = "weights"
 """A build's folder of weights."""
+RANK = "rank"
+"""rank{r} is the folder of a rank's graphs and weights, where a build has several ranks."""
 BASELINE = "baseline-"
 """Prefix of the names of the full cache's graphs."""
 
@@ -85,6 +87,13 @@ class ModelFacts(Strict):
         rank, rope = self.kv_lora_rank, self.head_dim - self.kv_lora_rank
         return LatentSizes(rank, rope, self.qk_nope_head_dim, self.v_head_dim)
 
+    def cut(self, ranks: int) -> "ModelFacts":
+        """A rank's facts: its heads. Every rank has the latents of all heads."""
+        changed = {"num_attention_heads": self.num_attention_heads // ranks}
+        if not self.kv_lora_rank:
+            changed["num_key_value_heads"] = self.num_key_value_heads // ranks
+        return self.model_copy(update=changed)
+
     @property
     def key_dim(self) -> int:
         """Width of a cached key."""
@@ -140,6 +149,10 @@ class Manifest(Strict):
     the buffers of the cache inputs.
     traces: the traces that the graphs were made from, if the build has a baseline. They hold
     markers for attention and cannot run; surgery makes graphs of other caches from them.
+    tensor_parallel: ranks that the model is cut for. If there are several, each has its graphs and
+    weights in a folder `rank{r}`. Graphs are the same in all of them. Inputs and outputs are one
+    rank's, and `model` is the whole.
+    segments: of each graph that is cut at its collectives, in their order.
     linked_weights: weight files are hard links to the checkpoint's. ONNX Runtime and TensorRT read
     them; the package onnx refuses files with more than one link.
     engines: engines that `snapexport engine` added, by the name of their folder in `engines/`.
@@ -156,10 +169,28 @@ class Manifest(Strict):
     graph_options: GraphOptions
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
+    tensor_parallel: int
+    segments: dict[GraphName, list[GraphEntry]]
     weights: list[WeightFile]
     linked_weights: bool
     engines: dict[str, EngineEntry]
     versions: dict[str, str]
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders of the ranks; "" for the build's own if there is one rank."""
+        ranks = self.tensor_parallel
+        return [f"{RANK}{rank}" for rank in range(ranks)] if ranks > 1 else [""]
+
+    def of_rank(self, rank: int = 0) -> "Manifest":
+        """A rank's part, as a build of its own in the rank's folder."""
+        if self.tensor_parallel == 1:
+            return self
+        start = f"{self.folders[rank]}/"
+        own = [one for one in self.weights if one.file.startswith(start)]
+        weights = [one.model_copy(update={"file": one.file.removeprefix(start)}) for one in own]
+        model = self.model.cut(self.tensor_parallel)
+        return self.model_copy(update={"tensor_parallel": 1, "model": model, "weights": weights})
 
     def decode_graphs(self, prefix: str = "") -> dict[int, GraphName]:
         """{batch slots: decode graph}, ascending. prefix: BASELINE or ""."""

@@ -131,6 +131,47 @@ def present_slot_positions(layer: int) -> str:
     return f"{_PRESENT_SLOT_POSITIONS}{layer}"
 
 
+ALL_REDUCE, ALL_GATHER = "AllReduce", "AllGather"
+"""Collectives of our domain, where all ranks of a build meet. They have no body."""
+
+_TO_REDUCE, _TO_GATHER, _GATHERED, _CARRIED = "reduce.", "gather.", "gathered.", "carried."
+
+
+def to_reduce(index: int) -> str:
+    """A tensor between two segments of a graph: a rank's part, then the sum of all ranks' parts."""
+    return f"{_TO_REDUCE}{index}"
+
+
+def to_gather(index: int) -> str:
+    """The same: a rank's part [n,...], which the next segments read as `gathered`."""
+    return f"{_TO_GATHER}{index}"
+
+
+def gathered(index: int) -> str:
+    """All ranks' parts, in their order, [ranks*n,...]."""
+    return f"{_GATHERED}{index}"
+
+
+def carried(index: int) -> str:
+    """A tensor that a segment leaves to later ones of the same rank."""
+    return f"{_CARRIED}{index}"
+
+
+def is_between(name: str) -> bool:
+    """Whether a segment may leave a tensor of that name to the next ones."""
+    return name.startswith((_TO_REDUCE, _TO_GATHER, _CARRIED))
+
+
+def is_reduced(name: str) -> bool:
+    """Whether it names a tensor of `to_reduce`."""
+    return name.startswith(_TO_REDUCE)
+
+
+def gathered_of(name: str) -> str | None:
+    """The `gathered` of a tensor of `to_gather`."""
+    return name.replace(_TO_GATHER, _GATHERED, 1) if name.startswith(_TO_GATHER) else None
+
+
 def place_inputs(shape: int) -> tuple[str, str]:
     """Names of write_slot and slot_positions, of steps of several tokens.
 

@@ -36,6 +36,7 @@ def write_repository(options: RepositoryOptions) -> Path:
     with needs_extra("triton"):
         from snapexport.serving.triton import checks, model_config
     build = Build.open(options.build)
+    build.require_one_rank("`snapexport triton`")
     device = _device(options, build.manifest)
     _require_runnable(options, build.manifest, device)
     _require_outside(options)

@@ -1,0 +1,18 @@
+"""Defines what the ranks of a build exchange while a graph runs. Knows no transport."""
+
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+
+class Collectives(Protocol):
+    """One rank's side. All ranks call the same methods, in the same order, with equal shapes."""
+
+    rank: int
+    ranks: int
+
+    def all_reduce(self, part: NDArray[Any]) -> None:
+        """Put the sum of all ranks' parts in the place of this one's: the same bits in each."""
+
+    def all_gather(self, part: NDArray[Any], parts: NDArray[Any]) -> None:
+        """Write all ranks' parts [n,...] into `parts` [ranks*n,...], in the order of the ranks."""

@@ -1,0 +1,139 @@
+"""Starts a process for every rank but the first, and opens the first one's executor here.
+
+Under mpiexec all processes are there already: this one is the first rank, or follows it.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import snapexport
+from snapexport.contract.build_directory import Build
+from snapexport.contract.errors import UserError
+from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.graph_set import GraphSet, PrefillForm
+from snapexport.runtime.ranks import mpi
+from snapexport.runtime.ranks.collectives import Collectives
+from snapexport.runtime.ranks.executor import RankExecutor, Tell
+from snapexport.runtime.ranks.sockets import READY, First, Link
+from snapexport.runtime.shared_weights import load_weights
+
+SECONDS = 5.0
+"""How long a rank may take to end by itself."""
+
+
+def open_ranks(
+    build: Build, *, threads: int | None, prepack: bool, prefill: PrefillForm
+) -> RankExecutor:
+    """The first rank's executor, which the other ranks follow. Raises UserError.
+
+    threads: of each rank; None: the cores, shared equally.
+    """
+    count = build.manifest.tensor_parallel
+    threads = threads or max(1, (os.cpu_count() or 1) // count)
+    if mpi.processes() > 1:
+        side = mpi.Mpi(count)
+        opened = partial(open_rank, build, side, threads=threads, prepack=prepack, prefill=prefill)
+        if side.rank:
+            mpi.follow(side, opened)
+        return opened(tell=side.call, end=mpi.Ending(side))
+    others = _Others(build.directory, count, threads, prepack, prefill)
+    try:
+        executor = open_rank(
+            build,
+            others.collectives,
+            threads=threads,
+            prepack=prepack,
+            prefill=prefill,
+            tell=others.collectives.call,
+            end=others.end,
+        )
+        others.wait_until_ready()
+    except DeviceError as error:
+        others.end()
+        raise UserError(f"a rank of {build.directory} did not start: {error}", _HINT) from None
+    except BaseException:
+        others.end()
+        raise
+    return executor
+
+
+_HINT = "see what it wrote above, and that all ranks fit into memory"
+
+
+class _Others:
+    """The processes of the other ranks."""
+
+    def __init__(
+        self, directory: Path, count: int, threads: int, prepack: bool, prefill: PrefillForm
+    ) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        links = []
+        for rank in range(1, count):
+            ours, theirs = socket.socketpair()
+            how = {"threads": threads, "prepack": prepack, "prefill": prefill}
+            with theirs:
+                self._processes.append(_start(theirs, directory, rank, how))
+            links.append(Link(ours, rank))
+        self.collectives = First(links)
+
+    def wait_until_ready(self) -> None:
+        """Raise DeviceError for a rank that could not be opened, and tells why."""
+        for link in self.collectives.links:
+            link.receive(READY)
+
+    def end(self) -> None:
+        """Close the connections, upon which each rank ends. A second call does nothing."""
+        for link in self.collectives.links:
+            link.close()
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS)
+            process.kill()
+            process.wait()
+
+
+def _start(
+    connection: socket.socket, directory: Path, rank: int, how: Mapping[str, object]
+) -> "subprocess.Popen[bytes]":
+    file = connection.fileno()
+    module = "snapexport.runtime.ranks.follower"
+    command = [sys.executable, "-P", "-m", module, str(file), str(directory), str(rank)]
+    home = str(Path(snapexport.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [*command, json.dumps(how)],
+        pass_fds=[file],
+        stdin=subprocess.DEVNULL,
+        # Ctrl-C is for the first rank, which ends the others.
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+
+
+def open_rank(
+    build: Build,
+    collectives: Collectives,
+    *,
+    threads: int,
+    prepack: bool,
+    prefill: PrefillForm,
+    tell: Tell | None = None,
+    end: Callable[[], None] | None = None,
+) -> RankExecutor:
+    """One rank's executor. tell, end: of the first rank, to those that follow it."""
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
+    own = build.of_rank(collectives.rank)
+    graphs = GraphSet.of(own, baseline=False, prefill=prefill)
+    backend = OnnxRuntimeBackend(
+        own, graphs, threads=threads, prepack=prepack, collectives=collectives
+    )
+    weights = load_weights(own, graphs.all, backend.memory)
+    return RankExecutor(own.manifest, graphs, backend, weights, collectives, tell=tell, end=end)

@@ -1,0 +1,153 @@
+"""Exchanges tensors and calls between processes of one machine, through the first rank.
+
+Each other rank has a pair of connected sockets with the first one: no address is listened on. A
+rank that ends closes its socket, which ends whoever waits for it. Sums are made by the first rank
+alone, in the order of the ranks, so all ranks have the same bits.
+"""
+
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.runtime.backend import DeviceError
+
+_HEADER = struct.Struct("<cQ")
+TENSOR, CALL, READY, FAILED = b"T", b"C", b"R", b"F"
+
+
+class Link:
+    """A connection of two ranks. Raises DeviceError where the other one ended or failed."""
+
+    def __init__(self, connection: socket.socket, other: int) -> None:
+        """other: the rank at its other end."""
+        self._socket, self._other = connection, other
+
+    def send(self, kind: bytes, data: bytes | memoryview) -> None:
+        """Send one message."""
+        try:
+            self._socket.sendall(_HEADER.pack(kind, len(data)))
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._reason() from error
+
+    def send_array(self, array: NDArray[Any]) -> None:
+        """Send a contiguous array's bytes."""
+        self.send(TENSOR, _bytes_of(array))
+
+    def receive_array(self, array: NDArray[Any]) -> None:
+        """Receive an array's bytes in its place."""
+        nbytes = self._begin(TENSOR)
+        if nbytes != array.nbytes:
+            raise DeviceError(f"rank {self._other} is at another tensor: the ranks don't agree")
+        self._fill(_bytes_of(array))
+
+    def receive(self, kind: bytes) -> bytes:
+        """Receive one message of that kind."""
+        data = bytearray(self._begin(kind))
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def close(self) -> None:
+        """End the connection: the other side sees it at once."""
+        self._socket.close()
+
+    def _begin(self, kind: bytes) -> int:
+        header = bytearray(_HEADER.size)
+        self._fill(memoryview(header))
+        found, nbytes = _HEADER.unpack(header)
+        if found == FAILED:
+            raise DeviceError(f"rank {self._other}: {self._text(nbytes)}")
+        if found != kind:
+            raise DeviceError(f"rank {self._other} is at another call: the ranks don't agree")
+        return int(nbytes)
+
+    def _reason(self) -> DeviceError:
+        """Why nothing can be sent: what the other side told before it ended, if it did."""
+        try:
+            self._begin(FAILED)
+        except DeviceError as error:
+            return error
+        return DeviceError(f"rank {self._other} ended")
+
+    def _text(self, nbytes: int) -> str:
+        text = bytearray(nbytes)
+        self._fill(memoryview(text))
+        return text.decode(errors="replace")
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except OSError:
+                count = 0
+            if not count:
+                raise DeviceError(f"rank {self._other} ended")
+            view = view[count:]
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    assert array.flags.c_contiguous
+    return array.reshape(-1).view(np.uint8).data
+
+
+class First:
+    """The first rank's side: it sums up and hands out. Implements `Collectives`."""
+
+    rank = 0
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        """links: to the other ranks, in their order."""
+        self.links, self.ranks = links, len(links) + 1
+
+    def all_reduce(self, part: NDArray[Any]) -> None:
+        """Add the others' parts one by one, in fp32."""
+        total, other = part.astype(np.float32), np.empty_like(part)
+        for link in self.links:
+            link.receive_array(other)
+            total += other
+        part[...] = total
+        for link in self.links:
+            link.send_array(part)
+
+    def all_gather(self, part: NDArray[Any], parts: NDArray[Any]) -> None:
+        """Collect the others' parts, then send all to all."""
+        each = parts.reshape(self.ranks, -1)
+        each[0] = part.reshape(-1)
+        for link, own in zip(self.links, each[1:], strict=True):
+            link.receive_array(own)
+        for link in self.links:
+            link.send_array(parts)
+
+    def call(self, name: str, arguments: Sequence[Any]) -> None:
+        """Tell the others to do what this rank does now."""
+        data = pickle.dumps((name, tuple(arguments)))
+        for link in self.links:
+            link.send(CALL, data)
+
+
+class Other:
+    """Another rank's side. Implements `Collectives`."""
+
+    def __init__(self, link: Link, rank: int, ranks: int) -> None:
+        """link: to the first rank."""
+        self.link, self.rank, self.ranks = link, rank, ranks
+
+    def all_reduce(self, part: NDArray[Any]) -> None:
+        """Send the part, and receive the sum."""
+        self.link.send_array(part)
+        self.link.receive_array(part)
+
+    def all_gather(self, part: NDArray[Any], parts: NDArray[Any]) -> None:
+        """Send the part, and receive all of them."""
+        self.link.send_array(part)
+        self.link.receive_array(parts)
+
+    def next_call(self) -> tuple[str, tuple[Any, ...]]:
+        """What the first rank does next. It is this process's parent, so its pickles are ours."""
+        name, arguments = pickle.loads(self.link.receive(CALL))
+        return name, arguments

@@ -1,0 +1,51 @@
+"""Builds of several ranks that are not possible are refused, with what is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.oracle import checkpoints
+from tests.refused import refused
+
+LENGTHS = ("--L-max", "64")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "ranks", "message"),
+    [
+        ("llama", {}, 3, "4 attention heads are no multiple"),
+        ("llama", {}, 4, "2 KV heads are no multiple"),
+        ("llama", {}, 2, "257 tokens of the vocabulary"),
+        ("llama", {"vocab_size": 256, "intermediate_size": 111}, 2, "111 columns of the MLPs"),
+        ("qwen3-moe", {"vocab_size": 256, "moe_intermediate_size": 31}, 2, "31 columns of the ex"),
+        ("llama", {"vocab_size": 256, "mlp_bias": True}, 2, "biases in their MLPs"),
+        ("gpt-oss", {"vocab_size": 256}, 2, "attention sinks"),
+        ("llama", {}, 0, "is below 1"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(
+    architecture: str,
+    changes: dict[str, Any],
+    ranks: int,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = checkpoints.make(architecture, tmp_path / "model", **changes)
+    capsys.readouterr()  # transformers' progress
+    given = ("build", "--model", model, "--out", tmp_path / "b", *LENGTHS)
+    assert message in refused(capsys, *given, "--tensor-parallel", ranks)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--weights", "int4"), ("--baseline",), ("--link-weights",), ("--tokens-per-step", "2")],
+)
+def test_options_that_ranks_do_not_have_are_refused(
+    flags: tuple[str, ...], checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("build", "--model", checkpoint, "--out", tmp_path / "b", *LENGTHS, *flags)
+    error = refused(capsys, *given, "--tensor-parallel", 2)
+    assert error == f"error: {' '.join(flags)} is not supported with --tensor-parallel 2"
