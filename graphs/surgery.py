@@ -16,6 +16,7 @@ from snapexport.contract.targets import Target
 from snapexport.graphs.compress import compress_graph
 from snapexport.graphs.functions import EXPERTS, NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
+from snapexport.graphs.passes.attention_groups import AttentionGroups
 from snapexport.graphs.passes.base import Pass, SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
@@ -57,6 +58,8 @@ def prefill(
         passes = [Latents(), SingleShot(geometry, options)]
     elif geometry.compresses:
         passes.append(QueryWindows(geometry.L_obs))
+    if options.attention_groups > 1 and not geometry.is_single_shot(chunk):
+        passes.append(AttentionGroups(options.attention_groups))
     return _finish(graph, geometry, passes + _sampling(options), target, options)
 
 
@@ -81,6 +84,8 @@ def extend(
 ) -> onnx.ModelProto:
     """The graph of one more chunk onto a compressed cache. `traced` is prefill's trace."""
     passes: list[Pass] = [Latents(), ExtendCache(geometry, options)]
+    if options.attention_groups > 1:
+        passes.append(AttentionGroups(options.attention_groups))
     graph = _imported(traced, options)
     graph.name = "extend"
     return _finish(graph, geometry, passes + _sampling(options), target, options)

@@ -54,8 +54,9 @@ def test_tensorrt_target_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (25, 96), steps=12)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 def test_fused_attention_by_kv_head_agrees_with_the_oracle(
-    monkeypatch: pytest.MonkeyPatch,
+    groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32, which the builder composes: as if it had a fused kernel for it."""
     everything = FusedShapes(
@@ -66,12 +67,18 @@ def test_fused_attention_by_kv_head_agrees_with_the_oracle(
         smallest_chunk_head_dim=1,
     )
     monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", everything)
-    case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13)
-    (node, *_) = [n for n in load(cases.built(case), "prefill").graph.node if is_attention(n)]
+    case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13, attention_groups=groups)
+    graph = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph
+    attentions = [node for node in graph.node if is_attention(node)]
+    assert len(attentions) == groups * case.geometry.num_layers
+    queries = {node.input[0] for node in attentions}
+    batches = {
+        one.type.tensor_type.shape.dim[0].dim_value
+        for one in graph.value_info
+        if one.name in queries
+    }
+    assert batches == {2 // groups}, "KV heads in the place of the batch"
     assert_agrees(case, (25, 96), steps=12)
-    shapes = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph.value_info
-    (query,) = [value for value in shapes if value.name == node.input[0]]
-    assert query.type.tensor_type.shape.dim[0].dim_value == 2  # KV heads
 
 
 def is_attention(node: onnx.NodeProto) -> bool:

@@ -204,6 +204,19 @@ def test_scratch_memory_of_llama_8b_heads_at_131072_positions_is_below_its_bound
     ), scratch
 
 
+def test_groups_of_kv_heads_share_the_memory_of_their_copies(tmp_path: Path) -> None:
+    """Prefill below 0.3 GB where all KV heads at once take 0.7."""
+    small = {"hidden_size": 64, "intermediate_size": 64, "max_position_embeddings": 131072}
+    model = checkpoints.make("llama", tmp_path / "model", num_hidden_layers=3, **GEOMETRY | small)
+    options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "prefill_chunk": 512}
+    options |= {"dtype": "bf16", "batch": 1, "extend": True, "attention_groups": 4}
+    made = build(model, tmp_path / "b", target="tensorrt-rtx", **options)
+    for name in ("prefill", "extend"):
+        answer = ask(made.graph(name), ("8.9",))
+        assert answer.accepted, (name, answer.errors)
+        assert answer.scratch is not None and answer.scratch < 0.3e9, (name, answer.scratch)
+
+
 def test_scratch_memory_does_not_grow_with_the_layers(tmp_path: Path) -> None:
     scratch = {}
     for layers in (2, 6):

@@ -16,6 +16,7 @@ from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.targets.composed_attention import composed_attention, scaled
 from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.sinks import SinkSlots, take_sink
+from snapexport.graphs.targets.tensorrt.by_kv_head import fused_by_kv_head
 from snapexport.graphs.targets.visible_slots import VisibleSlots
 
 EXACT_SCALE = 0.25
@@ -47,18 +48,19 @@ def _with_cache(
     folded: FoldedRows,
 ) -> None:
     scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
+    groups = int(marker.attrs.get("groups", 1))
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
     caches = written(graph, [past_key, past_value], states, slot, present)
     mask = masks.mask(valid, query.shape[2], past_key.shape[2], window)
     inputs = [query, *caches, mask]
     if sink is not None:
-        _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
+        _attend_beside_sink(graph, inputs, out, scores, sinks, sink, groups)
     elif query.shape[0] > 1 and query.shape[2] > 1 and _is_fused(inputs, scores):
         query = scaled(graph, query, scores.scale)
         attended = folded.attention([query, *caches], mask, scale=1.0)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
     else:
-        _attend(graph, inputs, out, scores)
+        _attend(graph, inputs, out, scores, groups=groups)
 
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
@@ -93,6 +95,7 @@ def _attend(
     out: gs.Tensor,
     scores: Scores,
     is_causal: bool = False,
+    groups: int = 1,
 ) -> None:
     """(query [B,H,C,D], key, value [B,Hkv,S,D], mask) -> [B,C,H,D].
 
@@ -105,7 +108,7 @@ def _attend(
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
         states = [scaled(graph, query, scores.scale), *others]
-        attended = _fused_by_kv_head(graph, states, is_causal)
+        attended = fused_by_kv_head(graph, states, is_causal, groups)
     else:
         states = [scaled(graph, query, scores.scale / EXACT_SCALE), *others]
         attended = node(graph, "Attention", states, scale=EXACT_SCALE)
@@ -119,6 +122,7 @@ def _attend_beside_sink(
     scores: Scores,
     sinks: SinkSlots,
     sink: gs.Tensor,
+    groups: int = 1,
 ) -> None:
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
@@ -127,29 +131,9 @@ def _attend_beside_sink(
     fits = MEASURED_SHAPES.fits_with_sink(_value_bytes(query), rows, slots, head_dim)
     if fits and not scores.softcap:
         extended = sinks.extended(queries, key, value, mask, sink)
-        wide = _fused_by_kv_head(graph, extended, is_causal=False)
+        wide = fused_by_kv_head(graph, extended, False, groups)
         width = value.shape[3]
         attended = node(graph, "Slice", [*wide, *(int64s(graph, n) for n in (0, width, -1))])
     else:
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap, sink)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
-
-
-def _fused_by_kv_head(graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool) -> list[gs.Tensor]:
-    """Attention of one prompt's chunk, with its KV heads in the place of the batch.
-
-    For query heads that share a KV head the kernel copies keys and values once for every query
-    head, 2.1 GB at 131,072 positions and 32 heads of 128. In this form it copies them once for
-    every KV head, 0.5 GB.
-    """
-    query, key, value, *mask = inputs
-    batch, heads, rows, head_dim = query.shape
-    kv_heads, slots = key.shape[1:3]
-    query_shape = int64s(graph, kv_heads, heads // kv_heads, rows, head_dim)
-    folded = node(graph, "Reshape", [query, query_shape])
-    for states in (key, value):
-        shape = int64s(graph, kv_heads, 1, slots, states.shape[3])
-        folded += node(graph, "Reshape", [states, shape])
-    attended = node(graph, "Attention", folded + mask, scale=1.0, is_causal=int(is_causal))
-    unfolded = int64s(graph, batch, heads, rows, value.shape[3])
-    return node(graph, "Reshape", [*attended, unfolded])

@@ -107,7 +107,12 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     texts = read_texts(checkpoint.with_tokenizer())
     geometry = options.geometry(model, template_tail(texts))
-    options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    options.require_model(
+        model.vocab_size,
+        latent=bool(model.kv_lora_rank),
+        kv_heads=model.cut(options.tensor_parallel).num_key_value_heads,
+        has_experts=bool(model.num_experts),
+    )
     require_ranks(checkpoint, config, options.tensor_parallel)
     shapes.require_tensors(checkpoint, config)
     if options.mtp:

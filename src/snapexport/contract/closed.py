@@ -149,7 +149,12 @@ def _require_layers(manifest: Manifest) -> None:
 def _require_options(manifest: Manifest) -> None:
     """The graph options are resolved, so they are what they resolve to."""
     options, model = manifest.graph_options, manifest.model
-    options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    options.require_model(
+        model.vocab_size,
+        latent=bool(model.kv_lora_rank),
+        kv_heads=model.cut(manifest.tensor_parallel).num_key_value_heads,
+        has_experts=bool(model.num_experts),
+    )
     resolved = options.resolved(manifest.target, manifest.dtype)
     if not manifest.geometry.compresses:
         resolved = resolved.of_full_cache()

@@ -34,8 +34,9 @@ class GraphOptions:
     of likeliest next tokens that the graphs output beside the logits. share_weights: matrices are
     inputs of the graphs, which then run on one copy; None: where every graph would hold its own.
     extend: the build has extend.onnx. trt_decomposable: TensorRT may use several kernels for
-    attention. mtp: graphs of the layer for multi-token prediction, and the hidden states that it
-    takes as outputs.
+    attention. attention_groups: of KV heads, which prefill's attention takes one after the other on
+    compiled targets. mtp: graphs of the layer for multi-token prediction, and the hidden states
+    that it takes as outputs.
     """
 
     cache_dtype: CacheDType | None = field(
@@ -81,6 +82,14 @@ class GraphOptions:
             "then run in TensorRT alone"
         ),
     )
+    attention_groups: int = field(
+        default=1,
+        metadata=_help(
+            "groups of KV heads that a prefill chunk's attention takes one after the other in "
+            "TensorRT: more groups take less memory for copies of the cache, and their kernels are "
+            "smaller"
+        ),
+    )
     mtp: bool = field(
         default=False,
         metadata=_help(
@@ -92,6 +101,11 @@ class GraphOptions:
     def __post_init__(self) -> None:
         require_one_of("--cache-dtype", self.cache_dtype, CACHE_DTYPES)
         require_one_of("--decode-attention", self.decode_attention, DECODE_ATTENTIONS)
+        if self.attention_groups < 1:
+            raise UserError(
+                f"--attention-groups {self.attention_groups} is below 1",
+                "use 1 for all KV heads at once, or a divisor of their number",
+            )
         if self.top_tokens < 0:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is below 0",
@@ -112,6 +126,12 @@ class GraphOptions:
                 f"--trt-decomposable is not supported with --target {target}",
                 f"leave it out, or use --target {targets_with('decomposable')}",
             )
+        if self.attention_groups > 1 and capabilities(target).fused_shapes is None:
+            raise UserError(
+                f"--attention-groups is not supported with --target {target}: its attention copies "
+                "no cache",
+                f"leave it out, or use --target {targets_with('fused_shapes')}",
+            )
         shares = self.share_weights
         if shares is None:
             shares = capabilities(target).weights_per_graph
@@ -119,8 +139,11 @@ class GraphOptions:
             self, cache_dtype=cache_dtype, decode_attention=attention, share_weights=shares
         )
 
-    def require_model(self, vocab_size: int, *, latent: bool) -> None:
+    def require_model(
+        self, vocab_size: int, *, latent: bool, kv_heads: int, has_experts: bool
+    ) -> None:
         """Raise UserError for options that a model does not support. latent: its attention is."""
+        self._require_groups(kv_heads, is_composed=latent or has_experts)
         if self.top_tokens > vocab_size:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is above the model's vocabulary of {vocab_size} "
@@ -138,6 +161,21 @@ class GraphOptions:
                 "--decode-attention valid is not supported for latent attention: ONNX Runtime has "
                 "no operator for it",
                 "leave it out",
+            )
+
+    def _require_groups(self, kv_heads: int, is_composed: bool) -> None:
+        groups = self.attention_groups
+        if groups > 1 and is_composed:
+            raise UserError(
+                "--attention-groups is not supported for latent attention and for models with "
+                "experts: their attention is composed of single operators, which copy no cache",
+                "leave it out",
+            )
+        if kv_heads % groups:
+            numbers = ", ".join(str(n) for n in range(1, kv_heads + 1) if kv_heads % n == 0)
+            raise UserError(
+                f"--attention-groups {groups} does not divide the model's {kv_heads} KV heads",
+                f"possible here: {numbers}",
             )
 
     @property

@@ -100,7 +100,7 @@ def _attention_scratch(model: PlannedModel, options: BuildOptions, chunk: int, s
     if facts.attention_sinks:
         wide = states * (facts.head_dim + SINK_CHANNELS) // facts.head_dim
         states = 2 * wide
-    return states + 2 * chunk * slots
+    return states // options.attention_groups + 2 * chunk * slots
 
 
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
