@@ -44,7 +44,7 @@ def test_every_line_of_the_metrics_is_prometheus_text(
     client.completions.create(model="model", prompt="abc", max_tokens=4)
     with urlopen(f"{served.url}/metrics", timeout=5) as answer:
         families = parsed(answer.read().decode())
-    assert len(families) == 15 and all(samples for _, samples in families.values())
+    assert len(families) == 17 and all(samples for _, samples in families.values())
     for name, (kind, samples) in families.items():
         assert kind != "counter" or name.endswith("_total")
         if kind == "histogram":
