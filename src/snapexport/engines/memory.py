@@ -14,7 +14,7 @@ from snapexport.contract import names
 from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.composed import composed_attention
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import MTP, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.manifest import MTP, VERIFY, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
 
@@ -113,7 +113,8 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
 
     Attention copies a layer's keys and values, unless it is fused and has one row for each batch
-    slot. A chunk's converts the mask [C,T] to 16 bits. Composed attention has scores.
+    slot; groups of KV heads share the memory of their copies. A chunk's converts the mask [C,T] to
+    16 bits. Composed attention has scores.
     """
     built = [entry.graphs[name] for entry in manifest.engines.values() if name in entry.graphs]
     if built:
@@ -132,7 +133,8 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if name == "extend":  # the chunk stands behind the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, slots))
-    return 2 * copied + 2 * rows * slots + scores
+    groups = 1 if name.startswith(VERIFY) else manifest.graph_options.attention_groups
+    return 2 * copied // groups + 2 * rows * slots + scores
 
 
 def _vote_scratch(manifest: Manifest, slots: int) -> int:
