@@ -130,10 +130,10 @@ test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environmen
 
 test-dynamo: export OMP_WAIT_POLICY = passive
 test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
-test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 7 minutes
+test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 11 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
-	timeout 900 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo --reruns 1 -rR tests/dynamo
+	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo --reruns 1 -rR tests/dynamo
 
 FUZZ := $(BIN)/python -m tests.fuzz_http
 SERVED := build/served.build

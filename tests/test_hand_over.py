@@ -33,6 +33,7 @@ CASES = {
     "top tokens": Case(top_tokens=16),
     "shared weights": Case(share_weights=True),
     "portable": Case(target="portable"),
+    "several tokens a step": Case(tokens_per_step=4),
 }
 LENGTHS = 5, 32, 75
 """Shorter than the ring, a chunk, and longer than the whole compressed cache."""
@@ -105,6 +106,16 @@ def test_seed_gives_the_tokens_of_one_process_after_a_hand_over() -> None:
     params = replace(GREEDY, temperature=1.0, seed=7)
     halves = [LLM(build.directory, threads=1, role=role) for role in ("prefill", "decode")]
     assert hand_over(*halves, prompts, params) == together(build, prompts, params)
+
+
+def test_a_build_of_several_tokens_a_step_hands_over_before_it_decodes() -> None:
+    executor = open_executor(build_of(CASES["several tokens a step"]), threads=1)
+    prompt = cases.prompt(20)
+    token = int(executor.prefill_prompt(0, prompt).logits.argmax())
+    assert executor.export_row(0).next_position == len(prompt)
+    executor.decode(*(np.array([n]) for n in (token, len(prompt), len(prompt))))
+    with pytest.raises(UserError, match="hands a prompt over before"):
+        executor.export_row(0)
 
 
 def test_roles_load_only_their_own_graphs() -> None:
