@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 _SHARE = 0.2
 """Share of the newest sample in a running mean."""
-_FIRST_GUESS = 0.5
+_FIRST_GUESS = 0.3
 """Share of right drafts before any was seen."""
+_MARGIN = 1.15
+"""How much better a step of several tokens has to look: both sides are estimates."""
 _WARM_UP = 2
 """Steps of a kind until its time counts: the first one allocates memory."""
 _FORGET = 0.99
@@ -62,7 +64,7 @@ class StepTimes:
         if self._samples[size, True] < _WARM_UP:
             return True
         single, several = self._seconds[size, False], self._seconds[size, True]
-        if several / single < (running + expected) / running:
+        if _MARGIN * several / single < (running + expected) / running:
             return True
         self._seconds[size, True] = max(single, _FORGET * several)
         return False
