@@ -46,27 +46,28 @@ class DecodeSteps:
         prompt_length: Integers,
         temperature: Temperatures | None = None,
     ) -> Predictions:
-        """Run one token of each of the first n batch slots; each argument is [n]."""
-        graph = _smallest(self.graphs, len(input_ids))
-        given = (input_ids[:, None], position_ids[:, None], prompt_length, temperature)
-        self._run(graph, *given)
-        return Predictions(graph, len(input_ids))
-
-    def verify(
-        self,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-        temperature: Temperatures | None = None,
-    ) -> Predictions:
-        """Run q tokens of each of the first n batch slots: ids [n,q], others [n].
+        """Run the first n batch slots: input_ids [n], or [n,q] for q tokens of each; others [n].
 
         position_ids: of each first token.
         """
-        graph = _smallest(self._verify, len(input_ids))
-        positions = position_ids[:, None] + np.arange(input_ids.shape[1])
-        self._run(graph, input_ids, positions, prompt_length, temperature)
-        return Predictions(graph, len(input_ids))
+        count = len(input_ids)
+        graph = _smallest(self.graphs if input_ids.ndim == 1 else self._verify, count)
+        tokens = input_ids.reshape(count, -1)
+        given = {
+            names.INPUT_IDS: tokens,
+            names.POSITION_IDS: position_ids[:, None] + np.arange(tokens.shape[1]),
+            names.PROMPT_LENGTH: prompt_length,
+            names.TEMPERATURE: 1 if temperature is None else temperature,
+        }
+        arrays = graph.arrays
+        for name, values in given.items():
+            if name in arrays:  # a graph may not use the prompt's length, or the temperature
+                arrays[name][:count] = values
+                arrays[name][count:] = _IDLE.get(name, 0)
+        if self.places:
+            self.places.write(arrays, arrays[names.POSITION_IDS])
+        graph.run()
+        return Predictions(graph, count)
 
     def size(self, count: int) -> int:
         """The batch slots that a step of the first `count` runs."""
@@ -80,29 +81,6 @@ class DecodeSteps:
     def capture(self) -> list[bool]:
         """Make each step a single launch, where the device can; say of each whether it does."""
         return [graph.capture() for graph in (*self.graphs.values(), *self._verify.values())]
-
-    def _run(
-        self,
-        graph: BoundGraph,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-        temperature: Temperatures | None,
-    ) -> None:
-        given = {
-            names.INPUT_IDS: input_ids,
-            names.POSITION_IDS: position_ids,
-            names.PROMPT_LENGTH: prompt_length,
-            names.TEMPERATURE: 1 if temperature is None else temperature,
-        }
-        arrays = graph.arrays
-        for name, values in given.items():
-            if name in arrays:  # a graph may not use the prompt's length, or the temperature
-                arrays[name][: len(input_ids)] = values
-                arrays[name][len(input_ids) :] = _IDLE.get(name, 0)
-        if self.places:
-            self.places.write(arrays, arrays[names.POSITION_IDS])
-        graph.run()
 
     def _verify_buffers(self, graphs: GraphSet) -> Buffers:
         """New ones for tokens and logits; those of decode for whatever is shaped alike."""

@@ -155,6 +155,10 @@ class Executor:
     ) -> Predictions:
         """Run one token of each of the first n batch slots; each argument is [n].
 
+        input_ids [n,q], of `limits.tokens_per_step` tokens: several of each, position_ids being the
+        first one's. The prediction of a token holds if all tokens before it were right. `accept`
+        has to follow for every batch slot in use; the other tokens are forgotten.
+
         Idle batch slots take zeros, and their contents are lost: a prompt's last chunk rewrites
         them. temperature, above 0: for builds with top tokens; None for 1 in all slots.
         """
@@ -163,27 +167,8 @@ class Executor:
         self._decoded(prompt_length, position_ids + 1)
         return predictions
 
-    def verify(
-        self,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-        temperature: Temperatures | None = None,
-    ) -> Predictions:
-        """Run several tokens of each of the first n batch slots: ids [n,q], others [n].
-
-        position_ids: of each first token. The prediction of a token's row holds if all tokens
-        before it were right. `accept` has to follow for every batch slot in use; the other tokens
-        are forgotten. q is `limits.tokens_per_step`. Otherwise as `decode`.
-        """
-        self._require_decode()
-        assert input_ids.shape[1] == self.limits.tokens_per_step > 1
-        predictions = self._decode.verify(input_ids, position_ids, prompt_length, temperature)
-        self._decoded(prompt_length, position_ids + 1)
-        return predictions
-
     def accept(self, slot: int, count: int) -> None:
-        """Keep the first `count` tokens, 1 at least, of what `verify` ran for a batch slot."""
+        """Keep the first `count` tokens, 1 at least, of those that `decode` ran for a slot."""
         self._held[1, slot] += count - 1
         if self._decode.places:
             self._decode.places.accept(slot, count, self.limits.tokens_per_step)

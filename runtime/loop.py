@@ -180,15 +180,15 @@ class Loop:
     ) -> Predictions:
         """One step. drafts: to be checked; None for a step of one token."""
         tokens, *others = self._inputs(slots)
-        with self._times.measured(self._size(slots), drafts is not None):
-            if drafts is None:
-                return self._executor.decode(tokens, *others)
+        if drafts is not None:
             rows = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
             rows[:, 0] = tokens
             for request_id, slot in slots.items():
                 draft = drafts[request_id]
                 rows[slot, 1 : 1 + len(draft)] = draft
-            return self._executor.verify(rows, *others)
+            tokens = rows
+        with self._times.measured(self._size(slots), drafts is not None):
+            return self._executor.decode(tokens, *others)
 
     def _inputs(self, slots: Mapping[int, int]) -> tuple[NDArray[Any], ...]:
         """Token, position, prompt length and temperature of each slot, up to the last in use."""

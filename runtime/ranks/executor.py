@@ -75,17 +75,9 @@ class RankExecutor(Executor):
         with self._together("decode", *arguments):
             return super().decode(*arguments)
 
-    def verify(
-        self,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-        temperature: Temperatures | None = None,
-    ) -> Predictions:
-        _refuse("a step of several tokens")
-
     def accept(self, slot: int, count: int) -> None:
-        _refuse("a step of several tokens")
+        with self._together("accept", slot, count):
+            super().accept(slot, count)
 
     def move(self, source: int, target: int) -> None:
         with self._together("move", source, target):

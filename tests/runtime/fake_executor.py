@@ -6,6 +6,7 @@ From a `broken_token` on, logits are NaN for every request in the same cache, un
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,8 @@ class FakeExecutor:
         prompt_length: Integers,
         temperature: Temperatures | None = None,
     ) -> Predictions:
+        if input_ids.ndim > 1:
+            return self._decode_several(input_ids, position_ids, prompt_length, temperature)
         count = len(input_ids)
         self.steps.append("decode")
         self.counts.append(count)
@@ -109,19 +112,13 @@ class FakeExecutor:
             self._logits[slot] = self._next(history, slot in self.broken_slots)
         return Predictions(FakeGraph(self._logits), count)
 
-    def verify(
-        self,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-        temperature: Temperatures | None = None,
-    ) -> Predictions:
-        count, tokens = input_ids.shape
+    def _decode_several(self, input_ids: Integers, *others: Any) -> Predictions:
+        (count, tokens), (position_ids, *more) = input_ids.shape, others
         assert tokens == self.limits.tokens_per_step
-        self.steps.append("verify")
+        self.steps.append("several")
         logits = np.zeros((count, tokens, self.limits.vocab_size), np.float32)
         for token in range(tokens):
-            self.decode(input_ids[:, token], position_ids + token, prompt_length, temperature)
+            self.decode(input_ids[:, token], position_ids + token, *more)
             logits[:, token] = self._logits[:count]
         self.accepted = {}
         return Predictions(FakeGraph(logits), count)

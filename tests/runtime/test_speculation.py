@@ -71,7 +71,7 @@ def test_a_continuation_takes_its_tokens_in_fewer_steps() -> None:
     executor = llm.executor
     llm.score([[1, 2, 0, 1]], [[0, 1, 2, 0, 0, 1, 1, 2, 2, 1, 0, 2, 0, 1, 2, 2, 1]])
     assert isinstance(executor, FakeExecutor)
-    assert executor.steps.count("verify") == 2  # prefill gives the first of 17 tokens
+    assert executor.steps.count("several") == 2  # prefill gives the first of 17 tokens
 
 
 def test_a_repeating_text_is_drafted() -> None:
