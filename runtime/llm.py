@@ -90,13 +90,14 @@ class LLM:
         executor: Executor,
         tokenizer: Tokenizer | None = None,
         max_num_batched_tokens: int | None = None,
+        speculates: bool = True,
         **unknown: Never,
     ) -> "LLM":
         """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text."""
         for name in unknown:
             _refuse(name)
         llm = cls.__new__(cls)
-        llm._set_up(executor, tokenizer, max_num_batched_tokens)
+        llm._set_up(executor, tokenizer, max_num_batched_tokens, speculates=speculates)
         return llm
 
     def _set_up(

@@ -79,13 +79,13 @@ def test_a_repeating_text_is_drafted() -> None:
     llm = fake(4)
     one = llm.generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30, ignore_eos=True))[0]
     assert one.drafted > 0
-    assert LLM_without(4).generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30))[0].drafted == 0
 
 
-def LLM_without(tokens_per_step: int) -> LLM:
-    llm = fake(tokens_per_step)
-    llm._set_up(llm.executor, None, None, speculates=False)
-    return llm
+def test_drafts_can_be_left_out() -> None:
+    executor = FakeExecutor(make_limits(vocab_size=3, tokens_per_step=4))
+    llm = LLM.from_executor(executor, speculates=False)
+    one = llm.generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30, ignore_eos=True))[0]
+    assert one.drafted == 0 and "several" not in executor.steps
 
 
 FORMS: list[dict[str, Any]] = [

@@ -219,6 +219,12 @@ def test_stop_ends_all_requests_and_refuses_new_ones(bench: Bench) -> None:
     assert bench.worker.accept(bench.request()) == STOPPING
 
 
+def test_warm_up_runs_the_graphs_of_several_tokens_too() -> None:
+    executor = FakeExecutor(make_limits(batch=4, decode_batches=(1, 4), tokens_per_step=3))
+    run_every_decode(LLM.from_executor(executor))
+    assert executor.steps.count("several") == 2
+
+
 def test_warm_up_runs_every_decode_graph_and_a_prompt() -> None:
     executor = FakeExecutor(make_limits(batch=8, decode_batches=(1, 4, 8)))
     llm = LLM.from_executor(executor)

@@ -15,7 +15,11 @@ def warm_up(llm: LLM) -> None:
 
 
 def run_every_decode(llm: LLM) -> None:
-    """Run a decode step of idle batch slots on each decode graph. Overwrites all batch slots."""
-    for count in llm.executor.limits.decode_batches:
+    """Run a step of idle batch slots on each graph of decode. Overwrites all batch slots."""
+    limits = llm.executor.limits
+    for count in limits.decode_batches:
         idle = np.zeros(count, np.int64)
         llm.executor.decode(idle, idle, idle)
+        if limits.tokens_per_step > 1:
+            several = np.zeros((count, limits.tokens_per_step), np.int64)
+            llm.executor.decode(several, idle, idle)
