@@ -19,7 +19,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import GraphEntry
 from snapexport.runtime.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.bound_graph import BoundGraph, allocate
-from snapexport.runtime.predictions import Prediction, Predictions
+from snapexport.runtime.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.prefill import write_tokens
 
 Integers = NDArray[np.int64]
@@ -96,7 +96,7 @@ class Blocks:
         if end == len(prompt):
             for name, target in self._slots[slot].items():
                 self._memory.copy(target, self._row[name])
-        return Predictions(self._graph, 1)[0]
+        return Predictions(self._graph, FIRST)[0]
 
     def parked(self, prompt: Sequence[int]) -> ParkedRow:
         """A copy of the row after a prompt's last block."""

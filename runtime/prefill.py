@@ -13,7 +13,7 @@ import numpy as np
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import BoundGraph, HostArrays
 from snapexport.runtime.fill_slot import FillByGraph, FillSlot
-from snapexport.runtime.predictions import Prediction, Predictions
+from snapexport.runtime.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.prompt_cache import PromptCache
 
 
@@ -35,7 +35,7 @@ class SingleShot:
         assert start == 0 and end == len(prompt)
         write_tokens(self._into_slot.graph.arrays, prompt, temperature)
         self._into_slot.fill(slot, end)
-        return Predictions(self._into_slot.graph, 1)[0]
+        return Predictions(self._into_slot.graph, FIRST)[0]
 
     def clear(self) -> None:
         """Do nothing: there is no cache but the batch slot's."""
@@ -83,7 +83,7 @@ class Chunked:
         if is_last:
             self._cache.resize(self._largest, end)
             self._into_slot.fill(slot, end)
-        return Predictions(self._graphs[self._largest], 1)[0]
+        return Predictions(self._graphs[self._largest], FIRST)[0]
 
     def _run(self, prompt: Sequence[int], start: int, end: int, temperature: float) -> None:
         capacity = next(one for one in self._graphs if one >= start + self._chunk)

@@ -123,6 +123,24 @@ class First:
         for link in self.links:
             link.send_array(parts)
 
+    def all_to_all(self, parts: NDArray[Any]) -> None:
+        """Collect all ranks' rows, then send each the rows that are for it."""
+        given = np.empty((self.ranks, self.ranks, parts.size // self.ranks), parts.dtype)
+        given[0] = parts.reshape(self.ranks, -1)
+        for link, theirs in zip(self.links, given[1:], strict=True):
+            link.receive_array(theirs)
+        for rank, link in enumerate(self.links, start=1):
+            link.send_array(np.ascontiguousarray(given[:, rank]))
+        parts[...] = given[:, 0].reshape(parts.shape)
+
+    def hand(self, source: int, target: int, array: NDArray[Any]) -> None:
+        """Through this rank, whatever the two are."""
+        passing = array if 0 in (source, target) else np.empty_like(array)
+        if source:
+            self.links[source - 1].receive_array(passing)
+        if target:
+            self.links[target - 1].send_array(passing)
+
     def call(self, name: str, arguments: Sequence[Any]) -> None:
         """Tell the others to do what this rank does now."""
         data = pickle.dumps((name, tuple(arguments)))
@@ -146,6 +164,18 @@ class Other:
         """Send the part, and receive all of them."""
         self.link.send_array(part)
         self.link.receive_array(parts)
+
+    def all_to_all(self, parts: NDArray[Any]) -> None:
+        """Send rows for all ranks, and receive those of all ranks."""
+        self.link.send_array(parts)
+        self.link.receive_array(parts)
+
+    def hand(self, source: int, target: int, array: NDArray[Any]) -> None:
+        """To or from the first rank, which passes it on."""
+        if self.rank == source:
+            self.link.send_array(array)
+        elif self.rank == target:
+            self.link.receive_array(array)
 
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
         """What the first rank does next. It is this process's parent, so its pickles are ours."""

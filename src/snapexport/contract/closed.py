@@ -91,6 +91,8 @@ def _require_ranks(manifest: Manifest) -> None:
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
     if ranks > 1 and (manifest.traces or manifest.engines):
         raise UserError("the manifest has several ranks, and traces or engines", REBUILD)
+    batches = manifest.decode_graphs()
+    manifest.graph_options.require_ranks(ranks, batches, latent=bool(model.kv_lora_rank))
 
 
 def _in_folders(manifest: Manifest, files: Iterable[str]) -> Iterator[str]:
