@@ -47,6 +47,7 @@ class LLM:
         parked_rows: int = 0,
         role: Role = "both",
         speculates: bool = True,
+        compress_every: int = 0,
         **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
@@ -64,12 +65,15 @@ class LLM:
         Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
         compressed row, in memory that does not grow with them, up to the model's own positions.
         parked_rows: how many prompts' rows are kept for prompts that begin with them, as the turns
-        of a conversation do. A turn then costs its own tokens. Longer prompts than L_max are taken
-        too, block by block.
+        of a conversation do. A turn then costs its own tokens. compress_every: tokens of an output
+        after which what left the ring, and the output itself, are voted on; 0: never. Both keep
+        copies of rows in the host's memory, and take longer prompts than L_max too, block by block.
         """
         for name in unknown:
             _refuse(name)
-        _require_rows(parked_rows)
+        _require_count("parked_rows", parked_rows)
+        _require_count("compress_every", compress_every)
+        extends = bool(parked_rows or compress_every)
         build = Build.open(build_dir)
         executor = open_executor(
             build,
@@ -77,11 +81,13 @@ class LLM:
             baseline=baseline,
             threads=threads,
             prepack=prepack,
-            prefill="both" if parked_rows and prefill == "chunks" else prefill,
+            prefill="both" if extends and prefill == "chunks" else prefill,
             role=role,
         )
         tokenizer = load_tokenizer(build.directory)
-        self._set_up(executor, tokenizer, max_num_batched_tokens, parked_rows, speculates)
+        self._set_up(
+            executor, tokenizer, max_num_batched_tokens, parked_rows, speculates, compress_every
+        )
         self._directory = build.directory
 
     @classmethod
@@ -107,10 +113,13 @@ class LLM:
         max_num_batched_tokens: int | None,
         parked_rows: int = 0,
         speculates: bool = True,
+        compress_every: int = 0,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
-        self._loop = Loop(executor, tokenizer, max_num_batched_tokens, parked_rows, speculates)
+        self._loop = Loop(
+            executor, tokenizer, max_num_batched_tokens, parked_rows, speculates, compress_every
+        )
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -299,11 +308,9 @@ class LLM:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
 
 
-def _require_rows(parked_rows: int) -> None:
-    if isinstance(parked_rows, bool) or not isinstance(parked_rows, int) or parked_rows < 0:
-        raise UserError(
-            f"parked_rows {parked_rows!r} cannot be used", "parked_rows must be 0 or more"
-        )
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} {value!r} cannot be used", f"{name} must be 0 or more")
 
 
 def _refuse(keyword: str) -> NoReturn:
