@@ -60,6 +60,7 @@ class ServeOptions(ModelOptions):
     port: int = 8000
     backend: BackendName | None = None
     parked_rows: int = 0
+    compress_every: int = 0
     no_speculation: bool = False
     request_seconds: float = 600
     drain_seconds: float = 30
@@ -80,7 +81,7 @@ class ServeOptions(ModelOptions):
                 raise _wrong(self, name, f"a number from 0 (a free port) to {MOST_PORT}")
         if not self.request_seconds > 0:
             raise _wrong(self, "request_seconds", "a number above 0")
-        for name in ("drain_seconds", "parked_rows"):
+        for name in ("drain_seconds", "parked_rows", "compress_every"):
             if not getattr(self, name) >= 0:
                 raise _wrong(self, name, "0 or more")
         self._require_usable_access()
@@ -107,11 +108,12 @@ class ServeOptions(ModelOptions):
                     "--backend is not supported with --triton",
                     "use --device cpu or --device gpu",
                 )
-            if self.parked_rows:
-                raise UserError(
-                    "--parked-rows is not supported with --triton",
-                    "leave out one of them: the server in one process keeps rows",
-                )
+            for name in ("parked_rows", "compress_every"):
+                if getattr(self, name):
+                    raise UserError(
+                        f"{_flag(name)} is not supported with --triton",
+                        "leave out one of them: the server in one process keeps rows",
+                    )
             if self.no_speculation:
                 raise UserError(
                     "--no-speculation is not supported with --triton",

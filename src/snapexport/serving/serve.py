@@ -49,7 +49,8 @@ def serve(options: ServeOptions, report: Report) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
         signals = stack.enter_context(Signals())
-        form: PrefillForm = "both" if options.parked_rows else "chunks"
+        extends = options.parked_rows or options.compress_every
+        form: PrefillForm = "both" if extends else "chunks"
         preprocessor = Preprocessor.open(options.build, options.max_pending, form)
         stack.callback(preprocessor.close)
         if options.triton:
@@ -70,6 +71,7 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
         backend=options.backend,
         parked_rows=options.parked_rows,
         speculates=not options.no_speculation,
+        compress_every=options.compress_every,
     )
     try:
         warm_up(llm)
