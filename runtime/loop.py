@@ -32,11 +32,11 @@ class Loop:
         executor: Executor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
-        parked_rows: int = 0,
+        parked: ParkedRows | None = None,
         speculates: bool = True,
         compress_every: int = 0,
     ) -> None:
-        """parked_rows: how many prompts' rows are kept for prompts that begin with them.
+        """parked: prompts' rows, which are kept for prompts that begin with them.
 
         speculates: guess tokens ahead, where the executor can check several. compress_every: tokens
         of an output after which its batch slot is compressed again; 0: never.
@@ -47,7 +47,7 @@ class Loop:
         self._scheduler = Scheduler(
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
-        self._parked = ParkedRows(parked_rows) if parked_rows else None
+        self._parked = parked
         self._most_drafted = limits.tokens_per_step - 1 if speculates else 0
         self._compress_every = compress_every
         self._times = StepTimes()
@@ -69,8 +69,11 @@ class Loop:
     def _add(self, request_id: int, live: Generation) -> None:
         """Queue it for prefill: of the whole prompt, or of what follows a parked row."""
         prompt = live.prompt_token_ids
-        live.parked = self._parked.find(prompt) if self._parked else None
-        live.in_blocks = bool(live.parked) or len(prompt) > self._limits.longest_prefill
+        too_long = len(prompt) > self._limits.longest_prefill
+        # A row that saves no chunk is worse than prefill, which sees all of the prompt.
+        least = 1 if too_long else (len(prompt) - 1) % self._limits.prefill_chunk + 1
+        live.parked = self._parked.find(prompt, least) if self._parked else None
+        live.in_blocks = bool(live.parked) or too_long
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
         self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks)
 
@@ -123,6 +126,11 @@ class Loop:
                 done = len(live.held_token_ids)
                 live.extend_row()
                 self._scheduler.extend(request_id, len(live.held_token_ids), done)
+
+    def close(self) -> None:
+        """Wait until all parked rows are written to their files."""
+        if self._parked:
+            self._parked.close()
 
     def release(self, request_id: int) -> None:
         """Free the batch slot of a request that handed its row over."""

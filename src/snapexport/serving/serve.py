@@ -70,6 +70,8 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
         max_num_batched_tokens=options.token_budget,
         backend=options.backend,
         parked_rows=options.parked_rows,
+        parked_dir=options.parked_dir,
+        parked_dir_bytes=options.parked_dir_bytes,
         speculates=not options.no_speculation,
         compress_every=options.compress_every,
     )
