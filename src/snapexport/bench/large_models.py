@@ -38,7 +38,7 @@ H200 = Accelerator(
     "H200",
     141 * 10**9,
     Rates(4.8e12, 989e12),
-    "NVIDIA's data sheet of the H200 SXM: 141 GB, 4.8 TB/s, 989 TFLOP/s in bf16 without sparsity",
+    "141 GB, 4.8 TB/s, 989 TFLOP/s in bf16 without sparsity, by NVIDIA's data sheet of the SXM",
 )
 
 

@@ -14,29 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.bench.clients import Exchange, Workload
-from snapexport.bench.deployments import NAME, Deployment, Running, dynamo_versions, running
-from snapexport.bench.load import Outcome
-from snapexport.bench.openai_clients import OpenAIModel
+from snapexport.bench.clients import Workload
+from snapexport.bench.deployment_load import idle_cores, measured, warm_up
+from snapexport.bench.deployments import Deployment, dynamo_versions, running
 from snapexport.bench.results import Results
 from snapexport.bench.setup import BUNDLED, Experiment, Setup
 from snapexport.bench.tables import Column, Table, ms, number
-from snapexport.bench.turns import Row, rounded, tail
+from snapexport.bench.turns import Row, rounded
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 
 DEPLOYMENTS = (Deployment(), Deployment(1, 1), Deployment(1, 2))
 ALONE = DEPLOYMENTS[0].name
 NOTES = (
-    "one deployment runs at a time, with the clients' threads on the same cores; P + D: P prefill "
-    "and D decode workers of Dynamo, and its frontend",
-    "threads: of each worker; the machine's are divided among a deployment's workers, and each has "
-    "at least one. The frontend and NIXL's progress threads come on top",
-    "cores: processors' seconds of all processes of the deployment, a second",
-    "a deployment has the build's batch slots once for each decode worker, and once in one process",
+    "P + D: P prefill and D decode workers of Dynamo, and its frontend; each decode worker has the "
+    "build's batch slots",
+    "one deployment runs at a time, with the clients' threads on the same cores",
+    "threads: of each worker. The frontend's and NIXL's progress threads come on top",
+    "cores: processors' seconds a second of all processes of a deployment",
+    "times: median / 99th percentile of a round's requests, and of these the median over rounds",
 )
 _WARM_REQUESTS = 4
-_IDLE_SECONDS = 2.0
 _TIMES = ("ttft", "itl", "pause")
 
 
@@ -71,24 +69,29 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     """Round after round: each deployment is started, loaded with all clients, and ended."""
     versions = dynamo_versions(setup.dynamo_python or Path(sys.executable))
     results.machine["versions"] |= versions
-    results.note(*NOTES)
+    results.note(
+        f"prompts of {options.prompt_tokens:,} tokens, {options.max_tokens} in each answer, "
+        f"{options.batch} batch slots",
+        *NOTES,
+    )
     build = _build(setup, options)
     deadline = time.monotonic() + options.seconds
     for turn in range(options.rounds):
         for deployment in DEPLOYMENTS if turn % 2 == 0 else DEPLOYMENTS[::-1]:
-            labels = {"deployment": deployment.name, "round": turn}
+            labels: Row = {"deployment": deployment.name, "round": turn}
             cells = [{**labels, "clients": clients} for clients in options.clients]
             missing = [one for one in cells if not results.has("load", one)]
             if not missing:
                 continue
             results.tell(f"{deployment.name}, round {turn + 1}", _done(results), _total(options))
             with running(deployment, build.directory, setup.threads, setup.dynamo_python) as one:
-                _warm_up(one, build, options)
-                results.add("idle", labels | {"cores": _idle_cores(one)})
+                warm_up(one, workload(build, options, [options.rounds], 1, _WARM_REQUESTS))
+                results.add("idle", labels | {"cores": idle_cores(one)})
                 for cell in missing:
                     _require_time(deadline, options)
+                    given = workload(build, options, [turn], cell["clients"], options.requests)
                     threads = {"threads": deployment.threads(setup.threads)}
-                    results.add("load", cell | threads | measured(one, build, options, cell))
+                    results.add("load", cell | threads | measured(one, given))
                     results.tell(deployment.name, _done(results), _total(options))
 
 
@@ -113,75 +116,17 @@ def _require_time(deadline: float, options: Options) -> None:
         )
 
 
-def _warm_up(one: Running, build: Build, options: Options) -> None:
-    """Some requests that are not counted. Raises UserError if one fails: all others would."""
-    given = workload(build, options, [options.rounds], 1, _WARM_REQUESTS)
-    for exchange in OpenAIModel(one.openai, NAME).drive(given, time.perf_counter):
-        if exchange.error:
-            raise UserError(f"a first request failed: {exchange.error}", "see its log")
-
-
-def _idle_cores(one: Running) -> float:
-    """Processors' seconds a second without a request."""
-    before = one.cpu_seconds()
-    time.sleep(_IDLE_SECONDS)
-    return rounded((one.cpu_seconds() - before) / _IDLE_SECONDS)
-
-
 def workload(
     build: Build, options: Options, seed: Sequence[int], clients: int, requests: int
 ) -> Workload:
-    """Random prompts, so that no two have a common prefix; the same for every deployment."""
-    shape = clients, requests, options.prompt_tokens
+    """Random prompts, so that no two have a common prefix; the same for every deployment.
+
+    requests: of all clients, at least two of each.
+    """
+    shape = clients, max(2, -(-requests // clients)), options.prompt_tokens
     vocab_size = build.manifest.model.vocab_size
     drawn = np.random.default_rng([*seed, clients]).integers(0, vocab_size, shape)
     return Workload(drawn.tolist(), options.max_tokens)
-
-
-def measured(one: Running, build: Build, options: Options, cell: Row) -> Row:
-    """One round of so many clients: a row of results."""
-    clients, turn = int(cell["clients"]), int(cell["round"])
-    requests = max(2, -(-options.requests // clients))
-    given = workload(build, options, [turn], clients, requests)
-    before, cpu, began = one.moved(), one.cpu_seconds(), time.perf_counter()
-    exchanges = OpenAIModel(one.openai, NAME).drive(given, time.perf_counter)
-    seconds, spent = time.perf_counter() - began, one.cpu_seconds() - cpu
-    after = one.moved()
-    moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    return row(exchanges, clients, turn) | fetched(moved) | {"cores": rounded(spent / seconds)}
-
-
-def row(exchanges: Sequence[Exchange], clients: int, turn: int) -> Row:
-    """Rates and times of the requests that did not fail; times over requests, in seconds."""
-    outcome = Outcome("server", clients, turn, list(exchanges))
-    good = outcome.good
-    errors = [one.error for one in exchanges if one.error]
-    times = {
-        "ttft": [one.ttft for one in good],
-        "itl": [one.mean_itl for one in good],
-        "pause": [one.pause for one in good],
-    }
-    return {
-        "tokens_per_second": rounded(outcome.tokens_per_second),
-        **{f"{name}_seconds": tail(found) if found else None for name, found in times.items()},
-        "requests": len(good),
-        "failed": len(errors),
-        "first_error": errors[0] if errors else None,
-    }
-
-
-def fetched(moved: Row) -> Row:
-    """Bytes and seconds of a fetched row, and the full caches' bytes; empty in one process."""
-    if not (rows := moved.get("rows_moved_total")):
-        return {}
-    nbytes, full = moved["row_bytes_total"], moved["row_full_cache_bytes_total"]
-    return {
-        "rows": int(rows),
-        "row_bytes": rounded(nbytes / rows),
-        "full_cache_bytes": rounded(full / rows),
-        "of_full_cache": rounded(nbytes / full),
-        "fetch_seconds": rounded(moved["row_seconds_total"] / rows),
-    }
 
 
 def summary(sections: Row) -> list[Row]:
@@ -232,7 +177,7 @@ def _at(rounds: Sequence[Row], name: str, at: str) -> float | None:
 
 def tables(report: Row) -> Iterator[Table]:
     """A row for each number of clients and deployment; what was moved below."""
-    rows, settings = report["summary"], report["settings"]
+    rows = report["summary"]
     columns: dict[str, Column] = {
         "clients": "{clients}",
         "deployment": "{deployment}",
@@ -250,11 +195,8 @@ def tables(report: Row) -> Iterator[Table]:
         row["first_error"] for row in report["sections"]["load"] if row["first_error"]
     )
     notes = [
-        f"- prompts of {settings['prompt_tokens']:,} tokens, {settings['max_tokens']} in each "
-        f"answer, {settings['batch']} batch slots a worker; times: median / 99th percentile",
         *(f"- {note}" for note in report["notes"]),
         *(f"- a request failed: {error}" for error in errors),
-        "",
     ]
     shown = [row | {"requests": row["requests"] + row["failed"]} for row in rows]
     yield Table.of("deployments", shown, columns, notes)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from snapexport.bench.experiments.equal_memory import PAPER
 from snapexport.bench.large_models import H200, MODELS, Published, Worker, workers
 from snapexport.bench.results import Results
 from snapexport.bench.setup import Experiment, Setup
@@ -24,10 +25,10 @@ Workers = dict[str, Worker]
 
 NOTES = (
     "simulated: no device and no network was there",
-    f"rooflines of {H200.name} ({H200.source}): least times, without collectives; batch slots are "
-    "the planner's for its memory, without those for landing rows",
-    "a worker's link carries one row at a time, at its whole rate; requests are equal, and arrive "
-    "at random (Poisson) for TTFT, at once for tokens/s",
+    f"rooflines of {H200.name}: {H200.source}",
+    "slots: by the planner for the memory of a worker's devices, without those for landing rows",
+    "a link carries one row at a time, at its whole rate; link in use: the busiest, at full load",
+    "tokens/s: all requests wait from the start; TTFT: they arrive at random (Poisson)",
 )
 
 
@@ -68,11 +69,17 @@ class Options:
 
 def run(setup: Setup, options: Options, results: Results) -> None:
     """One model after the other: its rows, then its deployments."""
-    results.note(*NOTES)
     results.about["simulated"] = True
+    prompt = options.L_max - options.tokens
+    results.note(
+        *NOTES,
+        f"prompts of {prompt:,} tokens, {options.tokens:,} in each answer; prefill and decode take "
+        f"{options.x_roofline:g} x their rooflines",
+        f"TTFT: median / 99th percentile, at {options.load:.0%} of what the slowest part allows "
+        "with full rows",
+    )
     for published in MODELS:
         results.tell(published.name, MODELS.index(published), len(MODELS))
-        prompt = options.L_max - options.tokens
         full, compressed = workers(published, H200, options.L_max, options.kv_budget, prompt)
         found = {"full": full, f"1/{options.L_max // options.kv_budget}": compressed}
         _require_slots(published, found, options)
@@ -83,7 +90,25 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             for deployment in options.deployments:
                 for row in simulated(found, deployment, link, options):
                     results.add("deployments", {"model": published.name, "link": link} | row)
+    for row in of_table_5():
+        results.add("table_5", row)
     results.tell("all", len(MODELS), len(MODELS))
+
+
+def of_table_5() -> Iterator[Row]:
+    """Decode at the batches of SnapStream's Table 5: by rooflines, beside what it gives."""
+    for prompt, few, slow, many, fast in PAPER:
+        full, compressed = workers(MODELS[-1], H200, prompt, prompt // 4, prompt)
+        rates = few / full.step_seconds(few), many / compressed.step_seconds(many)
+        yield {
+            "prompt": prompt,
+            "slots_full": few,
+            "slots": many,
+            "published_x_full": rounded(fast / slow),
+            "tokens_per_second_full": rounded(rates[0]),
+            "tokens_per_second": rounded(rates[1]),
+            "x_full": rounded(rates[1] / rates[0]),
+        }
 
 
 def _require_slots(published: Published, found: Workers, options: Options) -> None:
@@ -204,7 +229,6 @@ def summary(sections: Row) -> list[Row]:
 
 def tables(report: Row) -> Iterator[Table]:
     """Rows on links, then deployments."""
-    settings = report["settings"]
     of_rows: dict[str, Column] = {
         "model": "{model}",
         "row": "{row}",
@@ -216,7 +240,7 @@ def tables(report: Row) -> Iterator[Table]:
         "transfer / TTFT": "{share:.1%}",
         "rows/s that fill a link": lambda row: number(row["saturated_per_second"]),
     }
-    yield Table.of("rows, simulated", report["sections"]["rows"], of_rows, [""])
+    yield Table.of("rows, simulated", report["sections"]["rows"], of_rows)
     ratios = {_key(row): row["x_full"] for row in report["summary"]}
     of_deployments: dict[str, Column] = {
         "model": "{model}",
@@ -235,17 +259,18 @@ def tables(report: Row) -> Iterator[Table]:
             number(row["ttft_seconds"][at]) for at in ("median", "p99")
         ),
     }
-    prompt = settings["L_max"] - settings["tokens"]
-    notes = [
-        f"- prompts of {prompt:,} tokens, {settings['tokens']:,} in each answer; "
-        f"{settings['x_roofline']:g} x the rooflines",
-        f"- TTFT: median / 99th percentile, at {settings['load']:.0%} of what full rows allow",
-        *(f"- {note}" for note in report["notes"]),
-        "",
-    ]
-    yield Table.of(
-        "deployments, simulated", report["sections"]["deployments"], of_deployments, notes
-    )
+    rows, notes = report["sections"]["deployments"], [f"- {note}" for note in report["notes"]]
+    yield Table.of("deployments, simulated", rows, of_deployments, [*notes, ""])
+    of_paper: dict[str, Column] = {
+        "prompt": "{prompt:,}",
+        "requests, full": "{slots_full}",
+        "requests, 1/4": "{slots}",
+        "tokens/s by rooflines, full": lambda row: number(row["tokens_per_second_full"]),
+        "tokens/s by rooflines, 1/4": lambda row: number(row["tokens_per_second"]),
+        "x full, by rooflines": "{x_full:.2f}",
+        "x full, SnapStream's Table 5": "{published_x_full:.2f}",
+    }
+    yield Table.of("SnapStream's Table 5", report["sections"]["table_5"], of_paper)
 
 
 def _key(row: Row) -> tuple[str, float, str, str]:
