@@ -120,5 +120,5 @@ class Builds:
             weights=self.weights,
             target=self.target,
             top_tokens=self.top_tokens,
-            link_weights=self._links,
+            link_weights=self._links and self.model.is_dir(),  # a GGUF file's are made anew
         )

@@ -65,8 +65,8 @@ def fetched(moved: Mapping[str, float]) -> Row:
     nbytes, full = moved["row_bytes_total"], moved["row_full_cache_bytes_total"]
     return {
         "rows": int(rows),
-        "row_bytes": rounded(nbytes / rows),
-        "full_cache_bytes": rounded(full / rows),
+        "row_bytes": round(nbytes / rows),
+        "full_cache_bytes": round(full / rows),
         "of_full_cache": rounded(nbytes / full),
         "fetch_seconds": rounded(moved["row_seconds_total"] / rows),
     }

@@ -78,21 +78,32 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     deadline = time.monotonic() + options.seconds
     for turn in range(options.rounds):
         for deployment in DEPLOYMENTS if turn % 2 == 0 else DEPLOYMENTS[::-1]:
-            labels: Row = {"deployment": deployment.name, "round": turn}
-            cells = [{**labels, "clients": clients} for clients in options.clients]
-            missing = [one for one in cells if not results.has("load", one)]
-            if not missing:
-                continue
-            results.tell(f"{deployment.name}, round {turn + 1}", _done(results), _total(options))
-            with running(deployment, build.directory, setup.threads, setup.dynamo_python) as one:
-                warm_up(one, workload(build, options, [options.rounds], 1, _WARM_REQUESTS))
-                results.add("idle", labels | {"cores": idle_cores(one)})
-                for cell in missing:
-                    _require_time(deadline, options)
-                    given = workload(build, options, [turn], cell["clients"], options.requests)
-                    threads = {"threads": deployment.threads(setup.threads)}
-                    results.add("load", cell | threads | measured(one, given))
-                    results.tell(deployment.name, _done(results), _total(options))
+            labels = {"deployment": deployment.name, "round": turn}
+            cells: list[Row] = [labels | {"clients": one} for one in options.clients]
+            if missing := [one for one in cells if not results.has("load", one)]:
+                results.tell(deployment.name, _done(results), _total(options))
+                _load(setup, options, results, build, deployment, missing, deadline)
+
+
+def _load(
+    setup: Setup,
+    options: Options,
+    results: Results,
+    build: Build,
+    deployment: Deployment,
+    cells: Sequence[Row],
+    deadline: float,
+) -> None:
+    """Start a deployment, and add a row for each number of clients."""
+    threads = {"threads": deployment.threads(setup.threads)}
+    with running(deployment, build.directory, setup.threads, setup.dynamo_python) as one:
+        warm_up(one, workload(build, options, [options.rounds], 1, _WARM_REQUESTS))
+        results.add("idle", {"deployment": deployment.name, "cores": idle_cores(one)})
+        for cell in cells:
+            _require_time(deadline, options)
+            given = workload(build, options, [cell["round"]], cell["clients"], options.requests)
+            results.add("load", cell | threads | measured(one, given))
+            results.tell(deployment.name, _done(results), _total(options))
 
 
 def _build(setup: Setup, options: Options) -> Build:
@@ -130,17 +141,21 @@ def workload(
 
 
 def summary(sections: Row) -> list[Row]:
-    """Medians over rounds, and tokens/s and TTFT against one process, round by round."""
+    """Medians over rounds, and tokens/s against one process, round by round."""
     found: dict[tuple[int, str], list[Row]] = {}
     for one in sections.get("load", []):
         found.setdefault((one["clients"], one["deployment"]), []).append(one)
     rows = []
-    for (clients, deployment), rounds in sorted(found.items(), key=lambda item: item[0][0]):
+    for (clients, deployment), rounds in sorted(found.items(), key=lambda item: _order(*item[0])):
         alone = {one["round"]: one for one in found.get((clients, ALONE), [])}
         idle = [one for one in sections.get("idle", []) if one["deployment"] == deployment]
         labels = {"clients": clients, "deployment": deployment}
         rows.append(labels | _summed_up(rounds, alone) | {"idle_cores": _middle(idle, "cores")})
     return rows
+
+
+def _order(clients: int, deployment: str) -> tuple[int, int]:
+    return clients, [one.name for one in DEPLOYMENTS].index(deployment)
 
 
 def _summed_up(rounds: Sequence[Row], alone: dict[int, Row]) -> Row:
@@ -157,12 +172,17 @@ def _summed_up(rounds: Sequence[Row], alone: dict[int, Row]) -> Row:
         "cores": _middle(rounds, "cores"),
         "requests": sum(one["requests"] for one in rounds),
         "failed": sum(one["failed"] for one in rounds),
-        **{
-            name: _middle(rounds, name)
-            for name in ("row_bytes", "full_cache_bytes", "of_full_cache", "fetch_seconds")
-        },
+        **{name: _bytes(rounds, name) for name in ("row_bytes", "full_cache_bytes")},
+        "of_full_cache": _middle(rounds, "of_full_cache"),
+        "fetch_seconds": _middle(rounds, "fetch_seconds"),
         "x_one_process": rounded(median(rates)) if rates else None,
     }
+
+
+def _bytes(rounds: Sequence[Row], name: str) -> int | None:
+    """All digits: they are the build's own."""
+    values = [one[name] for one in rounds if name in one]
+    return round(median(values)) if values else None
 
 
 def _middle(rounds: Sequence[Row], name: str) -> float | None:
