@@ -234,9 +234,9 @@ def tables(report: Row) -> Iterator[Table]:
         "row": "{row}",
         "GiB": lambda row: f"{in_gib(row['row_bytes']):.2f}",
         "Gb/s": "{link:g}",
-        "transfer, s, simulated": lambda row: number(row["transfer_seconds"]),
-        "prefill, s": lambda row: number(row["prefill_seconds"]),
-        "TTFT, s": lambda row: number(row["ttft_seconds"]),
+        "transfer simulated, s": lambda row: number(row["transfer_seconds"]),
+        "prefill by roofline, s": lambda row: number(row["prefill_seconds"]),
+        "TTFT simulated, s": lambda row: number(row["ttft_seconds"]),
         "transfer / TTFT": "{share:.1%}",
         "rows/s that fill a link": lambda row: number(row["saturated_per_second"]),
     }
@@ -252,10 +252,10 @@ def tables(report: Row) -> Iterator[Table]:
             number(row[f"{part}_per_second"]) for part in ("prefill", "link", "decode")
         ),
         "bound by": "{bound}",
-        "tokens/s, simulated": lambda row: number(row["tokens_per_second"]),
+        "tokens/s simulated": lambda row: number(row["tokens_per_second"]),
         "x full rows": lambda row: f"{ratios[_key(row)]:.2f}" if _key(row) in ratios else "",
         "link in use": "{link_occupancy:.1%}",
-        "TTFT, s, simulated": lambda row: " / ".join(
+        "TTFT simulated, s": lambda row: " / ".join(
             number(row["ttft_seconds"][at]) for at in ("median", "p99")
         ),
     }
