@@ -1,7 +1,6 @@
 """Compares deployments of one build: one process, and prefill and decode apart (NVIDIA Dynamo).
 
-All have OpenAI's API and the same clients. One deployment runs at a time: a Dynamo worker takes
-processor time even while it is idle.
+All have OpenAI's API and the same clients. One deployment runs at a time.
 """
 
 import sys
@@ -30,7 +29,7 @@ NOTES = (
     "P + D: P prefill and D decode workers of Dynamo, and its frontend; each decode worker has the "
     "build's batch slots",
     "one deployment runs at a time, with the clients' threads on the same cores",
-    "threads: of each worker. The frontend's and NIXL's progress threads come on top",
+    "threads: of each worker. The frontend's come on top",
     "cores: processors' seconds a second of all processes of a deployment",
     "times: median / 99th percentile of a round's requests, and of these the median over rounds",
 )
