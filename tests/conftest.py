@@ -19,6 +19,7 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection of garbage needs to look at it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # graphs have many objects and few cycles: 700 finds nothing
 
 
 @pytest.fixture(scope="session", autouse=True)

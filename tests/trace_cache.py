@@ -13,8 +13,9 @@ which is a third of a trace.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -94,8 +95,10 @@ def of_one_process(
         for name, model in traces().items():
             without_places(model)
             save(model, partial / f"{name}.onnx")
-        with suppress(OSError):  # another process was first
+        try:
             partial.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(partial)
     return {path.stem: load(path) for path in folder.iterdir()}
 
 
@@ -106,10 +109,7 @@ def caching_simplify(simplify: Simplify, folder: Path) -> Simplify:
     def cached(model: ir.Model) -> None:
         path = folder / f"{simplify_key(model)}.onnx"
         if path.is_file():
-            model.graph = load(path).graph
-            for value in model.graph.initializers.values():
-                if is_fake(value):
-                    value.const_value = None
+            model.graph = read(path).graph
         else:
             simplify(model)
             save(model, path)
@@ -178,20 +178,34 @@ def serialized(model: ir.Model) -> bytes:
 
 
 def load(path: Path) -> ir.Model:
-    model = ir.from_proto(onnx.load(path, load_external_data=False))
-    with FakeTensorMode() as fake:
+    """A trace, whose weights are fake tensors. Those of one shape share one."""
+    model, empties = read(path), dict[tuple[Any, ...], FakeTensor]()
+    with FakeTensorMode():
         for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor) and tensor.location == NO_DATA:
-                value.const_value = without_data(tensor, fake)
+            if value.const_value is None:
+                value.const_value = without_data(value, empties)
     return model
 
 
-def without_data(tensor: ir.ExternalTensor, fake: FakeTensorMode) -> ir.TensorProtocol:
-    dtype = tensor_adapters.to_torch_dtype(tensor.dtype)
-    empty = torch.empty(tensor.shape.numpy(), dtype=dtype)
-    assert isinstance(empty, FakeTensor)
-    return tensor_adapters.TorchTensor(empty, name=tensor.name)
+def read(path: Path) -> ir.Model:
+    """What `save` wrote. Initializers without data have none at all."""
+    model = ir.from_proto(onnx.load(path, load_external_data=False))
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and tensor.location == NO_DATA:
+            value.const_value = None
+    return model
+
+
+def without_data(value: ir.Value, empties: dict[tuple[Any, ...], FakeTensor]) -> ir.TensorProtocol:
+    assert value.dtype is not None and value.shape is not None
+    described = value.dtype, *value.shape.numpy()
+    if described not in empties:
+        dtype = tensor_adapters.to_torch_dtype(value.dtype)
+        empty = torch.empty(value.shape.numpy(), dtype=dtype)
+        assert isinstance(empty, FakeTensor)
+        empties[described] = empty
+    return tensor_adapters.TorchTensor(empties[described], name=value.name)
 
 
 def has_no_data(value: ir.Value) -> bool:
