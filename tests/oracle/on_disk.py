@@ -1,7 +1,7 @@
 """Keeps the oracle's answers on disk, by all that makes them, so that transformers answers once.
 
-An answer depends on a checkpoint's files, the other arguments, the oracle's sources, what they
-import of snapexport, and four libraries: these are the key. Without a folder each process asks
+An answer depends on a checkpoint's files, the other arguments, the sources of the oracle and of
+what it imports, and four libraries: these are the key. Without a folder each process asks
 transformers anew, as with SNAPEXPORT_TRACE_CACHE=off.
 """
 
@@ -18,8 +18,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 import snapexport
 
 LIBRARIES = ("torch", "transformers", "numpy", "safetensors")
-IMPORTED = ("contract", "plugins")
-"""The packages that have the geometry, and the options of the vote."""
+ORACLE = ("drafts.py", "masked.py", "routing.py", "turns.py", "vote.py")
+IMPORTED = ("contract/errors.py", "contract/geometry.py", "plugins/reference.py")
+"""Of snapexport: the geometry, and the vote's options."""
 
 Inputs = ParamSpec("Inputs")
 Answer = TypeVar("Answer")
@@ -67,10 +68,9 @@ def key(name: str, model_dir: Path, *inputs: object) -> str:
 
 @cache
 def sources() -> str:
-    """Of the oracle's sources, of those that they import, and of the libraries."""
-    package = Path(snapexport.__file__).parent
-    folders = [Path(__file__).parent, *((package / name).resolve() for name in IMPORTED)]
-    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    """Of the oracle's sources, of those that it imports, and of the libraries."""
+    here, package = Path(__file__).parent, Path(snapexport.__file__).parent
+    files = [*(here / name for name in ORACLE), *(package / name for name in IMPORTED)]
     return f"{digest(files)} {[version(library) for library in LIBRARIES]}"
 
 
