@@ -19,17 +19,22 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection of garbage needs to look at it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # graphs have many objects and few cycles: 700 finds nothing
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cached_traces(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Builds of this process take their traces from .pytest_cache."""
+    """Builds of this process take traces, and tests the oracle's answers, from .pytest_cache."""
     if os.environ.get("SNAPEXPORT_TRACE_CACHE") == "off" or not hasattr(pytestconfig, "cache"):
         yield
         return
     from tests import trace_cache
+    from tests.oracle import on_disk
 
-    with trace_cache.kept_in(pytestconfig.cache.mkdir("snapexport-traces")):
+    traces, answers = (
+        pytestconfig.cache.mkdir(f"snapexport-{name}") for name in ("traces", "oracle")
+    )
+    with trace_cache.kept_in(traces), on_disk.kept_in(answers):
         yield
 
 

@@ -1,7 +1,9 @@
-"""A trace from the cache becomes the same graph as a fresh one. Its key changes with each input."""
+"""What comes from the tests' caches is what would be made anew. Keys change with each input."""
 
+import ast
 import copy
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,14 @@ import onnx_ir as ir
 import pytest
 import torch
 
+import snapexport
 from snapexport.exporter import link, trace
 from snapexport.exporter.architectures import load_config
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.simplify import simplify
 from tests import trace_cache
+from tests.oracle import on_disk
 
 
 def linked(model: ir.Model, checkpoint: Checkpoint, config: Any) -> bytes:
@@ -60,6 +65,74 @@ def test_trace_cache_key_changes_with_every_input_of_the_trace(
     }
     monkeypatch.setattr(trace_cache, "sources", lambda: "edited")
     keys.add(trace_cache.key(*made))
-    monkeypatch.setattr(trace_cache, "version", lambda library: "0")
+    monkeypatch.setattr(trace_cache, "libraries", lambda: ["0"])
     keys.add(trace_cache.key(*made))
     assert len(keys) == 7
+
+
+def test_a_trace_that_was_simplified_before_links_to_the_same_graph(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Checkpoint.open(checkpoint)
+    config = load_config(found)
+    traced, graphs = trace.trace_decode(config, torch.float32), set()
+    cached = trace_cache.caching_simplify(simplify, tmp_path)
+    for made_by in (simplify, cached, cached):
+        monkeypatch.setattr(link, "simplify", made_by)
+        graphs.add(linked(with_batch(traced, 2), found, config))
+    assert len(list(tmp_path.iterdir())) == len(graphs) == 1
+    keys = {trace_cache.simplify_key(with_batch(traced, batch)) for batch in (2, 2, 3)}
+    monkeypatch.setattr(trace_cache, "sources", lambda: "edited")
+    keys.add(trace_cache.simplify_key(with_batch(traced, 2)))
+    assert len(keys) == 3
+
+
+def test_oracle_answers_anew_when_anything_that_makes_the_answer_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, model = [], tmp_path / "model"
+    model.mkdir()
+
+    @on_disk.kept
+    def answer(model_dir: Path, *inputs: object, steps: int = 0) -> object:
+        asked.append(inputs)
+        return model_dir.joinpath("config.json").read_text(), inputs, steps
+
+    def twice(*inputs: object, steps: int = 0) -> int:
+        """How often the oracle was asked."""
+        first, second = (answer(model, *inputs, steps=steps) for _ in range(2))
+        assert first == second == (model.joinpath("config.json").read_text(), inputs, steps)
+        return len(asked)
+
+    (tmp_path / "kept").mkdir()
+    with on_disk.kept_in(tmp_path / "kept"):
+        (model / "config.json").write_text("{}")
+        assert [twice(1), twice(2), twice(2, steps=3), twice(1)] == [1, 2, 3, 3]
+        (model / "config.json").write_text("[]")
+        assert twice(1) == 4
+        monkeypatch.setattr(on_disk, "sources", lambda: "edited")
+        assert twice(1) == 5
+
+
+def test_key_of_an_oracles_answer_covers_all_that_the_oracle_imports() -> None:
+    here, package = Path(on_disk.__file__).parent, Path(snapexport.__file__).parent
+    found, waiting = set[Path](), [here / "drafts.py", here / "turns.py"]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += imported(file, package)
+    covered = {here / name for name in on_disk.ORACLE} | {package / n for n in on_disk.IMPORTED}
+    assert found - {here / "on_disk.py"} == covered
+
+
+def imported(file: Path, package: Path) -> Iterator[Path]:
+    """The files beside it, and of the package, that a module imports."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                names = [module] if module else [alias.name for alias in node.names]
+                yield from (file.parent / f"{name}.py" for name in names)
+            elif module.startswith("snapexport."):
+                yield (package / module.split(".", 1)[1].replace(".", "/")).with_suffix(".py")

@@ -1,7 +1,6 @@
 """One trace of a few layers becomes the same graphs as a trace of each graph and of every layer."""
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived import with_derived
 from snapexport.exporter.tensor_file import Tensor
 from tests.oracle import checkpoints
+from tests.trace_cache import of_one_process
 
 CHUNK = 24
+BATCHES = (1, 3)
 PREFILL, DECODE = inspect.unwrap(trace.trace_prefill), inspect.unwrap(trace.trace_decode)
-"""Without the tests' cache: Gemma 3 computes its two RoPEs in the order of a set of strings, which
-differs between processes."""
+"""Without the tests' cache, which has traces of several processes."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 MODELS: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {
     "llama": ("llama", torch.float32, {"num_hidden_layers": 4}),
@@ -43,6 +43,14 @@ class Model:
         made = checkpoints.make(recipe, directory, dtype=self.dtype, **changes)
         self.checkpoint = Checkpoint.open(made)
         self.config = load_config(self.checkpoint)
+
+    def traces(self) -> dict[str, ir.Model]:
+        return of_one_process(
+            lambda: traces_of(self.config, self.dtype),
+            self.config,
+            self.dtype,
+            Path(__file__).read_text(),
+        )
 
     def linked(self, model: ir.Model) -> list[object]:
         sources = link.checkpoint_tensors(model, self.config)
@@ -85,38 +93,37 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(request.param, tmp_path_factory.mktemp("checkpoint"))
 
 
-@pytest.fixture
-def every_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Models are traced whole in this block."""
-    with monkeypatch.context() as patch:
-        patch.setattr(trace, "shallow", lambda config: config)
-        patch.setattr(trace, "repeat_layers", lambda traced, config: None)
-        yield patch
-
-
-def test_decode_of_each_batch_equals_a_whole_trace_of_that_batch(
-    model: Model, every_layer: pytest.MonkeyPatch
-) -> None:
-    whole = {batch: model.linked(whole_decode(model, batch)) for batch in (1, 3)}
-    every_layer.undo()
-    traced = DECODE(model.config, model.dtype)
+def test_decode_of_each_batch_equals_a_whole_trace_of_that_batch(model: Model) -> None:
+    traces = model.traces()
+    whole = {batch: model.linked(traces[f"whole decode {batch}"]) for batch in BATCHES}
     for batch, graph in whole.items():
-        assert model.linked(with_batch(traced, batch)) == graph
+        assert model.linked(with_batch(traces["decode"], batch)) == graph
     assert whole[1] != whole[3]
 
 
-def whole_decode(model: Model, batch: int) -> ir.Model:
+def test_prefill_equals_a_trace_of_every_layer(model: Model) -> None:
+    traces = model.traces()
+    assert model.linked(traces["prefill"]) == model.linked(traces["whole prefill"])
+
+
+def traces_of(config: Any, dtype: torch.dtype) -> dict[str, ir.Model]:
+    """Traces of a few layers, and whole ones of every layer."""
+    with pytest.MonkeyPatch.context() as every_layer:
+        every_layer.setattr(trace, "shallow", lambda config: config)
+        every_layer.setattr(trace, "repeat_layers", lambda traced, config: None)
+        whole = {f"whole decode {batch}": whole_decode(config, dtype, batch) for batch in BATCHES}
+        whole["whole prefill"] = whole_prefill(config, dtype)
+    return whole | {"decode": DECODE(config, dtype), "prefill": PREFILL(config, dtype, CHUNK)}
+
+
+def whole_decode(config: Any, dtype: torch.dtype, batch: int) -> ir.Model:
     shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
-    return trace._trace(model.config, model.dtype, trace._Decode, shapes)
+    return trace._trace(config, dtype, trace._Decode, shapes)
 
 
-def test_prefill_equals_a_trace_of_every_layer(
-    model: Model, every_layer: pytest.MonkeyPatch
-) -> None:
+def whole_prefill(config: Any, dtype: torch.dtype) -> ir.Model:
     shapes = {names.INPUT_IDS: (1, CHUNK), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-    whole = model.linked(trace._trace(model.config, model.dtype, trace._Prefill, shapes))
-    every_layer.undo()
-    assert model.linked(PREFILL(model.config, model.dtype, CHUNK)) == whole
+    return trace._trace(config, dtype, trace._Prefill, shapes)
 
 
 def test_a_trace_stays_the_same_when_a_batch_is_fixed_in_a_copy(tmp_path: Path) -> None:

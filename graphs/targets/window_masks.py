@@ -5,20 +5,18 @@ import onnx_graphsurgeon as gs
 from snapexport.graphs.passes.base import computed_range, int64s, node
 
 
-class WindowMasks:
-    """The masks of one graph. Layers share a mask, since it is as large as a head's scores.
-
-    Cache slots are positions, and the chunk's rows are the last valid ones.
-    """
+class SharedMasks:
+    """The masks of one graph. Layers share a mask, since it is as large as a head's scores."""
 
     def __init__(self, graph: gs.Graph) -> None:
         self._graph = graph
         self._masks: dict[tuple[str | None, int, int, int], gs.Tensor] = {}
 
     def mask(self, valid: gs.Tensor | None, rows: int, slots: int, window: int) -> gs.Tensor:
-        """Bool [B,1,rows,slots]: false before a row's window, true in it and after it.
+        """Bool [B,1,rows,slots]. The rows are the last valid cache slots.
 
-        valid: int64 [B], the number of valid cache slots; None: all.
+        valid: int64 [B], the number of valid cache slots; None: all. window: the number of cache
+        slots that each row sees, its own included.
         """
         key = (None if valid is None else valid.name, rows, slots, window)
         if key not in self._masks:
@@ -27,10 +25,21 @@ class WindowMasks:
         return self._masks[key]
 
     def _new(self, valid: gs.Tensor, rows: int, slots: int, window: int) -> gs.Tensor:
-        graph = self._graph
-        # Row i is at position valid - rows + i, and its window begins window - 1 before that.
-        first = row_positions(graph, valid, 1 - rows - window, rows)
-        return node(graph, "GreaterOrEqual", [computed_range(graph, 0, slots), first])[0]
+        raise NotImplementedError
+
+
+class WindowMasks(SharedMasks):
+    """False before a row's window, true in it and after it. Cache slots are positions."""
+
+    def _new(self, valid: gs.Tensor, rows: int, slots: int, window: int) -> gs.Tensor:
+        return window_mask(self._graph, valid, rows, slots, window)
+
+
+def window_mask(graph: gs.Graph, valid: gs.Tensor, rows: int, slots: int, window: int) -> gs.Tensor:
+    """Bool [B,1,rows,slots]: false before a row's window, true in it and after it."""
+    # Row i is at position valid - rows + i, and its window begins window - 1 before that.
+    first = row_positions(graph, valid, 1 - rows - window, rows)
+    return node(graph, "GreaterOrEqual", [computed_range(graph, 0, slots), first])[0]
 
 
 def row_positions(graph: gs.Graph, valid: gs.Tensor, offset: int, rows: int) -> gs.Tensor:

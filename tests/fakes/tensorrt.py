@@ -2,16 +2,15 @@
 
 A network is an ONNX graph's inputs, outputs and TensorScatter nodes. A plan is JSON that names the
 graph. An execution puts work on the fake CUDA's stream that reads and writes the very bytes at the
-tensor addresses, caches in place. The fake says nothing of what TensorRT makes of a graph.
-test_drift.py holds names and parameters against the real bindings.
+tensor addresses, caches in place. The fake says nothing of what TensorRT makes of a graph. What
+tests rebind is here; networks and plain values have files of their own. test_drift.py holds names
+and parameters against the real bindings.
 """
 
 import itertools
 import json
 import math
 import time
-from collections.abc import Iterable
-from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,44 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tests.fakes.cuda import ALIGNMENT, POISON, FakeCuda
+from tests.fakes.tensorrt_network import (
+    INetworkDefinition,
+    IPluginRegistry,
+    ITensor,
+    OnnxParser,
+    ParserError,
+    calls,
+    planted,
+    tensors_of,
+)
+from tests.fakes.tensorrt_types import (
+    NUMPY,
+    BuilderFlag,
+    DataType,
+    Dims,
+    ExecutionContextAllocationStrategy,
+    HardwareCompatibilityLevel,
+    ILogger,
+    IOutputAllocator,
+    IProgressMonitor,
+    IStreamWriter,
+    MemoryPoolType,
+    NetworkDefinitionCreationFlag,
+    OnnxParserFlag,
+    TensorFormat,
+    TensorIOMode,
+)
+
+__all__ = ["ITensor", "NetworkDefinitionCreationFlag", "OnnxParser", "OnnxParserFlag"]
+"""Of the module, and used by its callers alone."""
 
 __version__ = "11.4.0.106"
 
+float32, float16, bfloat16 = DataType.FLOAT, DataType.HALF, DataType.BF16
+int64, int32, int8 = DataType.INT64, DataType.INT32, DataType.INT8
+
 gpu = FakeCuda()
 """Each test brings its own."""
-planted: dict[str, Any] = {}
-"""parse_error, build_error, no_plan: a message; recovered: one of an error that stops nothing.
-not_aliased. other_shape: of the tensor so named. steps, step_seconds: of a build."""
-calls: list[tuple[str, Any]] = []
-"""What was asked of the fake, and which graphs ran."""
 _number = itertools.count()
 
 PLAN: dict[str, Any] = {
@@ -47,211 +74,6 @@ PLAN: dict[str, Any] = {
     "shapes": {},
 }
 """What a plan says beside its graph and its aliases. plugins: files that have to be loaded."""
-
-
-class DataType(IntEnum):
-    FLOAT = 0
-    HALF = 1
-    INT8 = 2
-    INT32 = 3
-    BOOL = 4
-    BF16 = 7
-    INT64 = 8
-
-
-float32, float16, bfloat16 = DataType.FLOAT, DataType.HALF, DataType.BF16
-int64, int32, int8 = DataType.INT64, DataType.INT32, DataType.INT8
-_ONNX = {1: "FLOAT", 3: "INT8", 6: "INT32", 7: "INT64", 9: "BOOL", 10: "HALF", 16: "BF16"}
-_NUMPY = dict(zip(DataType, "f4 f2 i1 i4 ? u2 i8".split(), strict=True))
-
-
-class BuilderFlag(IntEnum):
-    REFIT = 4
-    TF32 = 6
-    VERSION_COMPATIBLE = 12
-    STRIP_PLAN = 18
-    REFIT_IDENTICAL = 19
-
-
-class NetworkDefinitionCreationFlag(IntEnum):
-    STRONGLY_TYPED = 0
-
-
-class HardwareCompatibilityLevel(IntEnum):
-    NONE = 0
-    AMPERE_PLUS = 1
-    SAME_COMPUTE_CAPABILITY = 2
-
-
-class MemoryPoolType(IntEnum):
-    WORKSPACE = 0
-
-
-class ExecutionContextAllocationStrategy(IntEnum):
-    STATIC = 0
-    USER_MANAGED = 2
-
-
-class TensorIOMode(IntEnum):
-    INPUT = 1
-    OUTPUT = 2
-
-
-class TensorFormat(IntEnum):
-    LINEAR = 0
-    CHW16 = 4
-    HWC = 8
-
-
-class ILogger:
-    class Severity(IntEnum):
-        INTERNAL_ERROR = 0
-        ERROR = 1
-        WARNING = 2
-        INFO = 3
-        VERBOSE = 4
-
-    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = Severity
-
-    def __init__(self) -> None:
-        self._ready = True
-
-    def log(self, severity: Severity, msg: str) -> None:
-        raise NotImplementedError
-
-
-class IProgressMonitor:
-    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        raise NotImplementedError
-
-    def step_complete(self, phase_name: str, step: int) -> bool:
-        raise NotImplementedError
-
-    def phase_finish(self, phase_name: str) -> None:
-        raise NotImplementedError
-
-
-class IStreamWriter:
-    def write(self, data: bytes) -> int:
-        raise NotImplementedError
-
-
-class IOutputAllocator:
-    """Polygraphy's gives memory for what shares no input's."""
-
-    def reallocate_output_async(
-        self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
-    ) -> int:
-        raise NotImplementedError
-
-    def notify_shape(self, tensor_name: str, shape: "Dims") -> None:
-        raise NotImplementedError
-
-
-class IPluginRegistry:
-    def __init__(self, _owner: str, _logger: ILogger) -> None:
-        self._libraries: list[str] = []
-        self._owner, self._logger = _owner, _logger
-
-    def load_library(self, plugin_path: str) -> object | None:
-        """None where it holds none, or one of them is registered already: so TensorRT's docs."""
-        if plugin_path in self._libraries or b"ELF" not in Path(plugin_path).read_bytes()[:4]:
-            self._logger.log(ILogger.ERROR, f"no plugins in {plugin_path}")
-            return None
-        calls.append(("plugins", (self._owner, plugin_path)))
-        self._libraries.append(plugin_path)
-        return object()
-
-
-class Dims(tuple[int, ...]):
-    pass
-
-
-class ITensor:
-    def __init__(self, name: str, dtype: DataType, shape: Dims) -> None:
-        self.name, self.dtype, self.shape = name, dtype, shape
-
-
-def _tensors(values: Iterable[onnx.ValueInfoProto]) -> dict[str, ITensor]:
-    kinds = {value.name: value.type.tensor_type for value in values}
-    return {
-        name: ITensor(
-            name,
-            DataType[_ONNX[kind.elem_type]],
-            Dims(dim.dim_value for dim in kind.shape.dim),
-        )
-        for name, kind in kinds.items()
-    }
-
-
-class INetworkDefinition:
-    def __init__(self) -> None:
-        self._graph, self._aliases = "", dict[str, str]()
-        self._inputs, self._outputs = list[ITensor](), list[ITensor]()
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self._inputs)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self._outputs)
-
-    def get_input(self, index: int) -> ITensor:
-        return self._inputs[index]
-
-    def get_output(self, index: int) -> ITensor:
-        return self._outputs[index]
-
-
-class ParserError:
-    def node_name(self) -> str:
-        return "/layers.0/scatter"
-
-    def node_operator(self) -> str:
-        return "TensorScatter"
-
-    def local_function_stack(self) -> list[str]:
-        return ["SnapKVSelect"]
-
-    def desc(self) -> str:
-        return str(planted.get("parse_error", "the weights don't fit"))
-
-
-class OnnxParserFlag(IntEnum):
-    NATIVE_INSTANCENORM = 0
-    ENABLE_PLUGIN_OVERRIDE = 3
-
-
-class OnnxParser:
-    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
-        self._network, self._logger = network, logger
-        self.num_errors = 0
-
-    def set_flag(self, flag: OnnxParserFlag) -> None:
-        calls.append(("parser_flag", flag))
-
-    def parse_from_file(self, model: str) -> bool:
-        calls.append(("parse", model))
-        if "recovered" in planted:
-            self._logger.log(ILogger.ERROR, planted["recovered"])
-        graph = onnx.load(model, load_external_data=False).graph
-        network = self._network
-        network._graph = model
-        network._inputs = list(_tensors(graph.input).values())
-        network._outputs = list(_tensors(graph.output).values())
-        for tensor in network._inputs + network._outputs:
-            if tensor.name == planted.get("other_shape"):
-                tensor.shape = Dims((*tensor.shape, 1))
-        scatters = {node.output[0]: node for node in graph.node if node.op_type == "TensorScatter"}
-        if "not_aliased" not in planted:
-            written = [tensor.name for tensor in network._outputs if tensor.name in scatters]
-            network._aliases = {name: scatters[name].input[0] for name in written}
-        self.num_errors = 2 if "parse_error" in planted else 0
-        return not self.num_errors
-
-    def get_error(self, index: int) -> ParserError:
-        return ParserError()
 
 
 class IHostMemory(bytes):
@@ -395,7 +217,7 @@ class ICudaEngine:
         self._plan, self._logger = _plan, _logger
         self._has_weights = not _plan["stripped"]
         graph = onnx.load(_plan["graph"], load_external_data=False).graph
-        self._inputs, self._outputs = _tensors(graph.input), _tensors(graph.output)
+        self._inputs, self._outputs = tensors_of(graph.input), tensors_of(graph.output)
         self._tensors = self._inputs | self._outputs
         for name, tensor in self._tensors.items():
             if _plan["bf16"] and tensor.dtype is DataType.FLOAT and name != "logits":
@@ -515,11 +337,11 @@ class IExecutionContext:
     def _array(self, name: str) -> NDArray[Any]:
         tensor, block = self.engine._tensors[name], self._bytes(name)
         memory = gpu.bytes_at(self._addresses[name], block)
-        return memory.view(_NUMPY[tensor.dtype]).reshape(tensor.shape)
+        return memory.view(NUMPY[tensor.dtype]).reshape(tensor.shape)
 
     def _bytes(self, name: str) -> int:
         tensor = self.engine._tensors[name]
-        return math.prod(tensor.shape) * np.dtype(_NUMPY[tensor.dtype]).itemsize
+        return math.prod(tensor.shape) * np.dtype(NUMPY[tensor.dtype]).itemsize
 
 
 class Refitter:

@@ -17,13 +17,15 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import tensorrt
+from tests.fakes import tensorrt, tensorrt_network, tensorrt_types
 from tests.fakes.bindings import over_nothing
 from tests.fakes.cuda import FakeCuda
 from tests.plugins.loud import skip_loudly
 
-SOURCE = Path(tensorrt.__file__).read_text()
-OURS = ("PLAN", "calls", "gpu", "planted")
+MODULES = (tensorrt_types, tensorrt_network, tensorrt)
+SOURCE = "".join(Path(str(module.__file__)).read_text() for module in MODULES)
+"""Of the module, as if it were one file."""
+OURS = ("NUMPY", "PLAN", "calls", "gpu", "planted", "tensors_of")
 """Public names that only the fake has."""
 ENUMS = {
     name: {member.name: member.value for member in enum}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from snapexport.contract.geometry import CacheGeometry
 
 from . import masked
 from .masked import MASKED, OracleRun
+from .on_disk import kept
 from .routing import watched
 
 Floats = NDArray[np.float32]
@@ -50,12 +52,13 @@ class Drafts:
         return self.run.is_clear and self.clear_routing and gap > masked.CLEAR_TOKEN
 
 
+@kept
 def drafts(
     model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: int, ring: int
 ) -> Drafts:
     """Decode greedily as `masked.run` does, and draft after each token. ring: the window."""
     with hidden_states(masked.load(model_dir, MASKED)) as states:
-        run = masked.run(model_dir, prompt, geometry, steps)
+        run = unwrap(masked.run)(model_dir, prompt, geometry, steps)
     hidden = torch.cat(states, dim=1)
     tokens = torch.tensor([[*prompt, *run.tokens[:-1]]])
     layer = mtp(model_dir)

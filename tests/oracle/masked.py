@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 from snapexport.contract.geometry import CacheGeometry
 
+from .on_disk import kept
 from .routing import watched
 from .vote import gap, keep, vote
 
@@ -63,6 +64,7 @@ class OracleRun:
         return float((best[:, 1] - best[:, 0]).min())
 
 
+@kept
 def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: int) -> OracleRun:
     """Prefill `prompt` in full, vote, then decode `steps` tokens from the kept positions."""
     memory = Memory(geometry, len(prompt))
@@ -82,6 +84,7 @@ def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: 
     )
 
 
+@kept
 def run_plain(model_dir: Path, prompt: Sequence[int], steps: int) -> OracleRun:
     """The same with transformers' own eager attention and nothing hidden."""
     model = load(model_dir, "eager")

@@ -18,6 +18,7 @@ from transformers import DynamicCache
 from snapexport.contract.geometry import CacheGeometry
 
 from .masked import MASKED, Scoring, causal, load
+from .on_disk import kept
 from .routing import watched
 from .vote import gap, keep, vote
 
@@ -44,6 +45,7 @@ class TurnsRun:
         return self.clear_routing and ahead > 5e-4 and self.gap > 1e-3
 
 
+@kept
 @torch.no_grad()
 def run(
     model_dir: Path, turns: Sequence[Sequence[int]], geometry: CacheGeometry, steps: int
