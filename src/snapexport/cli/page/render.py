@@ -77,6 +77,7 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, 
     if any(place.K for place in layers):
         facts |= {"window W": f"{geometry.L_obs}", "pool P": f"{geometry.pool_kernel}"}
         facts["vote"] = ", ".join(geometry.vote_options.values())
+        facts["queries of"] = "pseudo tokens" if geometry.pseudo_tokens else "the prompt"
     return facts
 
 
