@@ -111,7 +111,7 @@ class BuildOptions(GraphOptions):
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
-        require_apart(self)
+        require_apart(vars(self))
         require_preset(self.policy, vars(self))
         if self.policy == "full":
             self._require_nothing_to_compress()
