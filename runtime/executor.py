@@ -106,7 +106,7 @@ class Executor:
         prediction = prefill.run(slot, prompt, start, end, temperature)
         if end == len(prompt):
             self._hold(slot, end)
-            if self._graphs.pseudo_tokens and self._manifest.geometry.drops(end):
+            if self.limits.behind(end):
                 return self._vote_again(slot, prompt, prediction.copied())
         return prediction
 
@@ -116,7 +116,7 @@ class Executor:
         If their logits are not finite, the prompt's own queries stand.
         """
         assert isinstance(self._prefill, Chunked), "a single shot writes no pseudo tokens"
-        count = self._graphs.pseudo_tokens
+        count = self.limits.pseudo_tokens
         writer = PseudoTokens(self._decode, self._held, self.limits.positions)
         written = writer.write(slot, prediction, count)
         self._prefill.vote_again(slot, prompt, written if len(written) == count else ())

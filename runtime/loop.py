@@ -69,7 +69,8 @@ class Loop:
         live.parked = self._parked.find(prompt) if self._parked else None
         live.in_blocks = bool(live.parked) or len(prompt) > self._limits.longest_prefill
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
-        self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks)
+        behind = self._limits.behind(len(prompt))
+        self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks, behind)
 
     def _require_hand_over(self, request: Request) -> None:
         if request.hand_over and self._executor.role != "prefill":

@@ -219,11 +219,11 @@ class CacheGeometry:
         """Tokens of the longest prompt: the full-length cache holds pseudo tokens behind it."""
         return self.L_max - self.pseudo_tokens
 
-    def drops(self, prompt_length: int) -> bool:
-        """Whether a layer has more eligible positions of a prompt than its vote may keep."""
-        return any(
-            layer.kept(prompt_length) < layer.eligible(prompt_length) for layer in self._voting
-        )
+    @property
+    def held_whole(self) -> int:
+        """Tokens of the longest prompt of which every vote keeps all."""
+        sizes = [layer.L_sink + layer.L_recent + layer.K for layer in self.layers if layer.K]
+        return min(sizes, default=self.L_max)
 
     def require_chunks(self, prefill_chunk: int) -> None:
         """Raise UserError for pseudo tokens in a single shot, which keeps no prompt cache."""
@@ -233,10 +233,6 @@ class CacheGeometry:
                 f"prefill chunk of {prefill_chunk} tokens is a single shot, which has none",
                 f"use a --prefill-chunk below {self.L_max}",
             )
-
-    @property
-    def _voting(self) -> list[LayerGeometry]:
-        return [layer for layer in self.layers if layer.K]
 
     @property
     def draft_ring(self) -> int:
