@@ -38,7 +38,7 @@ class DecodeSteps:
         self._backend, self._weights, self._manifest = backend, weights, manifest
         self.slot_rows = slot_rows
         whole = graphs.decode[manifest.batch]
-        if graphs.role == "prefill":
+        if not graphs.decodes:
             self.buffers = allocate(backend.memory, _caches_of(manifest.graphs[whole]), {})
         else:
             self.buffers = allocate(backend.memory, manifest.graphs[whole], weights)

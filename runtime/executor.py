@@ -24,6 +24,7 @@ from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
 from snapexport.runtime.prompt_cache import PromptCache
+from snapexport.runtime.pseudo_tokens import PseudoTokens
 from snapexport.runtime.slot_rows import SlotRows
 
 _ALL_ROWS = SlotRows()
@@ -102,13 +103,27 @@ class Executor:
 
         The last chunk also fills batch slot `slot`. The chunks of one prompt follow each other,
         with decode steps but no other prompt between them. The prediction is of the token after the
-        chunk. temperature, above 0: for builds with top tokens.
+        chunk. temperature, above 0: for builds with top tokens. Where pseudo tokens vote, the last
+        chunk also writes them: decode steps, one more chunk, and the compress step again.
         """
         prefill = self._require_prefill()
         self._last_prefilled = slot
         prediction = prefill.run(slot, prompt, start, end, temperature)
         if end == len(prompt):
             self._hold(slot, end)
+            if self.limits.behind(end):
+                return self._vote_again(slot, prompt, prediction.copied())
+        return prediction
+
+    def _vote_again(self, slot: int, prompt: Sequence[int], prediction: Prediction) -> Prediction:
+        """Fill the slot by the vote of tokens that the model writes; by the prompt's own queries if
+        their logits are not finite."""
+        assert isinstance(self._prefill, Chunked), "a single shot writes no pseudo tokens"
+        count = self.limits.pseudo_tokens
+        writer = PseudoTokens(self._decode, self._held, self.limits.positions)
+        written = writer.write(slot, prediction, count)
+        self._prefill.vote_again(slot, prompt, written if len(written) == count else ())
+        self._hold(slot, len(prompt))
         return prediction
 
     def extend(
@@ -333,7 +348,7 @@ class Executor:
 
     def _require_decode(self) -> None:
         self._require_open()
-        if not self._decode.graphs:
+        if self.role == "prefill":
             raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
 
     def _kept_of(self, name: str) -> Integers:

@@ -25,7 +25,7 @@ class Limits:
     tokens_per_step: most tokens of a batch slot that a decode
     step takes. longest_prefill: tokens that prefill takes; longer prompts go block by block onto a
     compressed row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below
-    it.
+    it. pseudo_tokens: written after each prompt of more than `held_whole` tokens.
     """
 
     batch: int
@@ -37,6 +37,8 @@ class Limits:
     positions: int
     vocab_size: int
     eos_token_id: frozenset[int]
+    pseudo_tokens: int = 0
+    held_whole: int = 0
 
     @classmethod
     def of(
@@ -51,6 +53,8 @@ class Limits:
         L_max, model = manifest.geometry.L_max, manifest.model
         longest = min(L_max, model.max_position_embeddings)
         positions = longest if full_cache else model.max_position_embeddings
+        pseudo_tokens = 0 if full_cache else manifest.geometry.pseudo_tokens
+        longest -= pseudo_tokens
         return cls(
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
@@ -61,7 +65,15 @@ class Limits:
             positions=positions,
             vocab_size=model.vocab_size,
             eos_token_id=frozenset(model.eos_token_id),
+            pseudo_tokens=pseudo_tokens,
+            held_whole=manifest.geometry.held_whole,
         )
+
+    def behind(self, prompt_length: int) -> int:
+        """Tokens that prefill runs behind a prompt: decode's pseudo tokens, and a chunk of them."""
+        if not self.pseudo_tokens or prompt_length <= self.held_whole:
+            return 0
+        return self.pseudo_tokens - 1 + self.prefill_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ class GraphSet:
     block. decode: by the batch slots that each runs, ascending. verify: the same for several tokens
     of each; none without --tokens-per-step, and none of a baseline. compress: None where prefill
     does it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
-    which of them are loaded.
+    which of them are loaded. pseudo_tokens: written after each prompt, by decode.
     """
 
     prefill: dict[int, GraphName]
@@ -82,6 +94,7 @@ class GraphSet:
     verify: dict[int, GraphName] = field(default_factory=dict)
     extend: GraphName | None = None
     role: Role = "both"
+    pseudo_tokens: int = 0
 
     @classmethod
     def of(
@@ -113,7 +126,13 @@ class GraphSet:
             verify={} if prefix else manifest.verify_graphs(),
             extend=extend,
             role=role,
+            pseudo_tokens=0 if full_cache else manifest.geometry.pseudo_tokens,
         )
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the graphs of a single token are loaded; for prefill they write pseudo tokens."""
+        return self.role != "prefill" or self.pseudo_tokens > 0
 
     @property
     def form(self) -> PrefillForm:
@@ -125,9 +144,9 @@ class GraphSet:
     @property
     def all(self) -> list[GraphName]:
         """Every graph that is loaded, once."""
-        decode = [*self.decode.values(), *self.verify.values()]
-        if self.role == "prefill":
-            decode = []
+        decode = list(self.decode.values()) if self.decodes else []
+        if self.role != "prefill":
+            decode += self.verify.values()
         if self.role == "decode":
             return decode
         others = [name for name in (self.compress, self.extend) if name]

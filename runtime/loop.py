@@ -75,7 +75,8 @@ class Loop:
         live.parked = self._parked.find(prompt, least) if self._parked else None
         live.in_blocks = bool(live.parked) or too_long
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
-        self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks)
+        behind = 0 if live.in_blocks else self._limits.behind(len(prompt))
+        self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks, behind)
 
     def _require_hand_over(self, request: Request) -> None:
         if request.hand_over and self._executor.role != "prefill":

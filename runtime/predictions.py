@@ -4,7 +4,7 @@ Knows no request: sampling.py chooses tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -51,6 +51,13 @@ class Prediction:
     def logits(self) -> Logits:
         """float32 [V]. On a GPU with top tokens they are copied to the host when first read."""
         return self._fetch()
+
+    def copied(self) -> "Prediction":
+        """The same in memory of its own, which later runs leave alone."""
+        logits, top = self.logits.copy(), self.top_tokens
+        if top:
+            top = replace(top, tokens=top.tokens.copy(), logits=top.logits.copy())
+        return Prediction(lambda: logits, top)
 
 
 class Predictions:

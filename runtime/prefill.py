@@ -81,9 +81,28 @@ class Chunked:
             self._run(prompt, start, end, temperature)
             self._cache.wrote(prompt, start, end, told, self._outputs)
         if is_last:
-            self._cache.resize(self._largest, end)
-            self._into_slot.fill(slot, end)
+            self._fill(slot, end, end)
         return Predictions(self._graphs[self._largest], FIRST)[0]
+
+    def vote_again(self, slot: int, prompt: Sequence[int], pseudo_tokens: Sequence[int]) -> None:
+        """Fill the batch slot by the vote of tokens behind the prompt that is in the cache.
+
+        They end a chunk, which computes the prompt's end again before them. There are W, or none:
+        then the queries of the last chunk vote as before.
+        """
+        whole = [*prompt, *pseudo_tokens]
+        end = len(whole)
+        if pseudo_tokens:
+            start, temperature = max(0, end - self._chunk), 1.0
+            self._run(whole, start, end, temperature)
+            told = temperature if self._is_tempered else None
+            self._cache.wrote(whole, start, end, told, self._outputs)
+        self._fill(slot, len(prompt), end)
+
+    def _fill(self, slot: int, prompt_length: int, count: int) -> None:
+        """count: tokens in the cache."""
+        self._cache.resize(self._largest, count)
+        self._into_slot.fill(slot, prompt_length)
 
     def _run(self, prompt: Sequence[int], start: int, end: int, temperature: float) -> None:
         capacity = next(one for one in self._graphs if one >= start + self._chunk)

@@ -5,7 +5,8 @@ Bookkeeping over prompt lengths and ended requests. Knows no executor, no text a
 A step has `max_num_batched_tokens`. Running requests take one each. The rest is credit for prefill:
 a chunk costs `chunk` tokens, even if it is padded. Credit of less than a chunk is kept for later
 steps, so that a long prompt is spread over several decode steps. If nothing runs, no request can be
-stalled, and prefill starts at once.
+stalled, and prefill starts at once. What a last chunk costs beyond its own tokens, as pseudo tokens
+do, is debt, which later steps pay before they prefill again.
 
 Invariants
 - A request is waiting, in prefill, running, kept or gone. From prefill on it holds one batch slot,
@@ -16,8 +17,8 @@ Invariants
   share a row.
 - The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
   where L <= C. Onto a compressed row they are blocks, which follow each other and are equally long.
-- A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk. On average
-  over many steps the limit holds.
+- A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk, apart from
+  what follows a last chunk. On average over many steps the limit holds.
 - A running request moves to a lower batch slot if all running requests then fit a smaller decode
   step. A request in prefill never moves.
 - A request is decoded in every step from the one after its last chunk until it is finished or
@@ -61,12 +62,14 @@ class Schedule:
 
 @dataclass(slots=True)
 class _Prefill:
-    """in_blocks: onto a compressed row, which holds `done` tokens beforehand."""
+    """in_blocks: onto a compressed row, which holds `done` tokens beforehand. behind: tokens that
+    the last chunk costs beyond its own."""
 
     request_id: int
     prompt_length: int
     done: int
     in_blocks: bool
+    behind: int = 0
     slot: int = -1
 
 
@@ -101,13 +104,22 @@ class Scheduler:
         self._prefilled: deque[int] = deque()
         self._running: dict[int, int] = {}
         self._kept: dict[int, int] = {}
-        self._credit = 0
+        self._credit = self._debt = 0
 
     def add(
-        self, request_id: int, prompt_length: int, done: int = 0, in_blocks: bool = False
+        self,
+        request_id: int,
+        prompt_length: int,
+        done: int = 0,
+        in_blocks: bool = False,
+        behind: int = 0,
     ) -> None:
-        """Queue a request behind all others. done: tokens of the row that it begins with."""
-        self._waiting.append(_Prefill(request_id, prompt_length, done, in_blocks))
+        """Queue a request behind all others.
+
+        done: tokens of the row that it begins with. behind: tokens that its last chunk costs beyond
+        its own.
+        """
+        self._waiting.append(_Prefill(request_id, prompt_length, done, in_blocks, behind))
 
     def add_prefilled(self, request_id: int) -> None:
         """Queue a request that was prefilled elsewhere."""
@@ -123,12 +135,12 @@ class Scheduler:
         moves = tuple(self._moves_to_front())
         decode = dict(self._running)
         adopt = dict(self._adoptions())
-        rest = self._most - len(decode)
+        rest = self._pay(self._most - len(decode), decode)
         self._credit = rest if rest >= self._chunk else self._credit + rest
         chunks: list[Chunk] = []
         while (one := self._next()) and (self._credit >= self._chunk or not (decode or chunks)):
-            self._credit = max(0, self._credit - self._chunk)
             chunks.append(self._chunk_of(one))
+            self._credit = self._pay(max(0, self._credit - self._chunk), decode)
         if one is None:
             self._credit = 0
         return Schedule(moves, decode, tuple(chunks), adopt)
@@ -171,6 +183,12 @@ class Scheduler:
         paused = len(self._extended) + (self._prefill is not None)
         return len(self._running) + len(self._kept) + paused
 
+    def _pay(self, tokens: int, decode: dict[int, int]) -> int:
+        """What paying the debt leaves of a step's tokens. Nobody is owed if nothing runs."""
+        owed = self._debt if decode else 0
+        self._debt = max(0, owed - tokens)
+        return max(0, tokens - owed)
+
     def _moves_to_front(self) -> Iterator[tuple[int, int]]:
         """Move running requests to free lower slots if all of them then fit a smaller step."""
         size = min(size for size in self._decode_batches if size >= len(self._running))
@@ -209,6 +227,7 @@ class Scheduler:
             start = max(0, end - self._chunk)
         current.done = end
         if is_last := end == current.prompt_length:
+            self._debt += current.behind
             self._running[current.request_id] = current.slot
             if current is self._prefill:
                 self._prefill = None

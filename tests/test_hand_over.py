@@ -34,6 +34,7 @@ CASES = {
     "shared weights": Case(share_weights=True),
     "portable": Case(target="portable"),
     "several tokens a step": Case(tokens_per_step=4),
+    "pseudo tokens": Case(vote_queries="pseudo"),
 }
 LENGTHS = 5, 32, 75
 """Shorter than the ring, a chunk, and longer than the whole compressed cache."""

@@ -68,6 +68,7 @@ class Case:
     softmax: str = "candidates"
     group: str = "mean"
     budget: str = "uniform"
+    vote_queries: str = "prompt"
     prefill_chunk: int = 32
     batch: int = 3
     decode_batches: tuple[int, ...] = ()

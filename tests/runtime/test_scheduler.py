@@ -25,6 +25,7 @@ class Job:
     cancelled_at: int | None
     in_blocks: bool = False
     extended_every: int | None = None
+    behind: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ jobs = st.lists(
         cancelled_at=st.none() | st.integers(0, 80),
         in_blocks=st.booleans(),
         extended_every=st.none() | st.integers(1, 12),
+        behind=st.sampled_from([0, 0, 9]),
     ),
     max_size=12,
 )
@@ -111,7 +113,7 @@ class Simulation:
         for i, job in enumerate(self.jobs):
             if job.arrives == time:
                 self.added.append(i)
-                self.scheduler.add(i, job.prompt_length, 0, job.in_blocks)
+                self.scheduler.add(i, job.prompt_length, 0, job.in_blocks, job.behind)
         for i in [i for i in self.added if self.jobs[i].cancelled_at == time]:
             if i in self.remaining:
                 self.end(i)
@@ -252,6 +254,21 @@ def test_prefill_goes_at_once_when_nothing_runs() -> None:
     scheduler = Scheduler(batch=2, chunk=8, max_num_batched_tokens=3)
     scheduler.add(1, 24)
     assert [len(scheduler.schedule().prefill) for _ in range(3)] == [1, 1, 1]
+
+
+def test_what_follows_a_last_chunk_is_paid_before_the_next_prompt() -> None:
+    scheduler = running_scheduler(batch=3, chunk=8, most=None)
+    scheduler.add(1, 8, behind=15)
+    scheduler.add(2, 8)
+    # Of 11 tokens the first step has 10 - 8 left for the 15; the next two have 9 each.
+    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [1, 0, 0, 1]
+
+
+def test_what_follows_a_last_chunk_delays_no_prompt_when_nothing_runs() -> None:
+    scheduler = Scheduler(batch=3, chunk=8)
+    scheduler.add(1, 8, behind=15)
+    scheduler.add(2, 8)
+    assert [len(scheduler.schedule().prefill) for _ in range(2)] == [1, 1]
 
 
 def test_steps_without_prefill_save_no_credit() -> None:

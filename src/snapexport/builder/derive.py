@@ -65,7 +65,9 @@ def is_soft_capped(build: Build) -> bool:
 
 
 def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
-    """Raise UserError if a prefill chunk is shorter than the window W."""
+    """Raise UserError if a prefill chunk is shorter than the window W, or a single shot that
+    pseudo tokens would have to follow."""
+    geometry.require_chunks(prefill_chunk)
     if geometry.compresses and geometry.L_obs > prefill_chunk:
         raise UserError(
             f"a window of {geometry.L_obs} (L_obs) does not fit into the build's prefill chunk of "

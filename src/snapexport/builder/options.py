@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from snapexport.builder.apart import require_apart
 from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
@@ -15,6 +16,7 @@ from snapexport.contract.geometry import (
     DEFAULT_L_OBS,
     DEFAULT_POOL_KERNEL,
     POLICIES,
+    VOTE_QUERIES,
     CacheGeometry,
     Policy,
     too_small,
@@ -46,7 +48,10 @@ streams."""
 CPU_CHUNK = 128
 """The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
 
-_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {"budget": BUDGETS}
+_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
+    "budget": BUDGETS,
+    "vote_queries": VOTE_QUERIES,
+}
 
 
 def _choice(name: str) -> Any:
@@ -75,6 +80,7 @@ class BuildOptions(GraphOptions):
     softmax: str | None = _choice("softmax")
     group: str | None = _choice("group")
     budget: str | None = _choice("budget")
+    vote_queries: str | None = _choice("vote_queries")
     batch: int = 4
     decode_batches: tuple[int, ...] | None = None
     tokens_per_step: int = 1
@@ -105,50 +111,12 @@ class BuildOptions(GraphOptions):
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
-        if self.share_weights and self.weights == "int4":
-            raise UserError(
-                "--share-weights is not supported with --weights int4: ONNX Runtime "
-                "rearranges quantized weights, which it can do with a graph's own alone",
-                "leave one of them out",
-            )
-        if self.share_weights and self.weights == "fp8":
-            raise UserError(
-                "--share-weights is not supported with --weights fp8: an engine would convert all "
-                "of them to 32 bits at the start of each run, and hold that",
-                "leave one of them out",
-            )
-        if self.link_weights and self.weights == "int4":
-            raise UserError(
-                "--link-weights is not supported with --weights int4: quantized weights "
-                "are new files",
-                "leave one of them out",
-            )
-        if self.tensor_parallel != 1:
-            self._require_ranks()
+        require_apart(vars(self))
         require_preset(self.policy, vars(self))
         if self.policy == "full":
             self._require_nothing_to_compress()
         else:
             self._require_one_budget()
-
-    def _require_ranks(self) -> None:
-        ranks = self.tensor_parallel
-        if ranks < 1:
-            raise UserError(
-                f"--tensor-parallel {ranks} is below 1", "use the number of ranks, or leave it out"
-            )
-        given = {
-            f"--weights {self.weights}": self.weights,
-            "--mtp": self.mtp,
-            "--baseline": self.baseline,
-            "--link-weights": self.link_weights,
-            f"--tokens-per-step {self.tokens_per_step}": self.tokens_per_step > 1,
-        }
-        if found := [flag for flag, value in given.items() if value]:
-            raise UserError(
-                f"{found[0]} is not supported with --tensor-parallel {ranks}",
-                "leave one of them out",
-            )
 
     def _require_weights(self) -> None:
         require_one_of("--weights", self.weights, QUANTIZATIONS)
@@ -273,6 +241,7 @@ class BuildOptions(GraphOptions):
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", DEFAULT_POOL_KERNEL),
             budget=budget,
+            vote_queries=self._value("vote_queries", "prompt"),
             tokens_per_step=self.tokens_per_step,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
@@ -348,6 +317,7 @@ class BuildOptions(GraphOptions):
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
+        geometry.require_chunks(chunk)
         return chunk
 
     def capacities(self, chunk: int) -> list[int]:

@@ -22,7 +22,7 @@ PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int]] = {
 }
 """A preset's defaults, from its paper."""
 
-VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget")
+VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget", "vote_queries")
 
 
 def require_preset(policy: Policy, given: Mapping[str, object]) -> None:

@@ -66,6 +66,9 @@ CACHE = {
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV "
     "(default: uniform)",
+    "vote_queries": "whose queries vote: the last --L-obs prompt tokens', or those of as many "
+    "pseudo tokens, which the model writes after the prompt and forgets: for questions that come "
+    "after compression; prompts are that much shorter (default: prompt)",
 }
 
 

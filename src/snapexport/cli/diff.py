@@ -150,11 +150,12 @@ def _beside(directory: Path) -> Path:
 
 def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
     """The given prompt, or random ones. Raises a UserError where one can't be run."""
-    longest = build.manifest.geometry.L_max - arguments.steps
+    geometry = build.manifest.geometry
+    longest = min(geometry.L_max - arguments.steps, geometry.longest_prompt)
     if arguments.steps < 1 or longest < 1:
         raise UserError(
             f"--steps {arguments.steps} is not between 1 and L_max - 1",
-            f"the build's L_max is {build.manifest.geometry.L_max}: leave room for a prompt",
+            f"the build's L_max is {geometry.L_max}: leave room for a prompt",
         )
     text = prompt.read(arguments)
     if text is None:

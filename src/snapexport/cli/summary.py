@@ -162,11 +162,14 @@ def _cache_line(geometry: CacheGeometry) -> str:
         return f"full: every position up to {geometry.L_max}"
     layers = Counter(geometry.layers)
     parts = ", ".join(f"{_parts(layer)}{_times(layers, layer)}" for layer in layers)
-    line = f"{geometry.policy}: {parts} for prompts up to {geometry.L_max}"
+    line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
     vote = ", ".join(geometry.vote_options.values())
-    return f"{line} (window {geometry.L_obs}, pool {geometry.pool_kernel}; {vote})"
+    window = f"window {geometry.L_obs}"
+    if geometry.pseudo_tokens:
+        window = f"{geometry.pseudo_tokens} pseudo tokens"
+    return f"{line} ({window}, pool {geometry.pool_kernel}; {vote})"
 
 
 def _parts(layer: LayerGeometry) -> str:

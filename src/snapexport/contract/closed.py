@@ -67,6 +67,7 @@ def _require_numbers(manifest: Manifest) -> None:
     _require_range("batch", manifest.batch, 1, 1 << 16)
     least = geometry.L_obs if geometry.compresses else 1
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
+    geometry.require_chunks(manifest.prefill_chunk)
     _require_range("geometry.pool_kernel", geometry.pool_kernel, 1, _POSITIONS)
     _require_range("top_tokens", manifest.graph_options.top_tokens, 0, model.vocab_size)
     for layer in geometry.layers:
@@ -89,8 +90,10 @@ def _require_ranks(manifest: Manifest) -> None:
     heads += [] if model.kv_lora_rank else [model.num_key_value_heads]
     if any(count % ranks for count in heads):
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
-    if ranks > 1 and (manifest.traces or manifest.engines):
-        raise UserError("the manifest has several ranks, and traces or engines", REBUILD)
+    if ranks > 1 and (manifest.traces or manifest.engines or manifest.geometry.pseudo_tokens):
+        raise UserError(
+            "the manifest has several ranks, and traces, engines or pseudo tokens", REBUILD
+        )
     batches = manifest.decode_graphs()
     manifest.graph_options.require_ranks(ranks, batches, latent=bool(model.kv_lora_rank))
 

@@ -34,6 +34,10 @@ PYRAMID_BETA = 20
 
 BUDGETS = ("uniform", "pyramid")
 
+VOTE_QUERIES = ("prompt", "pseudo")
+"""Whose queries vote: the last W prompt tokens', or those of W pseudo tokens, which the model
+writes after the prompt and which are then forgotten."""
+
 MOST_TOKENS_PER_STEP = 64
 
 PerLayer = int | tuple[int, ...]
@@ -100,7 +104,8 @@ class CacheGeometry:
 
     L_max: longest prompt, tokens. L_obs: W, the number of last prompt tokens whose queries vote
     (SnapKV). pool_kernel: P, the width of the pool over the votes (odd). vote, pool, softmax,
-    group: the vote's options by name. budget: the rule that shared K among the layers.
+    group: the vote's options by name. vote_queries: whose queries vote, of VOTE_QUERIES. budget:
+    the rule that shared K among the layers.
     tokens_per_step: q, the most tokens of a batch slot that a decode step takes.
     """
 
@@ -117,6 +122,7 @@ class CacheGeometry:
     softmax: str = "candidates"
     group: str = "mean"
     budget: str = "uniform"
+    vote_queries: str = "prompt"
     tokens_per_step: int = 1
 
     def __post_init__(self) -> None:
@@ -129,6 +135,7 @@ class CacheGeometry:
         if self.policy != "full":
             self._validate_window()
             self._validate_topk()
+        self._validate_queries()
 
     def _per_layer(self) -> dict[str, PerLayer]:
         return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K}
@@ -171,6 +178,18 @@ class CacheGeometry:
                 f"use --K {self.L_max} or less",
             )
 
+    def _validate_queries(self) -> None:
+        if self.vote_queries not in VOTE_QUERIES:
+            raise UserError(
+                f"no vote queries '{self.vote_queries}'", f"choose from {', '.join(VOTE_QUERIES)}"
+            )
+        if self.longest_prompt < 1:
+            raise UserError(
+                f"--vote-queries {self.vote_queries} writes {self.L_obs} tokens behind a prompt, "
+                f"for which --L-max {self.L_max} leaves no room",
+                f"use --L-max {self.L_obs + 1} or more",
+            )
+
     @property
     def layers(self) -> tuple[LayerGeometry, ...]:
         spare = 2 * (self.tokens_per_step - 1) if self.compresses else 0
@@ -188,6 +207,32 @@ class CacheGeometry:
         """The options of SnapKVSelect, by stage."""
         stages = ("softmax", "vote", "pool", "group")
         return {stage: getattr(self, stage) for stage in stages}
+
+    @property
+    def pseudo_tokens(self) -> int:
+        """Tokens that are written behind a prompt, so that their queries vote; 0: none."""
+        votes = self.vote_queries == "pseudo" and any(layer.K for layer in self.layers)
+        return self.L_obs if votes else 0
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt: the full-length cache holds pseudo tokens behind it."""
+        return self.L_max - self.pseudo_tokens
+
+    @property
+    def held_whole(self) -> int:
+        """Tokens of the longest prompt of which every vote keeps all."""
+        sizes = [layer.L_sink + layer.L_recent + layer.K for layer in self.layers if layer.K]
+        return min(sizes, default=self.L_max)
+
+    def require_chunks(self, prefill_chunk: int) -> None:
+        """Raise UserError for pseudo tokens in a single shot, which keeps no prompt cache."""
+        if self.pseudo_tokens and self.is_single_shot(prefill_chunk):
+            raise UserError(
+                f"--vote-queries {self.vote_queries} needs the prompt's full-length cache, but a "
+                f"prefill chunk of {prefill_chunk} tokens is a single shot, which has none",
+                f"use a --prefill-chunk below {self.L_max}",
+            )
 
     @property
     def draft_ring(self) -> int:

@@ -5,6 +5,7 @@ A cell of the grid is one sample. Knows neither how it is run nor what comes of 
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
@@ -141,6 +142,10 @@ class Requests:
         forced = length + options.continuation if options.documents else 0
         return max([*asked, *answered, forced])
 
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that is compressed, at most."""
+        return max(*self.lengths, 0, *(len(one.prompt_ids) for one in self.instructions))
+
     def _positions(self, cell: Cell, mode: str) -> int:
         sample = self.sample(cell)
         later = len(self._again(sample, cell)) if mode == "late" else 0
@@ -214,7 +219,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
         answer_tokens=ring + 1,
     )
     requests.require_fit()
-    L_max = _positions(build, requests)
+    L_max = _positions(build, requests, draft)
     systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
     has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
     hit_samples = 0 if has_other_scores else options.hit_samples
@@ -272,10 +277,14 @@ def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[Syste
         require_chunk(build.manifest.prefill_chunk, system.geometry)
 
 
-def _positions(build: Build, requests: Requests) -> int:
-    """L_max of the caches: room for the longest request in the full one. Raises UserError."""
+def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> int:
+    """L_max of the caches: room for the longest request in the full one, and for pseudo tokens.
+
+    Raises UserError.
+    """
     manifest = build.manifest
-    needed = requests.positions()
+    pseudo = max(system.geometry.pseudo_tokens for system in systems)
+    needed = max(requests.positions(), requests.longest_prompt() + pseudo)
     limit = manifest.model.max_position_embeddings
     if manifest.single_shot:  # its prefill takes just this many
         limit = manifest.geometry.L_max

@@ -59,6 +59,7 @@ class System:
             "pool_kernel": geometry.pool_kernel,
             "vote": geometry.vote_options,
             "budget": geometry.budget,
+            "vote_queries": geometry.vote_queries,
         }
 
     @property

@@ -75,7 +75,8 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, 
         "kept by vote": _span(place.kept(length) for place in layers),
     }
     if any(place.K for place in layers):
-        facts |= {"window W": f"{geometry.L_obs}", "pool P": f"{geometry.pool_kernel}"}
+        window = f"{geometry.L_obs}" + " pseudo tokens" * bool(geometry.pseudo_tokens)
+        facts |= {"window W": window, "pool P": f"{geometry.pool_kernel}"}
         facts["vote"] = ", ".join(geometry.vote_options.values())
     return facts
 

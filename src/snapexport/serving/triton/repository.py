@@ -42,7 +42,8 @@ def write_repository(options: RepositoryOptions) -> Path:
     _require_outside(options)
     with staged(options.out, options.overwrite, RECORD, "a model repository") as out:
         streaming = out / options.model_name
-        warmup_tokens = min(build.manifest.prefill_chunk + 1, build.manifest.geometry.L_max)
+        longest = build.manifest.geometry.longest_prompt
+        warmup_tokens = min(build.manifest.prefill_chunk + 1, longest)
         config = model_config.streaming(
             options.model_name, device, _parameters(options), warmup_tokens
         )
@@ -129,7 +130,7 @@ def _readme_values(
         "architecture": manifest.model.architecture,
         "target": manifest.target,
         "dtype": manifest.dtype,
-        "longest_prompt": str(manifest.geometry.L_max),
+        "longest_prompt": str(manifest.geometry.longest_prompt),
         "slots": str(manifest.batch),
         "cache": spelled(cache.decode),
         "full_cache": spelled(cache.full),
