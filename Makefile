@@ -84,6 +84,7 @@ TEXTS := $(REAL_MODEL)/documents
 LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-policy developers-reference \
 	filesystem-hierarchy jargon-file maintainers-guide)
 FIVE := full snapstream streaming snapkv sage
+WHOSE := full snapstream streaming snapstream:vote_queries=pseudo
 
 real-model-quality: export OMP_WAIT_POLICY = passive
 real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English from Debian's packages, some hours
@@ -119,7 +120,12 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--modes aware --policies full --out $(REAL_MODEL)/tasks
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 --lengths 1024 \
 		--depths .25 .75 --samples 3 --seed 400 --modes aware --budgets 128 256 --out $(REAL_MODEL)/caches
-	for of in text text4096 answers excerpt needles needles128 tasks caches; do \
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 1024 \
+		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 --policies $(WHOSE) \
+		--out $(REAL_MODEL)/agnostic
+	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 1024 --budgets 128 256 \
+		--policies $(WHOSE) --out $(REAL_MODEL)/agnostic_text
+	for of in text text4096 answers excerpt needles needles128 tasks caches agnostic agnostic_text; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.

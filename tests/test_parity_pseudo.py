@@ -37,7 +37,6 @@ CASES = {
     "latent attention": Case("deepseek-v3", vote_queries="pseudo"),
     "top tokens": Case(top_tokens=16, vote_queries="pseudo"),
     "several tokens a step": Case(tokens_per_step=4, vote_queries="pseudo"),
-    "valid slots": Case(decode_attention="valid", vote_queries="pseudo"),
     "portable": Case(target="portable", vote_queries="pseudo"),
 }
 GREEDY = SamplingParams(max_tokens=STEPS, ignore_eos=True)
@@ -72,12 +71,17 @@ def expected(case: Case, length: int) -> tuple[tuple[int, ...], pseudo.PseudoRun
     raise AssertionError("no clear prompt")
 
 
-def decoded(executor: Executor, slot: int, length: int, tokens: list[int]) -> list[Array]:
-    """Logits of steps that are fed with `tokens`; the slots before it are idle."""
+def decoded(
+    executor: Executor, slot: int, first: int, tokens: list[int], length: int = 0
+) -> list[Array]:
+    """Logits of steps that are fed with `tokens`, the first one at position `first`.
+
+    The slots before it are idle. length: of the prompt, if it is not `first`.
+    """
     rows = []
     for step, token in enumerate(tokens):
         fed = np.zeros((3, slot + 1), np.int64)
-        fed[:, slot] = token, length + step, length
+        fed[:, slot] = token, first + step, length or first
         rows.append(executor.decode(*fed)[slot].logits.copy())
     return rows
 
@@ -107,13 +111,16 @@ def test_pseudo_tokens_change_what_is_kept() -> None:
 
 def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
     case = Case(cache_dtype="int8", vote_queries="pseudo")
-    prompt = cases.prompt(57)
-    plain = LLM(build_of(replace(case, vote_queries="prompt")).directory, threads=1)
-    (said,) = plain.generate([prompt], replace(GREEDY, max_tokens=case.L_obs))
-    where = cases.checkpoint(case.checkpoint)
-    want = pseudo.run(where, prompt, said.token_ids, case.geometry, 0)
-    executor = opened(case)
+    prompt, executor = cases.prompt(57), opened(case)
+    limits = executor.limits
+    executor.limits = replace(limits, pseudo_tokens=0)
+    said = [int(executor.prefill_prompt(0, prompt).logits.argmax())]
+    for _ in range(case.L_obs - 1):
+        (row,) = decoded(executor, 0, len(prompt) + len(said) - 1, said[-1:], len(prompt))
+        said.append(int(row.argmax()))
+    executor.limits = limits
     executor.prefill_prompt(0, prompt)
+    want = pseudo.run(cases.checkpoint(case.checkpoint), prompt, said, case.geometry, 0)
     assert want.is_clear
     for found, positions in zip(kept(executor), want.topk_positions, strict=True):
         assert np.array_equal(found, positions)

@@ -28,6 +28,17 @@ def test_an_estimate_counts_chunks_and_decoded_tokens(vault_build: Build, clock:
     assert estimate(grid).seconds == pytest.approx(wanted)
 
 
+def test_an_estimate_counts_pseudo_tokens(vault_build: Build, clock: None) -> None:
+    """In each mode a chunk more, and a decode step for each token but the first."""
+    policies = "full", "snapstream:vote_queries=pseudo"
+    wanted = [
+        estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=chosen)).seconds
+        for chosen in (("full", "snapstream"), policies)
+    ]
+    steps, modes = vault_build.manifest.geometry.L_obs - 1, 2
+    assert wanted[1] - wanted[0] == pytest.approx(modes * (CHUNK + STEP * steps))
+
+
 def test_the_memory_of_an_estimate_is_that_of_weights_and_caches(vault_build: Build) -> None:
     both = vault_grid(vault_build, lengths=(250,), policies=("full", "snapstream"))
     one = vault_grid(vault_build, lengths=(250,), policies=("full",))

@@ -48,6 +48,7 @@ OWN: dict[str, dict[str, Any]] = {
     "tiny": {"kv_budget": 8, "L_sink": 2},
     "uneven": {"L_recent": 37, "K": 10, "L_obs": 5, "pool_kernel": 3, "vote": "sum-squares"},
     "no sinks": {"L_sink": 0, "kv_budget": 100, "pool": "max", "group": "max"},
+    "pseudo": {"kv_budget": 64, "vote_queries": "pseudo"},
     "pyramid": {"kv_budget": 64, "budget": "pyramid"},
     "steep pyramid": {"L_recent": 40, "K": 9, "budget": "pyramid"},
     "streaming": {"policy": "streaming", "kv_budget": 48},
@@ -163,3 +164,13 @@ def test_a_model_with_only_sliding_layers_is_refused() -> None:
     facts = model((32, 32))
     with pytest.raises(UserError, match="every layer of the model has a sliding window"):
         typical_layer(geometry(facts), facts)
+
+
+def test_queries_that_vote_are_the_builds_unless_a_policy_names_others() -> None:
+    facts = model()
+    own = geometry(facts, kv_budget=64, vote_queries="pseudo")
+    names = "snapstream", "snapkv", "snapstream:vote_queries=prompt", "streaming", "full"
+    systems = found(own, facts, names, [64])
+    W = own.L_obs
+    assert [one.geometry.pseudo_tokens for one in systems] == [W, W, 0, 0, 0]
+    assert systems[0].report()["vote_queries"] == "pseudo"

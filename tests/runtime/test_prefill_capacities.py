@@ -67,6 +67,24 @@ def test_prompts_of_all_lengths_give_the_same_logits_and_caches(
                 assert np.abs(found - cache[0, :, :slots]).max() < 1e-5, (length, name)
 
 
+def test_pseudo_tokens_behind_a_prompt_may_need_a_larger_capacity(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    options = OPTIONS | {"target": "portable", "vote_queries": "pseudo"}
+    made = build(checkpoint, tmp_path / "b", prefill_capacities=(32, 64), **options)
+    ours = open_executor(made, threads=1)
+    for seed, length in enumerate((30, 62, 124, 60, 29, 30)):
+        ids, plain = tokens(length, seed), of_largest_alone(made)
+        assert np.abs(prefill(ours, ids) - prefill(plain, ids)).max() < 1e-5, length
+        for got, want in zip(
+            ours.topk_positions() or (), plain.topk_positions() or (), strict=True
+        ):
+            assert np.array_equal(got, want), length
+        for name, cache in plain.decode_buffers.items():
+            if name.startswith("past_key_values"):
+                assert np.abs(ours.decode_buffers[name][0] - cache[0]).max() < 1e-5, (length, name)
+
+
 def test_a_common_beginning_is_found_again_after_each_move(
     made: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

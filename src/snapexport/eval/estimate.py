@@ -53,6 +53,7 @@ def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
         for cell in cells:
             seconds += chunks[cell.length] * (_chunks(grid, cell.length) + again)
             seconds += step * tokens * len(grid.systems) * len(options.modes)
+            seconds += _behind(grid, chunks[cell.length], step) * len(options.modes)
     return seconds
 
 
@@ -62,6 +63,7 @@ def _of_continuations(grid: Grid, chunks: dict[int, float], step: float) -> floa
     prefill, done = 0.0, 0
     for length in grid.requests.lengths:
         prefill += chunks[length] * (_chunks(grid, length - done) + _windows(grid) - 1)
+        prefill += _behind(grid, chunks[length], step)
         done = length
     groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
     return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
@@ -73,6 +75,8 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
     again = len(options.instructions or ()) * (_windows(grid) + 1) - 2
     prefill = sum(chunks[length] * (_chunks(grid, length) + again) for length in lengths)
     groups = math.ceil(len(grid.instructions) / grid.build.manifest.batch)
+    asked = len(options.instructions or ())
+    prefill += sum(_behind(grid, chunks[length], step) * asked for length in lengths)
     passages = len({one.passage for one in grid.instructions})
     return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
@@ -80,6 +84,12 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
 def _windows(grid: Grid) -> int:
     """Prefill graphs that differ in their outputs: by the window, or without one."""
     return len({one.geometry.L_obs if one.votes else 0 for one in grid.systems})
+
+
+def _behind(grid: Grid, chunk: float, step: float) -> float:
+    """Seconds for the pseudo tokens of one prompt in all systems: decode steps, and a chunk."""
+    counts = [one.geometry.pseudo_tokens for one in grid.systems]
+    return sum(chunk + step * (count - 1) for count in counts if count)
 
 
 def _chunks(grid: Grid, tokens: int) -> int:
