@@ -43,8 +43,8 @@ FAULTS = (
     # The cache's arithmetic.
     Fault(
         "geometry: the ring is one position off",
-        "return self.L_sink + (position - self.L_sink) % self.L_recent",
-        "return self.L_sink + (position - self.L_sink + 1) % self.L_recent",
+        "return self.L_sink + (position - self.L_sink) % self.ring_slots",
+        "return self.L_sink + (position - self.L_sink + 1) % self.ring_slots",
         (*GEOMETRY, "plugins/test_geometry.py"),
     ),
     Fault(
@@ -160,8 +160,8 @@ FAULTS = (
     ),
     Fault(
         "loop: a move goes to the wrong slot",
-        ".move(source, target)",
-        ".move(target, source)",
+        "self._executor.move(source, target)",
+        "self._executor.move(target, source)",
         (*LLM, "test_decode_batches.py"),
     ),
     Fault(
@@ -221,8 +221,8 @@ FAULTS = (
     ),
     Fault(
         "server: usage counts chunks instead of tokens",
-        "completion_tokens += len(output.token_ids)",
-        "completion_tokens += 1",
+        "self._completion += len(output.token_ids)",
+        "self._completion += 1",
         ("openai/test_*.py", "serving/test_*.py"),
     ),
     Fault(
@@ -234,8 +234,8 @@ FAULTS = (
     # The tensorrt target.
     Fault(
         "tensorrt: a chunk's attention has no mask",
-        'node(graph, "Attention", folded + mask, scale=1.0',
-        'node(graph, "Attention", folded, scale=1.0',
+        'attended = node(graph, "Attention", [folded, *states, *mask], **attributes)',
+        'attended = node(graph, "Attention", [folded, *states], **attributes)',
         ("test_target_tensorrt.py",),
     ),
     # The kernels.
