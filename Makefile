@@ -18,7 +18,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance scale memory plan-memory clean
+.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance cluster scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -212,6 +212,13 @@ performance: export OMP_WAIT_POLICY = passive
 performance: $(STAMP)    ## the tables of docs/performance.md, 35 minutes; peers by PEERS="--peers-python ..."
 	$(BIN)/python -m snapexport.bench all $(PEERS)
 	$(BIN)/python -m snapexport.bench tables --write docs/performance.md
+
+DISAGGREGATION := --out docs/results/disaggregation
+
+cluster: export OMP_WAIT_POLICY = passive
+cluster: $(STAMP) $(DYNAMO_STAMP)  ## the tables of docs/concepts/disaggregation.md, with real Dynamo processes
+	$(BIN)/python -m snapexport.bench cluster simulate --dynamo-python $(DYNAMO_BIN)/python $(DISAGGREGATION)
+	$(BIN)/python -m snapexport.bench tables $(DISAGGREGATION) --write docs/concepts/disaggregation.md
 
 gpu-bench: $(GPU_STAMP)  ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
 	$(GPU_BIN)/python -m snapexport.bench context equal_memory overhead --device cuda --resume \

@@ -11,6 +11,7 @@ from snapexport.contract.manifest import WEIGHTS
 from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.quiet import quiet
+from snapexport.exporter.ranks import stored_name
 from snapexport.exporter.simplify import simplify
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def checkpoint_tensors(model: ir.Model, config: "PretrainedConfig") -> dict[str,
     """
     tied = architecture_of(config).tied if config.tie_word_embeddings else {}
     names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
-    return {name: tied.get(name, name) for name in names}
+    return {name: tied.get(name, stored_name(name)) for name in names}
 
 
 def tensors_of(

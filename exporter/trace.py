@@ -17,7 +17,7 @@ from snapexport.contract import names
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.batch import BATCH
 from snapexport.exporter.quiet import quiet
-from snapexport.exporter.ranks import cut_model
+from snapexport.exporter.ranks import cut_model, rename_whole
 from snapexport.exporter.repeated_layers import repeat_layers, shallow
 from snapexport.exporter.skeleton import skeleton
 
@@ -97,7 +97,8 @@ def trace_prefill(
     ranks: how many of them the model is cut for; the trace is one rank's, and each's.
     """
     shapes = {names.INPUT_IDS: (1, chunk), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-    return _trace(config, dtype, _Prefill, shapes, hidden_states=hidden_states, ranks=ranks)
+    cut = partial(cut_model, ranks=ranks)
+    return _trace(config, dtype, _Prefill, shapes, hidden_states=hidden_states, cut=cut)
 
 
 def trace_decode(
@@ -106,11 +107,19 @@ def trace_decode(
     hidden_states: bool = False,
     tokens: int = 1,
     ranks: int = 1,
+    batch_parallel: bool = False,
 ) -> ir.Model:
-    """Trace decode of some tokens of each batch slot, whose number is a dimension: `with_batch`."""
+    """Trace decode of some tokens of each batch slot, whose number is a dimension: `with_batch`.
+
+    batch_parallel: latent attention will be, so that each rank needs what all heads read.
+    """
     shapes = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), (SLOTS, tokens))
     dynamic = dict.fromkeys(shapes, SLOT_AXES)
-    return _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states, ranks=ranks)
+    cut = partial(cut_model, ranks=ranks, every_head_attends=batch_parallel)
+    traced = _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states, cut=cut)
+    if batch_parallel:
+        rename_whole(traced)
+    return traced
 
 
 def _trace(
@@ -121,9 +130,8 @@ def _trace(
     dynamic: DynamicShapes | None = None,
     *,
     hidden_states: bool = False,
-    ranks: int = 1,
+    cut: Callable[[Any], None] | None = None,
 ) -> ir.Model:
-    cut = partial(cut_model, ranks=ranks)
     outputs = [names.LOGITS, *([names.HIDDEN_STATES] if hidden_states else [])]
     with skeleton(shallow(config), dtype, cut) as (model, fake), torch.no_grad(), fake:
         inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}

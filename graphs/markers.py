@@ -66,6 +66,10 @@ ALL_GATHER = "AllGather"
 """trace: (x) -> all ranks' x, joined along the axis `axis` in the order of the ranks. Attributes
 `ranks` and `axis`."""
 
+ALL_TO_ALL = "AllToAll"
+"""trace: (x [ranks*n,...]) -> [ranks*n,...]: the n rows at r * n go to rank r, and those of rank r
+come to r * n. Attribute `ranks`. Only builds with --data-parallel-attention have this marker."""
+
 BLOCK_MATMUL = "BlockMatMul"
 """trace: (x [...,K], packed uint8 [N,K/block_size,block_size/2], scales [N,K/block_size])
 -> x @ W^T [...,N], attributes `N`, `K` and `block_size`. W has 4-bit elements, in the layout of

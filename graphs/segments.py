@@ -1,10 +1,11 @@
 """Cuts a finished graph at its collectives, for runtimes that have none.
 
 A segment is a graph that runs from some collectives to the next ones. Between two segments the
-ranks' parts of `reduce.{i}` are summed up in place, and those of `gather.{i}` are joined along axis
-0 as `gathered.{i}`. Values that later segments read are outputs `carried.{i}`. What follows from
-the host's inputs alone, such as masks, is calculated again in each segment that reads it. What
-follows from caches is not: an earlier segment may have written over them.
+ranks' parts of `reduce.{i}` are summed up in place, those of `gather.{i}` are joined along axis 0
+as `gathered.{i}`, and rows of `exchange.{i}` change places. Values that later segments read are
+outputs `carried.{i}`. What follows from the host's inputs alone, such as masks, is calculated again
+in each segment that reads it. What follows from caches is not: an earlier segment may have written
+over them.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -23,7 +24,8 @@ from onnx import (
 from snapexport.contract import names
 from snapexport.graphs.passes.base import SurgeryError
 
-_COLLECTIVES = (names.ALL_REDUCE, names.ALL_GATHER)
+_IN_PLACE = {names.ALL_REDUCE: names.to_reduce, names.ALL_TO_ALL: names.to_exchange}
+_COLLECTIVES = (names.ALL_GATHER, *_IN_PLACE)
 
 
 def segments(model: ModelProto) -> list[ModelProto]:
@@ -92,12 +94,15 @@ def _require_unwritten(graph: GraphProto, parts: Iterable["_Part"]) -> None:
 
 
 def _sink(graph: GraphProto, levels: dict[str, int], of_states: Container[str]) -> None:
-    """Move a node to the first level that reads it: fewer values are carried over.
+    """Move a node to the first level that reads it: fewer values are carried over, and none that
+    is an output.
 
     What a vote reads may have a length that depends on the prompt's, which nothing between two
     segments can have. What follows from the host's inputs stays: later levels calculate it again.
     """
-    first = {value.name: levels.get(value.name, 0) for value in graph.output}
+    read = {name for node in graph.node for name in _reads(node)}
+    ends = [value.name for value in graph.output if value.name not in read]
+    first = {name: levels.get(name, 0) for name in ends}
     # A state that follows from states alone, such as an unchanged scale, is written last.
     last = max(levels.values(), default=0)
     first |= {name: last for name, level in first.items() if not level and name in of_states}
@@ -177,15 +182,17 @@ def _reads(node: NodeProto) -> Iterator[str]:
 
 
 def _canonical(graph: GraphProto, parts: Iterable[_Part]) -> dict[str, str]:
-    """{value between segments: its name there}. A sum takes the place of its summand."""
+    """{value between segments: its name there}. A sum takes the place of its summand, and what
+    the ranks exchange that of what they gave.
+    """
     renamed: dict[str, str] = {}
     for index, node in enumerate(one for one in graph.node if is_collective(one)):
         (part,), (whole,) = node.input, node.output
-        is_sum = node.op_type == names.ALL_REDUCE
+        in_place = _IN_PLACE.get(node.op_type)
         if part in renamed:
             raise SurgeryError(f"two collectives read {part}")
-        renamed[part] = names.to_reduce(index) if is_sum else names.to_gather(index)
-        renamed[whole] = names.to_reduce(index) if is_sum else names.gathered(index)
+        renamed[part] = in_place(index) if in_place else names.to_gather(index)
+        renamed[whole] = in_place(index) if in_place else names.gathered(index)
     others = {name: None for part in parts for name in part.given if name not in renamed}
     renamed |= {name: names.carried(index) for index, name in enumerate(others)}
     if ends := [value.name for value in graph.output if value.name in renamed]:

@@ -18,6 +18,7 @@ from snapexport.graphs.functions import EXPERTS, NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.attention_groups import AttentionGroups
 from snapexport.graphs.passes.base import Pass, SurgeryError
+from snapexport.graphs.passes.batch_parallel import BatchParallel
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.draft_ring import DraftRing, FilledRing
@@ -104,6 +105,8 @@ def decode(
     with_queries: adds output query.{l} [B,H,1,D].
     """
     passes: list[Pass] = [Latents(), DecodeCache(geometry, options)]
+    if options.data_parallel_attention:
+        passes.insert(0, BatchParallel())
     if with_queries:
         passes.append(DecodeQueries())
     graph = _imported(traced, options)

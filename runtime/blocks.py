@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import GraphEntry
+from snapexport.contract.manifest import GraphEntry, Manifest, TensorSpec
 from snapexport.runtime.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.bound_graph import BoundGraph, allocate
-from snapexport.runtime.predictions import Prediction, Predictions
+from snapexport.runtime.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.prefill import write_tokens
 
 Integers = NDArray[np.int64]
@@ -56,8 +56,7 @@ class Blocks:
         self._memory, self._geometry = backend.memory, geometry
         self._slots = [{one.name: one for one in caches} for caches in slots]
         specs = {spec.name: spec for spec in entry.inputs}
-        states = [spec for name, spec in specs.items() if _is_state(name)]
-        self._row = {spec.name: self._memory.allocate(spec) for spec in states}
+        self._row = {spec.name: self._memory.allocate(spec) for spec in _states(entry)}
         after = {names.present_of(name): one for name, one in self._row.items()}
         self._copied: Buffers = {}
         if not backend.binds_rows:  # it does not write over its inputs
@@ -96,7 +95,7 @@ class Blocks:
         if end == len(prompt):
             for name, target in self._slots[slot].items():
                 self._memory.copy(target, self._row[name])
-        return Predictions(self._graph, 1)[0]
+        return Predictions(self._graph, FIRST)[0]
 
     def parked(self, prompt: Sequence[int]) -> ParkedRow:
         """A copy of the row after a prompt's last block."""
@@ -117,6 +116,11 @@ class Blocks:
         return ParkedRow(tuple(prompt), states)
 
 
-def _is_state(name: str) -> bool:
-    """Whether an input is part of the row: its output takes its place."""
-    return names.present_of(name) != name
+def row_states(manifest: Manifest) -> list[TensorSpec]:
+    """What a parked row of a build with extend.onnx consists of."""
+    return _states(manifest.graphs["extend"])
+
+
+def _states(entry: GraphEntry) -> list[TensorSpec]:
+    """The inputs that are part of the row: an output takes the place of each."""
+    return [spec for spec in entry.inputs if names.present_of(spec.name) != spec.name]

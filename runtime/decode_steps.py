@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
-from snapexport.runtime.backend import Buffers, GraphBackend
+from snapexport.runtime.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.cache_places import CachePlaces
 from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.predictions import Predictions
+from snapexport.runtime.slot_rows import SlotRows
 
 Integers = NDArray[np.int64]
 Temperatures = NDArray[np.float32]
@@ -23,12 +24,19 @@ _IDLE = {names.TEMPERATURE: 1}
 
 class DecodeSteps:
     """buffers: inputs and outputs of decode over all batch slots; the caches alone if it is not
-    loaded. graphs: by the batch slots that each runs."""
+    loaded. graphs: by the batch slots that each runs. slot_rows: where the batch slots lie in them.
+    """
 
     def __init__(
-        self, manifest: Manifest, graphs: GraphSet, backend: GraphBackend, weights: Buffers
+        self,
+        manifest: Manifest,
+        graphs: GraphSet,
+        backend: GraphBackend,
+        weights: Buffers,
+        slot_rows: SlotRows,
     ) -> None:
         self._backend, self._weights, self._manifest = backend, weights, manifest
+        self.slot_rows = slot_rows
         whole = graphs.decode[manifest.batch]
         if not graphs.decodes:
             self.buffers = allocate(backend.memory, _caches_of(manifest.graphs[whole]), {})
@@ -51,7 +59,8 @@ class DecodeSteps:
         position_ids: of each first token.
         """
         count = len(input_ids)
-        graph = _smallest(self.graphs if input_ids.ndim == 1 else self._verify, count)
+        slots, graph = _smallest(self.graphs if input_ids.ndim == 1 else self._verify, count)
+        rows = self.slot_rows.rows(count, slots)
         tokens = input_ids.reshape(count, -1)
         given = {
             names.INPUT_IDS: tokens,
@@ -62,12 +71,12 @@ class DecodeSteps:
         arrays = graph.arrays
         for name, values in given.items():
             if name in arrays:  # a graph may not use the prompt's length, or the temperature
-                arrays[name][:count] = values
-                arrays[name][count:] = _IDLE.get(name, 0)
+                arrays[name][:] = _IDLE.get(name, 0)
+                arrays[name][rows] = values
         if self.places:
             self.places.write(arrays, arrays[names.POSITION_IDS])
         graph.run()
-        return Predictions(graph, count)
+        return Predictions(graph, rows)
 
     def size(self, count: int) -> int:
         """The batch slots that a step of the first `count` runs."""
@@ -103,15 +112,23 @@ class DecodeSteps:
                 self._backend,
                 name,
                 self._manifest.graphs[name],
-                {key: one.rows(0, count) for key, one in whole.items()} | self._weights,
+                {key: self._first(key, one, count) for key, one in whole.items()} | self._weights,
             )
             for count, name in chosen.items()
             if name in graphs.all
         }
 
+    def _first(self, name: str, buffer: Buffer, slots: int) -> Buffer:
+        """The part of a buffer that a step of the first batch slots reads and writes."""
+        if name == names.RANK:
+            buffer.host[:] = self.slot_rows.rank
+            return buffer
+        is_own = names.is_cache(name) or names.is_attended(name)
+        return buffer.rows(0, slots // self.slot_rows.ranks if is_own else slots)
 
-def _smallest(graphs: dict[int, BoundGraph], count: int) -> BoundGraph:
-    return next(graph for slots, graph in graphs.items() if slots >= count)
+
+def _smallest(graphs: dict[int, BoundGraph], count: int) -> tuple[int, BoundGraph]:
+    return next((slots, graph) for slots, graph in graphs.items() if slots >= count)
 
 
 def _caches_of(entry: GraphEntry) -> GraphEntry:

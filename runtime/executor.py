@@ -25,6 +25,9 @@ from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
 from snapexport.runtime.prompt_cache import PromptCache
 from snapexport.runtime.pseudo_tokens import PseudoTokens
+from snapexport.runtime.slot_rows import SlotRows
+
+_ALL_ROWS = SlotRows()
 
 
 class Executor:
@@ -44,9 +47,11 @@ class Executor:
         backend: GraphBackend,
         weights: Buffers | None = None,
         prompt_cache: PromptCache | None = None,
+        slot_rows: SlotRows = _ALL_ROWS,
     ) -> None:
         """weights: those that the graphs take as inputs, in the backend's memory. prompt_cache:
-        another executor's of the same model, on the same device.
+        another executor's of the same model, on the same device. slot_rows: of ranks that share the
+        batch slots.
 
         The backend's memory is this executor's own from now on: `close` frees it.
         """
@@ -62,9 +67,9 @@ class Executor:
         self._memory = backend.memory
         self._weights = weights or {}
         self._digest = digest_of(manifest)
-        self._decode = DecodeSteps(manifest, graphs, backend, self._weights)
+        self._decode = DecodeSteps(manifest, graphs, backend, self._weights, slot_rows)
         whole = self._decode.buffers
-        self._rows = [_caches(whole, slot) for slot in range(self.limits.batch)]
+        self._rows = [self._caches(slot) for slot in range(self.limits.batch)]
         self._held = np.zeros((2, self.limits.batch), np.int64)
         """Prompt length and next position of what each batch slot holds; 0: it is idle."""
         self._kept: Buffers = {}
@@ -116,10 +121,8 @@ class Executor:
         If their logits are not finite, the prompt's own queries stand.
         """
         assert isinstance(self._prefill, Chunked), "a single shot writes no pseudo tokens"
-        count = self.limits.pseudo_tokens
-        writer = PseudoTokens(self._decode, self._held, self.limits.positions)
-        written = writer.write(slot, prediction, count)
-        self._prefill.vote_again(slot, prompt, written if len(written) == count else ())
+        writer = PseudoTokens(self._decode, self._held, self.limits)
+        self._prefill.vote_again(slot, prompt, writer.write(slot, prediction))
         self._hold(slot, len(prompt))
         return prediction
 
@@ -193,14 +196,17 @@ class Executor:
     def move(self, source: int, target: int) -> None:
         """Copy a batch slot's caches over another's. The source is idle from then on."""
         self._require_open()
-        for over, row in zip(self._rows[target], self._rows[source], strict=True):
-            self._memory.copy(over, row)
+        self._copy_row(source, target)
         self._held[:, target] = self._held[:, source]
         if self._decode.places:
             self._decode.places.move(source, target)
         self.release(source)
         if self._last_prefilled == source:
             self._last_prefilled = target
+
+    def _copy_row(self, source: int, target: int) -> None:
+        for over, row in zip(self._rows[target], self._rows[source], strict=True):
+            self._memory.copy(over, row)
 
     @property
     def role(self) -> Role:
@@ -351,6 +357,16 @@ class Executor:
         positions: Integers = self._memory.read(self._kept[name])[0]
         return positions
 
+    @property
+    def _own_rows(self) -> list[int | None]:
+        return [self._decode.slot_rows.own(slot) for slot in range(self.limits.batch)]
+
+    def _caches(self, slot: int) -> list[Buffer]:
+        """A batch slot's rows of decode's caches, each once; none if another rank has them."""
+        row = self._decode.slot_rows.own(slot)
+        caches = [one for name, one in self._decode.buffers.items() if names.is_past(name)]
+        return [] if row is None else [one.rows(row, row + 1) for one in caches]
+
     def _make_prefill(self, decode: Buffers) -> Prefill:
         *_, name = self._graphs.prefill.values()
         if self._manifest.single_shot:
@@ -366,13 +382,13 @@ class Executor:
         if self._graphs.compress:
             self._fill_by_graph(self._graphs.compress, whole, decode)
         else:
-            self._into_slot = FillByCopy(self._memory, whole, decode)
+            self._into_slot = FillByCopy(self._memory, whole, decode, self._own_rows)
         return Chunked(graphs, cache, self._into_slot)
 
     def _fill_by_graph(self, name: GraphName, given: Buffers, decode: Buffers) -> FillByGraph:
         """Also notes where the kept positions are after a prompt."""
-        batch, entry = self.limits.batch, self._entry(name)
-        into_slot = FillByGraph(self.backend, name, entry, given, decode, batch)
+        entry, rows = self._entry(name), self._own_rows
+        into_slot = FillByGraph(self.backend, name, entry, given, decode, rows)
         self._into_slot, self._kept = into_slot, into_slot.graph.buffers
         return into_slot
 
@@ -381,8 +397,3 @@ class Executor:
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]
-
-
-def _caches(buffers: Buffers, slot: int) -> list[Buffer]:
-    """A batch slot's rows of the caches among decode's buffers, each once."""
-    return [one.rows(slot, slot + 1) for name, one in buffers.items() if names.is_past(name)]

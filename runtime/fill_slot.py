@@ -4,6 +4,8 @@ Knows no request. Both ways rewrite the batch slot, so that nothing of its forme
 attended to.
 """
 
+from collections.abc import Sequence
+
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.runtime.backend import Buffers, GraphBackend, Memory
@@ -24,19 +26,24 @@ class FillByGraph:
         entry: GraphEntry,
         given: Buffers,
         decode: Buffers,
-        batch: int,
+        rows: Sequence[int | None],
     ) -> None:
-        """given: inputs that exist already, such as prefill's outputs for compress."""
-        self._memory = backend.memory
-        slots = [_cache_outputs(decode, slot) for slot in range(batch)]
-        row = slots[0] if backend.binds_rows else _row(entry, backend.memory)
+        """given: inputs that exist already, such as prefill's outputs for compress. rows: of each
+        batch slot, its row in decode's caches; None: another rank holds it, and the graph runs for
+        what the ranks exchange.
+        """
+        self._memory, own = backend.memory, backend.binds_rows
+        slots = [{} if row is None else _cache_outputs(decode, row) for row in rows]
+        spare = {} if own and all(slots) else _row(entry, backend.memory)
         inputs = {name: one for name, one in given.items() if not names.is_present(name)}
-        buffers = allocate(backend.memory, entry, inputs | row)
+        buffers = allocate(backend.memory, entry, inputs | ((own and slots[0]) or spare))
         self.graph = BoundGraph(backend, name, entry, buffers)
-        self._graphs, self._copies = [self.graph] * batch, slots
-        if backend.binds_rows:
-            others = [BoundGraph(backend, name, entry, buffers | slot) for slot in slots[1:]]
-            self._graphs, self._copies = [self.graph, *others], [{}] * batch
+        self._graphs, self._copies = [self.graph] * len(slots), slots
+        if own:
+            others = [
+                BoundGraph(backend, name, entry, buffers | (slot or spare)) for slot in slots[1:]
+            ]
+            self._graphs, self._copies = [self.graph, *others], [{}] * len(slots)
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Run the graph, which writes every position of the batch slot."""
@@ -52,14 +59,18 @@ class FillByCopy:
     Later positions are stale until decode writes over them.
     """
 
-    def __init__(self, memory: Memory, prefill: Buffers, decode: Buffers) -> None:
-        self._memory = memory
+    def __init__(
+        self, memory: Memory, prefill: Buffers, decode: Buffers, rows: Sequence[int | None]
+    ) -> None:
+        """rows: as in `FillByGraph`."""
+        self._memory, self._rows = memory, rows
         self._caches = [(prefill[name], one) for name, one in decode.items() if names.is_past(name)]
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Copy no more than the prompt."""
-        for source, target in self._caches:
-            self._memory.copy_positions(target.rows(slot, slot + 1), source, prompt_length)
+        if (row := self._rows[slot]) is not None:
+            for source, target in self._caches:
+                self._memory.copy_positions(target.rows(row, row + 1), source, prompt_length)
 
 
 FillSlot = FillByGraph | FillByCopy

@@ -38,6 +38,8 @@ class Generation:
         self, request_id: int, request: Request, limits: Limits, tokenizer: Tokenizer | None
     ) -> None:
         self.prompt_token_ids = request.prompt_token_ids
+        self.held_token_ids = request.prompt_token_ids
+        """What the batch slot's caches were compressed from, or will be: the prompt, or more."""
         self.last_token = request.prompt_token_ids[-1]
         self._request_id = request_id
         self._continuation = deque(request.continuation)
@@ -52,14 +54,16 @@ class Generation:
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
         self.parked: ParkedRow | None = None
-        """The row that the prompt begins with."""
+        """The row that `held_token_ids` begin with."""
+        self.row: ParkedRow | None = None
+        """The row of `held_token_ids`, where outputs are compressed too."""
         self.in_blocks = False
         """Whether the prompt goes block by block onto a compressed row."""
         self.acceptance = Acceptance()
         """How often drafts were right."""
         self._lookup: PromptLookup | None = None
-        self._so_far: list[int] = []
-        """Tokens behind the prompt, until `_lookup` holds them."""
+        self._behind: list[int] = []
+        """Tokens behind the prompt."""
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)
@@ -69,6 +73,16 @@ class Generation:
     def position(self) -> int:
         """The last token's position, counted from the beginning of the prompt."""
         return self._known + self._count - 1
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Tokens behind `held_token_ids`, the last one among them, which no step has fed yet."""
+        return len(self.prompt_token_ids) + len(self._behind) - len(self.held_token_ids)
+
+    def extend_row(self) -> None:
+        """Begin to compress all tokens so far, from the latest row on."""
+        self.parked, self.row, self.in_blocks = self.row, None, True
+        self.held_token_ids = (*self.prompt_token_ids, *self._behind)
 
     @property
     def is_forced(self) -> bool:
@@ -81,7 +95,7 @@ class Generation:
         if self._continuation:
             return list(islice(self._continuation, room))
         if self._lookup is None:
-            self._lookup = PromptLookup((*self.prompt_token_ids, *self._so_far))
+            self._lookup = PromptLookup((*self.prompt_token_ids, *self._behind))
         return self._lookup.draft(min(room, self._params.max_tokens - self._count - 1))
 
     def expects(self, drafted: int) -> float:
@@ -105,10 +119,9 @@ class Generation:
 
     def _take(self, token: int) -> None:
         self.last_token = token
+        self._behind.append(token)
         if self._lookup:
             self._lookup.append(token)
-        else:
-            self._so_far.append(token)
 
     def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
         self._take(token)

@@ -15,14 +15,17 @@ from tokenizers import Tokenizer
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime import prompts as prompts_module
+from snapexport.runtime.blocks import row_states
 from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
 from snapexport.runtime.executor import Executor
-from snapexport.runtime.hand_over import Role
+from snapexport.runtime.hand_over import Role, digest_of
 from snapexport.runtime.loop import Loop
 from snapexport.runtime.open_executor import BackendName, open_executor
+from snapexport.runtime.parked_rows import ParkedRows
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
 from snapexport.runtime.requests import Completion, OutputDelta, Request, SamplingParams, Score
+from snapexport.runtime.row_files import DEFAULT_BYTES, RowFiles
 
 _RENAMED = {"runner": "backend", "token_budget": "max_num_batched_tokens"}
 """Keyword arguments of former versions, and their names now."""
@@ -45,8 +48,11 @@ class LLM:
         backend: BackendName | None = None,
         prefill: Literal["chunks", "blocks"] = "chunks",
         parked_rows: int = 0,
+        parked_dir: Path | str | None = None,
+        parked_dir_bytes: int = DEFAULT_BYTES,
         role: Role = "both",
         speculates: bool = True,
+        compress_every: int = 0,
         **unknown: Never,
     ) -> None:
         """Load a build. Raises UserError.
@@ -64,12 +70,18 @@ class LLM:
         Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
         compressed row, in memory that does not grow with them, up to the model's own positions.
         parked_rows: how many prompts' rows are kept for prompts that begin with them, as the turns
-        of a conversation do. A turn then costs its own tokens. Longer prompts than L_max are taken
-        too, block by block.
+        of a conversation do. A turn then costs its own tokens. compress_every: tokens of an output
+        after which what left the ring, and the output itself, are voted on; 0: never. Both keep
+        copies of rows in the host's memory, and take longer prompts than L_max too, block by block.
+        parked_dir: a folder where parked rows are written as well, up to parked_dir_bytes, and
+        found again by a later process.
         """
         for name in unknown:
             _refuse(name)
-        _require_rows(parked_rows)
+        _require_count("parked_rows", parked_rows)
+        _require_count("compress_every", compress_every)
+        _require_count("parked_dir_bytes", parked_dir_bytes)
+        extends = bool(parked_rows or compress_every)
         build = Build.open(build_dir)
         executor = open_executor(
             build,
@@ -77,11 +89,14 @@ class LLM:
             baseline=baseline,
             threads=threads,
             prepack=prepack,
-            prefill="both" if parked_rows and prefill == "chunks" else prefill,
+            prefill="both" if extends and prefill == "chunks" else prefill,
             role=role,
         )
         tokenizer = load_tokenizer(build.directory)
-        self._set_up(executor, tokenizer, max_num_batched_tokens, parked_rows, speculates)
+        parked = _parked(build, parked_rows, parked_dir, parked_dir_bytes)
+        self._set_up(
+            executor, tokenizer, max_num_batched_tokens, parked, speculates, compress_every
+        )
         self._directory = build.directory
 
     @classmethod
@@ -97,7 +112,7 @@ class LLM:
         for name in unknown:
             _refuse(name)
         llm = cls.__new__(cls)
-        llm._set_up(executor, tokenizer, max_num_batched_tokens, speculates=speculates)
+        llm._set_up(executor, tokenizer, max_num_batched_tokens, None, speculates)
         return llm
 
     def _set_up(
@@ -105,12 +120,15 @@ class LLM:
         executor: Executor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
-        parked_rows: int = 0,
-        speculates: bool = True,
+        parked: ParkedRows | None,
+        speculates: bool,
+        compress_every: int = 0,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
-        self._loop = Loop(executor, tokenizer, max_num_batched_tokens, parked_rows, speculates)
+        self._loop = Loop(
+            executor, tokenizer, max_num_batched_tokens, parked, speculates, compress_every
+        )
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
 
@@ -218,6 +236,11 @@ class LLM:
         """Free the batch slot of a request that handed its row over: somebody has copied it."""
         self._loop.release(request_id)
 
+    def close(self) -> None:
+        """Wait until all parked rows are written, and free the executor's memory."""
+        self._loop.close()
+        self.executor.close()
+
     @property
     def busy(self) -> bool:
         """Whether a step would do anything, or has deltas to return."""
@@ -299,11 +322,22 @@ class LLM:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
 
 
-def _require_rows(parked_rows: int) -> None:
-    if isinstance(parked_rows, bool) or not isinstance(parked_rows, int) or parked_rows < 0:
-        raise UserError(
-            f"parked_rows {parked_rows!r} cannot be used", "parked_rows must be 0 or more"
-        )
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} {value!r} cannot be used", f"{name} must be 0 or more")
+
+
+def _parked(
+    build: Build, count: int, folder: Path | str | None, most_bytes: int
+) -> ParkedRows | None:
+    if folder is not None and not count:
+        raise UserError("parked_dir needs parked_rows", "park one row or more in memory, too")
+    if not count:
+        return None
+    files = folder and RowFiles(
+        Path(folder), digest_of(build.manifest), row_states(build.manifest), most_bytes
+    )
+    return ParkedRows(count, files or None)
 
 
 def _refuse(keyword: str) -> NoReturn:

@@ -32,12 +32,14 @@ class Loop:
         executor: Executor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
-        parked_rows: int = 0,
+        parked: ParkedRows | None = None,
         speculates: bool = True,
+        compress_every: int = 0,
     ) -> None:
-        """parked_rows: how many prompts' rows are kept for prompts that begin with them.
+        """parked: prompts' rows, which are kept for prompts that begin with them.
 
-        speculates: guess tokens ahead, where the executor can check several.
+        speculates: guess tokens ahead, where the executor can check several. compress_every: tokens
+        of an output after which its batch slot is compressed again; 0: never.
         """
         self._executor = executor
         self._tokenizer = tokenizer
@@ -45,8 +47,9 @@ class Loop:
         self._scheduler = Scheduler(
             limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
-        self._parked = ParkedRows(parked_rows) if parked_rows else None
+        self._parked = parked
         self._most_drafted = limits.tokens_per_step - 1 if speculates else 0
+        self._compress_every = compress_every
         self._times = StepTimes()
         self._live: dict[int, Generation] = {}
         self._ids = count()
@@ -66,8 +69,11 @@ class Loop:
     def _add(self, request_id: int, live: Generation) -> None:
         """Queue it for prefill: of the whole prompt, or of what follows a parked row."""
         prompt = live.prompt_token_ids
-        live.parked = self._parked.find(prompt) if self._parked else None
-        live.in_blocks = bool(live.parked) or len(prompt) > self._limits.longest_prefill
+        too_long = len(prompt) > self._limits.longest_prefill
+        # A row that saves no chunk is worse than prefill, which sees all of the prompt.
+        least = 1 if too_long else (len(prompt) - 1) % self._limits.prefill_chunk + 1
+        live.parked = self._parked.find(prompt, least) if self._parked else None
+        live.in_blocks = bool(live.parked) or too_long
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
         behind = self._limits.behind(len(prompt))
         self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks, behind)
@@ -102,12 +108,30 @@ class Loop:
         of the executor is on the last deltas of the requests in that call, which end: the schedule
         counts as done, and nothing can go on from work that failed.
         """
+        self._extend_rows()
         schedule = self._scheduler.schedule()
         deltas = self._decode(schedule)
         deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]
         for chunk in schedule.prefill:
             deltas += self._prefill(chunk)
         return deltas
+
+    def _extend_rows(self) -> None:
+        """Pause the running requests whose output has grown enough, to compress them again.
+
+        Each goes on from the row of its latest compression. It always has the same number of new
+        tokens: neither neighbours nor drafts decide what is kept.
+        """
+        for request_id, live in self._live.items():
+            if live.row and live.fresh_tokens == self._compress_every:
+                done = len(live.held_token_ids)
+                live.extend_row()
+                self._scheduler.extend(request_id, len(live.held_token_ids), done)
+
+    def close(self) -> None:
+        """Wait until all parked rows are written to their files."""
+        if self._parked:
+            self._parked.close()
 
     def release(self, request_id: int) -> None:
         """Free the batch slot of a request that handed its row over."""
@@ -158,7 +182,13 @@ class Loop:
         """What may follow each running request's last token; none if a step takes one alone."""
         if not self._most_drafted:
             return {}
-        return {one: self._live[one].draft(self._most_drafted) for one in slots}
+        return {one: self._live[one].draft(self._room(self._live[one])) for one in slots}
+
+    def _room(self, live: Generation) -> int:
+        """The most tokens to draft: not past the point where the row is extended."""
+        if not live.row:
+            return self._most_drafted
+        return min(self._most_drafted, self._compress_every - live.fresh_tokens - 1)
 
     def _checks(self, slots: Mapping[int, int], drafts: Mapping[int, list[int]]) -> bool:
         """Whether the next step should check the drafts: those of every request, or of none."""
@@ -197,7 +227,7 @@ class Loop:
         temperatures = np.ones(inputs.shape[1], np.float32)
         for request_id, slot in slots.items():
             live = self._live[request_id]
-            inputs[:, slot] = live.last_token, live.position, len(live.prompt_token_ids)
+            inputs[:, slot] = live.last_token, live.position, len(live.held_token_ids)
             temperatures[slot] = live.temperature
         return *inputs, temperatures
 
@@ -252,24 +282,32 @@ class Loop:
             prediction = self._run(live, chunk)
         except Exception as error:
             return [self._fail(chunk.request_id, chunk.slot, error)]
-        live.prefilled = chunk.end
+        is_prompt = live.held_token_ids is live.prompt_token_ids
+        live.prefilled = min(chunk.end, len(live.prompt_token_ids))
         # A broken chunk ends its request now: a later cancel would leave its NaN behind.
         if chunk.is_last or not can_sample(prediction):
             delta = self._sample(chunk.request_id, chunk.slot, prediction)
-            cached = len(live.parked.token_ids) if live.parked else 0
+            cached = len(live.parked.token_ids) if live.parked and is_prompt else 0
             return [replace(delta, cached_tokens=cached)]
         return []
 
     def _run(self, live: Generation, chunk: Chunk) -> Prediction:
-        where = chunk.slot, live.prompt_token_ids, chunk.start, chunk.end, live.temperature
+        where = chunk.slot, live.held_token_ids, chunk.start, chunk.end, live.temperature
         if not live.in_blocks:
             prediction = self._executor.prefill(*where)
         else:
             prediction = self._executor.extend(*where, live.parked)
-        if chunk.is_last and self._parked and can_sample(prediction):
+        if chunk.is_last and self._keeps_rows and can_sample(prediction):
             row = self._executor.park(chunk.slot, where[1], in_blocks=live.in_blocks)
-            self._parked.keep(row)
+            if self._compress_every:
+                live.row = row
+            if self._parked:
+                self._parked.keep(row)
         return prediction
+
+    @property
+    def _keeps_rows(self) -> bool:
+        return bool(self._parked or self._compress_every)
 
     def _sample(self, request_id: int, slot: int, prediction: Prediction) -> OutputDelta:
         try:

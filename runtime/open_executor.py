@@ -83,7 +83,7 @@ def _require_ranks(
     if role != "both":
         build.require_one_rank(f'role="{role}"')
     if prefill == "both":
-        build.require_one_rank("parked_rows")
+        build.require_one_rank("parked_rows or compress_every")
     if prompt_cache:
         build.require_one_rank("a shared prompt cache")
 

@@ -14,6 +14,10 @@ from snapexport.contract import names
 from snapexport.runtime.bound_graph import BoundGraph
 
 Logits = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+FIRST = np.zeros(1, np.int64)
+"""The row of a graph's only prediction."""
 
 _OF_SEVERAL = 3
 """Dimensions of the logits of a step of several tokens."""
@@ -57,11 +61,12 @@ class Prediction:
 
 
 class Predictions:
-    """The first `count` rows of a graph's latest run, by batch slot, or all logits at once."""
+    """What a graph's latest run says of the first batch slots: by slot, or all logits at once."""
 
-    def __init__(self, graph: BoundGraph, count: int) -> None:
+    def __init__(self, graph: BoundGraph, rows: Integers) -> None:
+        """rows: of the graph's outputs, the row of each batch slot."""
         self._graph = graph
-        self._count = count
+        self._rows = rows
 
     def __getitem__(self, slot: int) -> Prediction:
         (only,) = self.of_tokens(slot)
@@ -69,31 +74,32 @@ class Predictions:
 
     def of_tokens(self, slot: int) -> list[Prediction]:
         """One for each token of a batch slot's step."""
-        assert 0 <= slot < self._count, f"slot {slot} was not run"
-        logits = self._graph.arrays[names.LOGITS]
+        assert 0 <= slot < len(self._rows), f"slot {slot} was not run"
+        logits, row = self._graph.arrays[names.LOGITS], int(self._rows[slot])
         tokens = logits.shape[1] if logits.ndim == _OF_SEVERAL else 1
         return [
-            Prediction(partial(self._logits, slot, token), self._top_tokens(slot, token))
+            Prediction(partial(self._logits, row, token), self._top_tokens(row, token))
             for token in range(tokens)
         ]
 
     @property
     def logits(self) -> Logits:
-        """float32 [count, V], or [count, C, V] of a step of several tokens."""
-        logits: Logits = self._graph.rows(names.LOGITS, 0, self._count)
-        return logits
+        """float32 [slots, V], or [slots, C, V] of a step of several tokens."""
+        rows = self._rows
+        logits: Logits = self._graph.rows(names.LOGITS, 0, int(rows.max()) + 1)
+        is_in_order = np.array_equal(rows, np.arange(len(logits)))
+        return logits if is_in_order else logits[rows]
 
-    def _logits(self, slot: int, token: int) -> Logits:
-        logits: Logits = self._graph.rows(names.LOGITS, slot, slot + 1)[0]
+    def _logits(self, row: int, token: int) -> Logits:
+        logits: Logits = self._graph.rows(names.LOGITS, row, row + 1)[0]
         return logits[token] if logits.ndim == _OF_SEVERAL - 1 else logits
 
-    def _top_tokens(self, slot: int, token: int) -> TopTokens | None:
+    def _top_tokens(self, row: int, token: int) -> TopTokens | None:
         arrays = self._graph.arrays
         if names.TOP_TOKENS not in arrays:
             return None
         tokens, logits, normalizer = (
-            arrays[name][slot]
-            for name in (names.TOP_TOKENS, names.TOP_LOGITS, names.LOG_NORMALIZER)
+            arrays[name][row] for name in (names.TOP_TOKENS, names.TOP_LOGITS, names.LOG_NORMALIZER)
         )
         if tokens.ndim > 1:
             tokens, logits, normalizer = tokens[token], logits[token], normalizer[token]

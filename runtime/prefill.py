@@ -13,7 +13,7 @@ import numpy as np
 from snapexport.contract import names
 from snapexport.runtime.bound_graph import BoundGraph, HostArrays
 from snapexport.runtime.fill_slot import FillByGraph, FillSlot
-from snapexport.runtime.predictions import Prediction, Predictions
+from snapexport.runtime.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.prompt_cache import PromptCache
 
 
@@ -35,7 +35,7 @@ class SingleShot:
         assert start == 0 and end == len(prompt)
         write_tokens(self._into_slot.graph.arrays, prompt, temperature)
         self._into_slot.fill(slot, end)
-        return Predictions(self._into_slot.graph, 1)[0]
+        return Predictions(self._into_slot.graph, FIRST)[0]
 
     def clear(self) -> None:
         """Do nothing: there is no cache but the batch slot's."""
@@ -82,7 +82,7 @@ class Chunked:
             self._cache.wrote(prompt, start, end, told, self._outputs)
         if is_last:
             self._fill(slot, end, end)
-        return Predictions(self._graphs[self._largest], 1)[0]
+        return Predictions(self._graphs[self._largest], FIRST)[0]
 
     def vote_again(self, slot: int, prompt: Sequence[int], pseudo_tokens: Sequence[int]) -> None:
         """Fill the batch slot by the vote of tokens behind the prompt that is in the cache.

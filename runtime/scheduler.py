@@ -12,6 +12,9 @@ Invariants
 - A request is waiting, in prefill, running, kept or gone. From prefill on it holds one batch slot,
   which no other request holds, and which is free again as soon as the request is finished.
 - At most one request is in prefill. Requests enter prefill in the order in which they were added.
+- A running request may be extended: it pauses, and goes on when its blocks are done. They come
+  before other prompts, and between the chunks of one, but not between the blocks of one: these
+  share a row.
 - The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
   where L <= C. Onto a compressed row they are blocks, which follow each other and are equally long.
 - A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk, apart from
@@ -66,12 +69,12 @@ class _Prefill:
     prompt_length: int
     done: int
     in_blocks: bool
-    behind: int
+    behind: int = 0
     slot: int = -1
 
 
 class Scheduler:
-    """Four verbs: `add` a request, `schedule` a step, `keep` or `finish` a request."""
+    """Verbs: `add` a request, `schedule` a step, `extend`, `keep` or `finish` a request."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Scheduler:
         self._free = set(range(batch))
         self._waiting: deque[_Prefill] = deque()
         self._prefill: _Prefill | None = None
+        self._extended: deque[_Prefill] = deque()
         self._prefilled: deque[int] = deque()
         self._running: dict[int, int] = {}
         self._kept: dict[int, int] = {}
@@ -121,6 +125,11 @@ class Scheduler:
         """Queue a request that was prefilled elsewhere."""
         self._prefilled.append(request_id)
 
+    def extend(self, request_id: int, length: int, done: int) -> None:
+        """Pause a running request for blocks of its tokens [done, length)."""
+        slot = self._running.pop(request_id)
+        self._extended.append(_Prefill(request_id, length, done, in_blocks=True, slot=slot))
+
     def schedule(self) -> Schedule:
         """Schedule one step and count it as done: the caller carries it out in full."""
         moves = tuple(self._moves_to_front())
@@ -129,10 +138,10 @@ class Scheduler:
         rest = self._pay(self._most - len(decode), decode)
         self._credit = rest if rest >= self._chunk else self._credit + rest
         chunks: list[Chunk] = []
-        while self._begin_prefill() and (self._credit >= self._chunk or not (decode or chunks)):
-            chunks.append(self._next_chunk())
+        while (one := self._next()) and (self._credit >= self._chunk or not (decode or chunks)):
+            chunks.append(self._chunk_of(one))
             self._credit = self._pay(max(0, self._credit - self._chunk), decode)
-        if self._prefill is None:
+        if one is None:
             self._credit = 0
         return Schedule(moves, decode, tuple(chunks), adopt)
 
@@ -145,6 +154,9 @@ class Scheduler:
         if self._prefill and self._prefill.request_id == request_id:
             self._free.add(self._prefill.slot)
             self._prefill = None
+        elif paused := [one for one in self._extended if one.request_id == request_id]:
+            self._extended.remove(paused[0])
+            self._free.add(paused[0].slot)
         elif request_id in self._running:
             self._free.add(self._running.pop(request_id))
         elif request_id in self._kept:
@@ -158,7 +170,7 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether a step would do anything: requests may wait for the slots of kept ones."""
         queued = bool(self._waiting or self._prefilled) and bool(self._free)
-        return bool(queued or self._prefill or self._running)
+        return bool(queued or self._prefill or self._extended or self._running)
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -167,8 +179,9 @@ class Scheduler:
 
     @property
     def slots_used(self) -> int:
-        """Batch slots held by requests in prefill, running or kept."""
-        return len(self._running) + len(self._kept) + (self._prefill is not None)
+        """Batch slots held by requests in prefill, running, paused or kept."""
+        paused = len(self._extended) + (self._prefill is not None)
+        return len(self._running) + len(self._kept) + paused
 
     def _pay(self, tokens: int, decode: dict[int, int]) -> int:
         """What paying the debt leaves of a step's tokens. Nobody is owed if nothing runs."""
@@ -196,17 +209,17 @@ class Scheduler:
             self._running[request_id] = slot
             yield request_id, slot
 
-    def _begin_prefill(self) -> bool:
-        """Return whether a request is in prefill; if none is, the next one takes a free slot."""
+    def _next(self) -> _Prefill | None:
+        """Whose chunk is next. If nobody is in prefill, the next request takes a free slot."""
+        if self._extended and not (self._prefill and self._prefill.in_blocks):
+            return self._extended[0]
         if self._prefill is None and self._waiting and self._free:
             self._prefill = self._waiting.popleft()
             self._prefill.slot = min(self._free)
             self._free.remove(self._prefill.slot)
-        return self._prefill is not None
+        return self._prefill
 
-    def _next_chunk(self) -> Chunk:
-        current = self._prefill
-        assert current is not None
+    def _chunk_of(self, current: _Prefill) -> Chunk:
         if current.in_blocks:
             start, end = current.done, _block_end(current.done, current.prompt_length, self._chunk)
         else:
@@ -216,7 +229,10 @@ class Scheduler:
         if is_last := end == current.prompt_length:
             self._debt += current.behind
             self._running[current.request_id] = current.slot
-            self._prefill = None
+            if current is self._prefill:
+                self._prefill = None
+            else:
+                self._extended.popleft()
         return Chunk(current.request_id, current.slot, start, end, is_last)
 
 

@@ -5,8 +5,9 @@ model of one rank, with markers for collectives. tensors.py: a rank's weights. A
 trace: they differ in their weights alone.
 """
 
-from snapexport.exporter.ranks.model import cut_model
+from snapexport.exporter.ranks.axes import stored_name
+from snapexport.exporter.ranks.model import cut_model, rename_whole
 from snapexport.exporter.ranks.possible import require_ranks
 from snapexport.exporter.ranks.tensors import of_rank
 
-__all__ = ["cut_model", "of_rank", "require_ranks"]
+__all__ = ["cut_model", "of_rank", "rename_whole", "require_ranks", "stored_name"]

@@ -9,20 +9,29 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 from torch import Tensor, nn
 from torch.onnx import ops as onnx_ops
 
-from snapexport.exporter.ranks.axes import axis_of
+from snapexport.exporter.ranks.axes import axis_of, name_of_whole
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 
 Forward = Callable[..., Tensor]
 
 
-def cut_model(model: Any, ranks: int) -> None:
-    """Change a model without weights. One rank: nothing changes."""
+_UP_PROJECTIONS = "kv_b_proj"
+
+
+def cut_model(model: Any, ranks: int, *, every_head_attends: bool = False) -> None:
+    """Change a model without weights. One rank: nothing changes.
+
+    every_head_attends: of latents, in each rank, which so has the up-projections of all heads.
+    """
     if ranks == 1:
         return
     for path, module in model.named_modules():
+        if every_head_attends and path.endswith(f".{_UP_PROJECTIONS}"):
+            continue
         for name, weight in list(module.named_parameters(recurse=False)):
             _cut(module, name, weight, axis_of(f"{path}.{name}"), ranks)
         if hasattr(module, "num_heads"):  # latent attention reads it; others divide by head_dim
@@ -34,6 +43,13 @@ def cut_model(model: Any, ranks: int) -> None:
         layer.mlp.forward = functools.partial(_reduced, layer.mlp.forward, ranks)
     for module in (model.model.embed_tokens, model.lm_head):
         module.forward = functools.partial(_gathered, module.forward, ranks)
+
+
+def rename_whole(traced: ir.Model) -> None:
+    """Give up-projections of all heads a name of their own: prefill has a rank's part of them."""
+    for name, value in list(traced.graph.initializers.items()):
+        if f".{_UP_PROJECTIONS}." in name:
+            value.name = name_of_whole(name)
 
 
 def _cut(module: nn.Module, name: str, weight: Tensor, axis: int | None, ranks: int) -> None:

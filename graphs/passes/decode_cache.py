@@ -18,6 +18,7 @@ from snapexport.graphs.passes.base import (
     markers,
     node,
 )
+from snapexport.graphs.passes.batch_parallel import own_rows
 from snapexport.graphs.passes.cache import Place, attend_with_cache
 from snapexport.graphs.passes.slot_positions import slot_positions_places
 
@@ -64,7 +65,7 @@ class DecodeCache:
 
     def _full(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
         """A full cache: the cache slot is the position."""
-        position_ids = graph_input(graph, names.POSITION_IDS)
+        position_ids = own_rows(graph, graph_input(graph, names.POSITION_IDS))
         tokens = position_ids.shape[1]
         first: list[gs.Tensor] = [position_ids]
         if tokens > 1:
@@ -79,7 +80,7 @@ class DecodeCache:
         position_ids = graph_input(graph, names.POSITION_IDS)
         prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (position_ids.shape[0],))
         graph.inputs.append(prompt_length)
-        inputs = [position_ids, prompt_length]
+        inputs = [own_rows(graph, one) for one in (position_ids, prompt_length)]
         return {
             layer: _ring_slot(graph, inputs, layer) for layer in dict.fromkeys(self.geometry.layers)
         }

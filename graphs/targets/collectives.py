@@ -2,6 +2,7 @@
 
     trace::AllReduce(x)    -> sum = AllReduce(x)
     trace::AllGather(x)    -> all = AllGather(x), along axis 0; then parts go to their own axis
+    trace::AllToAll(x)     -> theirs = AllToAll(x), of parts along axis 0
 
 Collectives gather along the first axis: there each rank's part lies together in memory.
 """
@@ -14,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
+from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 
 DIST_COLLECTIVE = "DistCollective"
@@ -31,6 +32,7 @@ class Collectives:
     operators: ClassVar[dict[str, _Operator]] = {
         ALL_REDUCE: (names.ALL_REDUCE, names.DOMAIN, {}),
         ALL_GATHER: (names.ALL_GATHER, names.DOMAIN, {}),
+        ALL_TO_ALL: (names.ALL_TO_ALL, names.DOMAIN, {}),
     }
 
     def apply(self, graph: gs.Graph) -> None:
@@ -92,6 +94,12 @@ class DistCollectives(Collectives):
             DIST_COLLECTIVE,
             None,
             {"collective_operation": "all_gather", "reduce_op": "none"},
+        ),
+        # Polygraphy shards by none of these; the parser takes it.
+        ALL_TO_ALL: (
+            DIST_COLLECTIVE,
+            None,
+            {"collective_operation": "all_to_all", "reduce_op": "none"},
         ),
     }
 

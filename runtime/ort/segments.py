@@ -61,17 +61,20 @@ class Segments:
         part = buffers[name].host
         if names.is_reduced(name):
             return lambda: self._collectives.all_reduce(part)
+        if names.is_exchanged(name):
+            return lambda: self._collectives.all_to_all(part)
         every = buffers[str(names.gathered_of(name))].host
         return lambda: self._collectives.all_gather(part, every)
 
 
 def _exchanged(entry: GraphEntry) -> list[TensorSpec]:
     """The outputs of a segment that all ranks exchange, in their order."""
-    return [spec for spec in entry.outputs if names.is_reduced(spec.name) or _gathers(spec.name)]
+    return [spec for spec in entry.outputs if _is_exchanged(spec.name)]
 
 
-def _gathers(name: str) -> bool:
-    return names.gathered_of(name) is not None
+def _is_exchanged(name: str) -> bool:
+    in_place = names.is_reduced(name) or names.is_exchanged(name)
+    return in_place or names.gathered_of(name) is not None
 
 
 def _allocate(entries: Sequence[GraphEntry], memory: Memory, ranks: int) -> Buffers:

@@ -21,6 +21,7 @@ from snapexport.runtime.graph_set import GraphSet
 from snapexport.runtime.hand_over import Row
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.ranks.collectives import Collectives
+from snapexport.runtime.slot_rows import SlotRows
 
 Tell = Callable[[str, Sequence[Any]], None]
 """Tells the other ranks a call: a method's name, and its arguments."""
@@ -42,7 +43,10 @@ class RankExecutor(Executor):
     ) -> None:
         """manifest, weights: the rank's. tell, end: of the first rank; end: end the other ranks."""
         self._collectives, self._tell, self._end = collectives, tell, end
-        super().__init__(manifest, graphs, backend, weights)
+        rows = SlotRows()
+        if manifest.graph_options.data_parallel_attention:
+            rows = SlotRows(collectives.rank, collectives.ranks)
+        super().__init__(manifest, graphs, backend, weights, slot_rows=rows)
 
     def prefill(
         self, slot: int, prompt: Sequence[int], start: int, end: int, temperature: float = 1.0
@@ -82,6 +86,16 @@ class RankExecutor(Executor):
     def move(self, source: int, target: int) -> None:
         with self._together("move", source, target):
             super().move(source, target)
+
+    def _copy_row(self, source: int, target: int) -> None:
+        """Between ranks, if the batch slots are of two."""
+        rows = self._decode.slot_rows
+        giver, taker = rows.owner(source), rows.owner(target)
+        if giver == taker:
+            super()._copy_row(source, target)
+            return
+        for one in self._rows[source] or self._rows[target] or self._rows[rows.rank]:
+            self._collectives.hand(giver, taker, one.host)
 
     def clear(self, slot: int) -> None:
         with self._together("clear", slot):

@@ -58,6 +58,18 @@ class Mpi:
         """By bytes: MPI does not know all types."""
         self._world.Allgather(_bytes_of(part), _bytes_of(parts))
 
+    def all_to_all(self, parts: NDArray[Any]) -> None:
+        """By bytes, in place."""
+        given = parts.copy()
+        self._world.Alltoall(_bytes_of(given), _bytes_of(parts))
+
+    def hand(self, source: int, target: int, array: NDArray[Any]) -> None:
+        """From one to the other; the rest go on."""
+        if self.rank == source:
+            self._world.Send(_bytes_of(array), dest=target)
+        elif self.rank == target:
+            self._world.Recv(_bytes_of(array), source=source)
+
     def call(self, name: str, arguments: Sequence[Any]) -> None:
         """Tell the others to do what this rank does now."""
         self._world.bcast((name, tuple(arguments)), root=0)

@@ -1,7 +1,8 @@
 """Exchanges tensors and calls between processes of one machine, through the first rank.
 
 Each other rank has a pair of connected sockets with the first one: no address is listened on. A
-rank that ends closes its socket, which ends whoever waits for it. Sums are made by the first rank
+rank that ends closes its socket, which ends whoever waits for it. One that hangs ends them after
+`SILENT_SECONDS`: all ranks do the same work between two tensors. Sums are made by the first rank
 alone, in the order of the ranks, so all ranks have the same bits.
 """
 
@@ -19,9 +20,12 @@ from snapexport.runtime.backend import DeviceError
 _HEADER = struct.Struct("<cQ")
 TENSOR, CALL, READY, FAILED = b"T", b"C", b"R", b"F"
 
+SILENT_SECONDS = 300.0
+"""How long a rank may be waited for amid a call. Between calls, and until it is loaded: forever."""
+
 
 class Link:
-    """A connection of two ranks. Raises DeviceError where the other one ended or failed."""
+    """A connection of two ranks. Raises DeviceError where the other one ended, failed or hangs."""
 
     def __init__(self, connection: socket.socket, other: int) -> None:
         """other: the rank at its other end."""
@@ -29,9 +33,12 @@ class Link:
 
     def send(self, kind: bytes, data: bytes | memoryview) -> None:
         """Send one message."""
+        self._socket.settimeout(SILENT_SECONDS)
         try:
             self._socket.sendall(_HEADER.pack(kind, len(data)))
             self._socket.sendall(data)
+        except TimeoutError:
+            raise self._silent("taken") from None
         except OSError as error:
             raise self._reason() from error
 
@@ -57,6 +64,7 @@ class Link:
         self._socket.close()
 
     def _begin(self, kind: bytes) -> int:
+        self._socket.settimeout(SILENT_SECONDS if kind == TENSOR else None)
         header = bytearray(_HEADER.size)
         self._fill(memoryview(header))
         found, nbytes = _HEADER.unpack(header)
@@ -74,6 +82,9 @@ class Link:
             return error
         return DeviceError(f"rank {self._other} ended")
 
+    def _silent(self, done: str) -> DeviceError:
+        return DeviceError(f"rank {self._other} has {done} nothing for {SILENT_SECONDS:g} seconds")
+
     def _text(self, nbytes: int) -> str:
         text = bytearray(nbytes)
         self._fill(memoryview(text))
@@ -83,6 +94,8 @@ class Link:
         while view:
             try:
                 count = self._socket.recv_into(view)
+            except TimeoutError:
+                raise self._silent("sent") from None
             except OSError:
                 count = 0
             if not count:
@@ -123,6 +136,24 @@ class First:
         for link in self.links:
             link.send_array(parts)
 
+    def all_to_all(self, parts: NDArray[Any]) -> None:
+        """Collect all ranks' rows, then send each the rows that are for it."""
+        given = np.empty((self.ranks, self.ranks, parts.size // self.ranks), parts.dtype)
+        given[0] = parts.reshape(self.ranks, -1)
+        for link, theirs in zip(self.links, given[1:], strict=True):
+            link.receive_array(theirs)
+        for rank, link in enumerate(self.links, start=1):
+            link.send_array(np.ascontiguousarray(given[:, rank]))
+        parts[...] = given[:, 0].reshape(parts.shape)
+
+    def hand(self, source: int, target: int, array: NDArray[Any]) -> None:
+        """Through this rank, whatever the two are."""
+        passing = array if 0 in (source, target) else np.empty_like(array)
+        if source:
+            self.links[source - 1].receive_array(passing)
+        if target:
+            self.links[target - 1].send_array(passing)
+
     def call(self, name: str, arguments: Sequence[Any]) -> None:
         """Tell the others to do what this rank does now."""
         data = pickle.dumps((name, tuple(arguments)))
@@ -146,6 +177,18 @@ class Other:
         """Send the part, and receive all of them."""
         self.link.send_array(part)
         self.link.receive_array(parts)
+
+    def all_to_all(self, parts: NDArray[Any]) -> None:
+        """Send rows for all ranks, and receive those of all ranks."""
+        self.link.send_array(parts)
+        self.link.receive_array(parts)
+
+    def hand(self, source: int, target: int, array: NDArray[Any]) -> None:
+        """To or from the first rank, which passes it on."""
+        if self.rank == source:
+            self.link.send_array(array)
+        elif self.rank == target:
+            self.link.receive_array(array)
 
     def next_call(self) -> tuple[str, tuple[Any, ...]]:
         """What the first rank does next. It is this process's parent, so its pickles are ours."""

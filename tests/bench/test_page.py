@@ -92,7 +92,11 @@ def test_page_tables_of_a_run_without_measurements_have_no_rows(name: str, tmp_p
     assert "**The run was cut.**" in page.block(read(written(tmp_path, found)))
 
 
-def test_performance_page_holds_the_tables_of_its_results() -> None:
-    text = (DOCS / "performance.md").read_text()
-    for path in sorted((DOCS / "results" / "performance").glob("*.json")):
+@pytest.mark.parametrize(
+    ("name", "results"),
+    [("performance.md", "performance"), ("concepts/disaggregation.md", "disaggregation")],
+)
+def test_page_holds_the_tables_of_its_results(name: str, results: str) -> None:
+    text = (DOCS / name).read_text()
+    for path in sorted((DOCS / "results" / results).glob("*.json")):
         assert page.block(read(path)) in text, path.name

@@ -83,6 +83,7 @@ class Case:
     mtp: bool = False
     weights: str | None = None
     tensor_parallel: int = 1
+    data_parallel_attention: bool = False
     target: str = "onnxruntime"
 
     @cached_property

@@ -24,7 +24,7 @@ def opened(case: Case) -> Executor:
 def assert_ranks_agree(case: Case, length: int, steps: int = cases.STEPS) -> None:
     """The same kept positions, logits and greedy tokens, for a prompt and its continuation."""
     want = cases.oracle(case, length, steps)
-    one, many = opened(replace(case, tensor_parallel=1)), opened(case)
+    one, many = opened(_of_one(case)), opened(case)
     try:
         _assert_prefills(one, many, want)
         _assert_decodes(one, many, want)
@@ -51,3 +51,7 @@ def _assert_decodes(one: Executor, many: Executor, want: OracleRun) -> None:
         alone, cut = (run.decode(*inputs)[1].logits for run in (one, many))
         assert_logits(cut, expected, f"step {step}")
         assert np.abs(cut - alone).max() < CLOSE, step
+
+
+def _of_one(case: Case) -> Case:
+    return replace(case, tensor_parallel=1, data_parallel_attention=False)

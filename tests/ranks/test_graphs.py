@@ -54,6 +54,21 @@ def test_collectives_have_the_attributes_that_polygraphy_writes(
     assert found == [gather, *[reduce] * (2 * LAYERS), gather]
 
 
+def test_each_rank_decodes_batch_slots_of_its_own() -> None:
+    case = Case("deepseek-v3-cut", tensor_parallel=2, batch=4, data_parallel_attention=True)
+    made = Build.open(cases.built(case).directory)
+    inputs = {one.name: one.shape for one in made.manifest.graphs["decode"].inputs}
+    assert inputs["input_ids"] == inputs["position_ids"] == [4, 1]
+    assert inputs["past_key_values.0.key"][0] == 2 and inputs["rank"] == [1]
+    exchanges = of_type(made.ranks[0].graph("decode"), "AllToAll")
+    assert len(exchanges) == 2 * made.manifest.model.num_hidden_layers
+    assert not of_type(made.ranks[0].graph("prefill"), "AllToAll")
+    weights = {Path(one.file).name for one in made.ranks[0].manifest.weights}
+    stem = "model.layers.0.self_attn.kv_b_proj"
+    parts = {f"{stem}.{part}.safetensors" for part in ("key", "whole.key", "whole.value")}
+    assert parts <= weights
+
+
 def test_lint_takes_the_graphs_of_a_rank(for_tensorrt: Build) -> None:
     assert lint_build(for_tensorrt, table_for("11.0")) == []
 

@@ -35,9 +35,12 @@ print(json.dumps(llm.generate(json.loads(sys.argv[2]), params)[0].token_ids))
 """
 
 
-def started(ranks: int, prompt: list[int], steps: int) -> "subprocess.Popen[str]":
+OVER_BATCH = Case("deepseek-v3-cut", tensor_parallel=2, batch=4, data_parallel_attention=True)
+
+
+def started(ranks: int, prompt: list[int], steps: int, case: Case = CUT) -> "subprocess.Popen[str]":
     assert MPIEXEC
-    program = [sys.executable, "-c", CODE, str(cases.built(CUT).directory)]
+    program = [sys.executable, "-c", CODE, str(cases.built(case).directory)]
     return subprocess.Popen(
         [MPIEXEC, "-n", str(ranks), *program, json.dumps([prompt]), str(steps)],
         stdout=subprocess.PIPE,
@@ -46,11 +49,13 @@ def started(ranks: int, prompt: list[int], steps: int) -> "subprocess.Popen[str]
     )
 
 
-def test_ranks_under_mpi_have_the_tokens_of_one_process() -> None:
+@pytest.mark.parametrize("case", [CUT, OVER_BATCH], ids=str)
+def test_ranks_under_mpi_have_the_tokens_of_one_process(case: Case) -> None:
     prompt = list(cases.prompt(77))
-    out, err = started(2, prompt, STEPS).communicate(timeout=100)
+    out, err = started(2, prompt, STEPS, case).communicate(timeout=100)
     params = SamplingParams(max_tokens=STEPS, ignore_eos=True)
-    alone = LLM(cases.built(Case("llama-cut")).directory, threads=1).generate([prompt], params)
+    one = cases.built(Case(case.checkpoint)).directory
+    alone = LLM(one, threads=1).generate([prompt], params)
     assert json.loads(out.splitlines()[-1]) == list(alone[0].token_ids), err
 
 

@@ -14,6 +14,14 @@ CASES = [
     Case("deepseek-v2-cut", tensor_parallel=2),
     Case("deepseek-v3-cut", tensor_parallel=2, prefill_chunk=96),
     Case("deepseek-v3-cut", tensor_parallel=4),
+    Case("deepseek-v2-cut", tensor_parallel=2, batch=2, data_parallel_attention=True),
+    Case(
+        "deepseek-v3-cut",
+        tensor_parallel=4,
+        batch=4,
+        data_parallel_attention=True,
+        target="portable",
+    ),
 ]
 
 

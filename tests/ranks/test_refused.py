@@ -40,6 +40,32 @@ def test_a_model_that_cannot_be_cut_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "flags", "message"),
+    [
+        ("llama", ("--tensor-parallel", "2"), "each rank has KV heads of its own"),
+        ("deepseek-v3", (), "is for latent attention with --tensor-parallel"),
+        ("deepseek-v3", ("--tensor-parallel", "2", "--batch", "3"), "3 batch slots"),
+        (
+            "deepseek-v3",
+            ("--tensor-parallel", "2", "--batch", "4", "--decode-batches", "1"),
+            "1 batch slots",
+        ),
+    ],
+)
+def test_batch_slots_that_ranks_cannot_share_are_refused(
+    architecture: str,
+    flags: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = checkpoints.make(architecture, tmp_path / "model", vocab_size=256)
+    capsys.readouterr()  # transformers' progress
+    given = ("build", "--model", model, "--out", tmp_path / "b", *LENGTHS, *flags)
+    assert message in refused(capsys, *given, "--data-parallel-attention")
+
+
+@pytest.mark.parametrize(
     "flags",
     [("--weights", "int4"), ("--baseline",), ("--link-weights",), ("--tokens-per-step", "2")],
 )

@@ -17,6 +17,7 @@ from snapexport.runtime.backend import DeviceError
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.ranks import sockets
 from snapexport.runtime.ranks.executor import RankExecutor
 from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
@@ -62,6 +63,21 @@ def test_a_rank_that_dies_ends_the_generation_with_an_error(llm: LLM) -> None:
     assert "rank 1 ended" in str(deltas[-1].exception)
     with pytest.raises(DeviceError, match="closed"):
         llm.generate([PROMPTS[0]], PARAMS)
+
+
+def test_a_rank_that_hangs_ends_the_generation_with_an_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "SILENT_SECONDS", 0.5)
+    llm.submit(PROMPTS[1], PARAMS)
+    llm.step()
+    (other,) = ranks_of(os.getpid())
+    os.kill(other, signal.SIGSTOP)
+    deltas = []
+    while llm.busy:
+        deltas += llm.step()
+    assert "rank 1 has sent nothing for 0.5 seconds" in str(deltas[-1].exception)
+    assert ranks_of(os.getpid()) == []
 
 
 def test_closing_the_executor_ends_the_other_ranks(llm: LLM) -> None:

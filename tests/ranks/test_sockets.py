@@ -53,6 +53,33 @@ def test_parts_are_gathered_in_the_order_of_the_ranks() -> None:
         assert np.array_equal(found, np.repeat([0, 1, 2], 2)[:, None].repeat(3, 1))
 
 
+def test_each_rank_gets_its_rows_of_all_ranks() -> None:
+    def work(side: Collectives) -> NDArray[Any]:
+        parts = 10 * side.rank + np.arange(RANKS).repeat(2)[:, None].repeat(3, 1)
+        side.all_to_all(parts)
+        return parts
+
+    for rank, found in enumerate(in_all(work)):
+        expected = rank + 10 * np.arange(RANKS).repeat(2)
+        assert np.array_equal(found, expected[:, None].repeat(3, 1))
+
+
+@pytest.mark.parametrize("source", range(RANKS))
+@pytest.mark.parametrize("target", range(RANKS))
+def test_an_array_is_handed_from_one_rank_to_another(source: int, target: int) -> None:
+    if source == target:
+        return
+
+    def work(side: Collectives) -> NDArray[Any]:
+        array = np.full((2, 3), side.rank, np.float16)
+        side.hand(source, target, array)
+        side.all_gather(array, np.empty((RANKS * 2, 3), np.float16))  # they are in step
+        return array
+
+    found = [array[0, 0] for array in in_all(work)]
+    assert found == [source if rank == target else rank for rank in range(RANKS)]
+
+
 def test_a_rank_that_ends_amid_a_tensor_ends_the_wait() -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(b"T\x10\0\0\0\0\0\0\0" + bytes(7))

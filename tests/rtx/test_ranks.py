@@ -41,6 +41,11 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"tensor_parallel": 4, "batch": 1},
     ),
     "deepseek-v3": ("deepseek-v3", LATENTS, {"tensor_parallel": 4}),
+    "deepseek-v3, parallel over the batch": (
+        "deepseek-v3",
+        LATENTS,
+        {"tensor_parallel": 4, "batch": 8, "data_parallel_attention": True},
+    ),
     "deepseek-v3, single shot": (
         "deepseek-v3",
         LATENTS,

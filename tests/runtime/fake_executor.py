@@ -110,7 +110,7 @@ class FakeExecutor:
             history.append(int(input_ids[slot]))
             self._mark(slot, slot in self.broken_slots or input_ids[slot] == self.broken_token)
             self._logits[slot] = self._next(history, slot in self.broken_slots)
-        return Predictions(FakeGraph(self._logits), count)
+        return Predictions(FakeGraph(self._logits), np.arange(count))
 
     def _decode_several(self, input_ids: Integers, *others: Any) -> Predictions:
         (count, tokens), (position_ids, *more) = input_ids.shape, others
@@ -121,7 +121,7 @@ class FakeExecutor:
             self.decode(input_ids[:, token], position_ids + token, *more)
             logits[:, token] = self._logits[:count]
         self.accepted = {}
-        return Predictions(FakeGraph(logits), count)
+        return Predictions(FakeGraph(logits), np.arange(count))
 
     def accept(self, slot: int, count: int) -> None:
         assert slot not in self.accepted, "accepted twice"

@@ -87,6 +87,17 @@ def test_a_turn_runs_its_own_tokens_alone() -> None:
     assert [delta.cached_tokens for delta in deltas] == [90] + [0] * (len(deltas) - 1)
 
 
+def test_a_row_that_saves_no_chunk_is_not_used() -> None:
+    model, prompt = llm(parked_rows=1), list(cases.prompt(40))
+    (fresh,) = llm().generate([prompt], GREEDY)
+    model.generate([prompt[:7]], GREEDY)
+    deltas = list(model.stream(prompt, GREEDY))
+    assert deltas[0].cached_tokens == 0
+    assert tuple(token for one in deltas for token in one.token_ids) == fresh.token_ids
+    model.generate([prompt[:8]], GREEDY)
+    assert next(model.stream(prompt, GREEDY)).cached_tokens == 8
+
+
 def test_a_cancelled_turn_leaves_the_next_as_it_was() -> None:
     ids, tokens = expected((90, 32, 32, 32))
     model = llm(parked_rows=2)

@@ -17,11 +17,15 @@ from tests.runtime.fake_executor import FakeExecutor, make_limits
 
 @dataclass(frozen=True)
 class Job:
+    """extended_every: tokens after which it pauses for blocks."""
+
     arrives: int
     prompt_length: int
     tokens: int
     cancelled_at: int | None
     behind: int = 0
+    in_blocks: bool = False
+    extended_every: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,28 @@ jobs = st.lists(
         tokens=st.integers(1, 12),
         cancelled_at=st.none() | st.integers(0, 80),
         behind=st.sampled_from([0, 0, 9]),
+        in_blocks=st.booleans(),
+        extended_every=st.none() | st.integers(1, 12),
     ),
     max_size=12,
 )
 
 
-def expected_chunks(length: int, chunk: int) -> list[tuple[int, int]]:
+def expected_chunks(length: int, chunk: int, in_blocks: bool) -> list[tuple[int, int]]:
+    if in_blocks:
+        return expected_blocks(0, length, chunk)
     if length <= chunk:
         return [(0, length)]
     whole = [(start, start + chunk) for start in range(0, length - chunk, chunk)]
     return [*whole, (length - chunk, length)]
+
+
+def expected_blocks(start: int, end: int, chunk: int) -> list[tuple[int, int]]:
+    """As few as possible, equally long up to one token, the longer ones first."""
+    count = -(-(end - start) // chunk)
+    size, longer = divmod(end - start, count)
+    ends = [start + size * (i + 1) + min(i + 1, longer) for i in range(count)]
+    return list(zip([start, *ends], ends, strict=False))
 
 
 class Simulation:
@@ -71,6 +87,13 @@ class Simulation:
         self.remaining = {i: job.tokens for i, job in enumerate(jobs)}
         self.slots: dict[int, int] = {}
         self.running: set[int] = set()
+        self.held = {i: job.prompt_length for i, job in enumerate(jobs)}
+        """Tokens that each was, or is being, compressed from."""
+        self.fresh = dict.fromkeys(self.remaining, 0)
+        self.paused: dict[int, list[tuple[int, int]]] = {}
+        """The blocks that are left to each paused request."""
+        self.on_row: int | None = None
+        """Whose blocks have begun and not ended."""
         self.chunks: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.started: list[int] = []
         self.added: list[int] = []
@@ -80,6 +103,7 @@ class Simulation:
         last_arrival = max((job.arrives for job in self.jobs), default=0)
         while time <= last_arrival or self.scheduler.busy:
             self.arrive_and_cancel(time)
+            self.extend()
             self.carry_out(self.scheduler.schedule())
             time += 1
             assert time < 5000, "some request never ends"
@@ -89,10 +113,18 @@ class Simulation:
         for i, job in enumerate(self.jobs):
             if job.arrives == time:
                 self.added.append(i)
-                self.scheduler.add(i, job.prompt_length, behind=job.behind)
+                self.scheduler.add(i, job.prompt_length, 0, job.in_blocks, job.behind)
         for i in [i for i in self.added if self.jobs[i].cancelled_at == time]:
             if i in self.remaining:
                 self.end(i)
+
+    def extend(self) -> None:
+        for i in [i for i in self.running if self.fresh[i] == self.jobs[i].extended_every]:
+            done, self.held[i] = self.held[i], self.held[i] + self.fresh[i]
+            self.fresh[i] = 0
+            self.running.remove(i)
+            self.paused[i] = expected_blocks(done, self.held[i], self.config.chunk)
+            self.scheduler.extend(i, self.held[i], done)
 
     def carry_out(self, schedule: Schedule) -> None:
         self.move(schedule)
@@ -117,18 +149,35 @@ class Simulation:
         together = all(slot < fitting for slot in used)
         assert together or len(free) <= taken_unseen, "a gap could have been filled"
 
+    def block(self, i: int, is_last: bool) -> None:
+        assert self.on_row in (None, i), "blocks of two requests share a row"
+        self.on_row = None if is_last else i
+
     def prefill(self, chunk: Chunk) -> None:
         i = chunk.request_id
+        if self.jobs[i].in_blocks or i in self.paused:
+            self.block(i, chunk.is_last)
+        if blocks := self.paused.get(i):
+            assert self.slots[i] == chunk.slot
+            assert blocks.pop(0) == (chunk.start, chunk.end)
+            assert chunk.is_last == (not blocks)
+            if chunk.is_last:
+                del self.paused[i]
+                self.running.add(i)
+                self.token(i)
+            return
         assert i in self.remaining and i not in self.running
         if i not in self.slots:
             assert chunk.slot in range(self.config.batch)
             assert chunk.slot not in self.slots.values(), "a slot is held twice"
-            assert all(j in self.running for j in self.slots), "two prompts are in prefill"
+            others = self.running | self.paused.keys()
+            assert all(j in others for j in self.slots), "two prompts are in prefill"
             self.slots[i] = chunk.slot
             self.started.append(i)
         assert self.slots[i] == chunk.slot
         self.chunks[i].append((chunk.start, chunk.end))
-        expected = expected_chunks(self.jobs[i].prompt_length, self.config.chunk)
+        job = self.jobs[i]
+        expected = expected_chunks(job.prompt_length, self.config.chunk, job.in_blocks)
         assert self.chunks[i] == expected[: len(self.chunks[i])]
         assert chunk.is_last == (self.chunks[i] == expected)
         if chunk.is_last:
@@ -137,6 +186,7 @@ class Simulation:
 
     def token(self, i: int) -> None:
         self.remaining[i] -= 1
+        self.fresh[i] += 1
         if self.remaining[i] == 0:
             self.end(i)
 
@@ -144,6 +194,8 @@ class Simulation:
         del self.remaining[i]
         self.slots.pop(i, None)
         self.running.discard(i)
+        self.paused.pop(i, None)
+        self.on_row = None if self.on_row == i else self.on_row
         self.scheduler.finish(i)
 
 

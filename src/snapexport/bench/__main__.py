@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cache-budget", type=int, metavar="BYTES", help="of equal_memory's decode caches")
     add("--peers-python", type=Path, help="interpreter of src/snapexport/bench/peers/peers.txt")
     add("--kvpress-python", type=Path, help="of src/snapexport/bench/peers/kvpress.txt")
+    add("--dynamo-python", type=Path, help="interpreter with Dynamo, for cluster (default: this)")
     add("--write", type=Path, help="tables: into this page, in place of its former")
     return made
 
@@ -148,7 +149,13 @@ def _setup(arguments: argparse.Namespace) -> Setup:
     device = Device(arguments.device, arguments.threads, quick, arguments.dry_run)
     work = arguments.work / "quick" if quick else arguments.work
     return Setup(
-        work, device, quick, arguments.dtype, arguments.peers_python, arguments.kvpress_python
+        work,
+        device,
+        quick,
+        arguments.dtype,
+        arguments.peers_python,
+        arguments.kvpress_python,
+        arguments.dynamo_python,
     )
 
 

@@ -63,6 +63,13 @@ class Builds:
                 derive(traced, geometry, made, form, link_weights=self._links).directory.rename(out)
         return self._opened(out)
 
+    def served(self, L_max: int, kv_budget: int, batch: int) -> Build:
+        """A build of SnapStream by itself, with the tokenizer and config.json that servers read."""
+        out = self._path(batch, f"L{L_max}.budget{kv_budget}.served")
+        if not out.is_dir():
+            run_build(self._options(out, batch, L_max, kv_budget))
+        return self._opened(out)
+
     def traced(self, batch: int = 1) -> Build:
         """The traced build that all others of `batch` batch slots are derived from."""
         out = self._path(batch, "traced")
@@ -113,5 +120,5 @@ class Builds:
             weights=self.weights,
             target=self.target,
             top_tokens=self.top_tokens,
-            link_weights=self._links,
+            link_weights=self._links and self.model.is_dir(),  # a GGUF file's are made anew
         )

@@ -137,10 +137,7 @@ def make(name: str, dtype: DType, directory: Path) -> Path:
 
 def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool = False) -> int:
     """Write config.json, a tokenizer and model.safetensors. Returns the bytes of the weights."""
-    directory.mkdir(parents=True, exist_ok=True)
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
-    config |= {"dtype": _CONFIG_DTYPES[dtype], "bos_token_id": 1, "eos_token_id": 2} | shape
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_config(directory, shape, dtype)
     _write_tokenizer(directory, shape["vocab_size"])
     stored = safetensors.DTYPES[dtype]
     entries = {name: (stored, one) for name, one in tensors(shape)}
@@ -154,6 +151,14 @@ def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool 
             for part in _numbers(shape, dtype):
                 part.tofile(file)
     return size
+
+
+def write_config(directory: Path, shape: dict[str, Any], dtype: DType) -> None:
+    """Write config.json alone, which is enough to plan a build."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
+    config |= {"dtype": _CONFIG_DTYPES[dtype], "bos_token_id": 1, "eos_token_id": 2} | shape
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def tensors(shape: dict[str, Any]) -> Iterator[tuple[str, Shape]]:

@@ -5,12 +5,15 @@ Each client sends a request, reads its answer to the end, and sends the next.
 
 import json
 import socket
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
+from itertools import pairwise
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from snapexport.contract.errors import UserError
@@ -38,12 +41,14 @@ class Workload:
 class Exchange:
     """One request: when it was sent, and when its tokens came, in seconds of one clock.
 
-    arrivals: (time, number of tokens). error: why it failed.
+    arrivals: (time, number of tokens). error: why it failed. counted: tokens as the server counted
+    them at the end, where its chunks do not say how many they hold.
     """
 
     sent: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     error: str | None = None
+    counted: int | None = None
 
     def arrived(self, at: float, tokens: int) -> None:
         """Record an answer. One without tokens, such as the last, does not count."""
@@ -52,7 +57,7 @@ class Exchange:
 
     @property
     def tokens(self) -> int:
-        return sum(tokens for _, tokens in self.arrivals)
+        return self.counted or sum(tokens for _, tokens in self.arrivals)
 
     @property
     def ttft(self) -> float:
@@ -62,6 +67,17 @@ class Exchange:
         """ITL in seconds; tokens that came together share their gap."""
         for (before, _), (at, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
             yield from [(at - before) / tokens] * tokens
+
+    @property
+    def mean_itl(self) -> float:
+        """Seconds from the first to the last answer / tokens after the first."""
+        return (self.arrivals[-1][0] - self.arrivals[0][0]) / max(1, self.tokens - 1)
+
+    @property
+    def pause(self) -> float:
+        """The longest time between two answers: the request's decode was held up."""
+        times = [at for at, _ in self.arrivals]
+        return max((at - before for before, at in pairwise(times)), default=0.0)
 
 
 def drive_in_process(llm: LLM, workload: Workload, clock: Clock) -> list[Exchange]:
@@ -93,8 +109,70 @@ def drive_in_process(llm: LLM, workload: Workload, clock: Clock) -> list[Exchang
     return exchanges
 
 
+@dataclass
+class Client(ABC):
+    """A connection, and its remaining prompts. Subclasses know a server's requests and answers."""
+
+    connection: HTTPConnection
+    path: str
+    prompts: deque[Prompt]
+    max_tokens: int
+    clock: Clock
+    sock: socket.socket | None = None
+
+    @abstractmethod
+    def body(self, prompt: Prompt) -> dict[str, Any]:
+        """A request's JSON."""
+
+    @abstractmethod
+    def take(self, exchange: Exchange, event: bytes, now: float) -> None:
+        """Record a server-sent event. Raises ValueError if it is not as expected."""
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Prompt after prompt. A request that fails becomes an exchange with an error."""
+        while self.prompts:
+            exchange = Exchange(self.clock())
+            try:
+                self._ask(self.prompts.popleft(), exchange)
+            except (OSError, HTTPException, ValueError) as error:
+                exchange.error = f"{type(error).__name__}: {error}"
+                self.connection.close()  # the next request opens it again
+            yield exchange
+        self.connection.close()
+
+    def _ask(self, prompt: Prompt, exchange: Exchange) -> None:
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        self.connection.request("POST", self.path, json.dumps(self.body(prompt)), headers)
+        self.sock = self.connection.sock
+        response = self.connection.getresponse()
+        if response.status != 200:
+            raise HTTPException(f"status {response.status}: {response.read(500).decode()}")
+        for line in response:
+            if line.startswith(_EVENT):
+                self.take(exchange, line.removeprefix(_EVENT).strip(), self.clock())
+
+    def hang_up(self) -> None:
+        """Send no further request, and end another thread's read."""
+        self.prompts.clear()
+        if self.sock:
+            with suppress(OSError):  # closed already
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
+def drive(clients: Sequence[Client]) -> list[Exchange]:
+    """All exchanges, by client, each in a thread. An interrupt closes all connections."""
+    with ThreadPoolExecutor(len(clients)) as threads:
+        try:
+            done = threads.map(lambda client: list(client.exchanges()), clients)
+            return [exchange for exchanges in done for exchange in exchanges]
+        except BaseException:
+            for client in clients:
+                client.hang_up()
+            raise
+
+
 class TritonModel:
-    """One model of a running server, by its HTTP address. A thread and a connection a client."""
+    """One model of a running server, by its HTTP address."""
 
     def __init__(self, address: str, model: str) -> None:
         parts = urlsplit(address)
@@ -123,74 +201,33 @@ class TritonModel:
             )
 
     def drive(self, workload: Workload, clock: Clock) -> list[Exchange]:
-        """All exchanges, by client. An interrupt closes all connections."""
+        """All exchanges, by client."""
         path = f"{self._path}/generate_stream"
-        clients = [
-            _Client(self._connection(), path, deque(prompts), workload.max_tokens, clock)
-            for prompts in workload.prompts
-        ]
-        with ThreadPoolExecutor(len(clients)) as threads:
-            try:
-                done = threads.map(lambda client: list(client.exchanges()), clients)
-                return [exchange for exchanges in done for exchange in exchanges]
-            except BaseException:
-                for client in clients:
-                    client.hang_up()
-                raise
+        return drive(
+            [
+                _TritonClient(self._connection(), path, deque(one), workload.max_tokens, clock)
+                for one in workload.prompts
+            ]
+        )
 
     def _connection(self) -> HTTPConnection:
         return HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
 
 
-@dataclass
-class _Client:
-    """A connection, and its remaining prompts."""
+class _TritonClient(Client):
+    """Events are JSON objects with the number of their tokens."""
 
-    connection: HTTPConnection
-    path: str
-    prompts: deque[Prompt]
-    max_tokens: int
-    clock: Clock
-    sock: socket.socket | None = None
-
-    def exchanges(self) -> Iterator[Exchange]:
-        """Prompt after prompt. A request that fails becomes an exchange with an error."""
-        while self.prompts:
-            exchange = Exchange(self.clock())
-            try:
-                self._ask(self.prompts.popleft(), exchange)
-            except (OSError, HTTPException, ValueError) as error:
-                exchange.error = f"{type(error).__name__}: {error}"
-                self.connection.close()  # the next request opens it again
-            yield exchange
-        self.connection.close()
-
-    def _ask(self, prompt: Prompt, exchange: Exchange) -> None:
-        """Answers are server-sent events, each a JSON object with the number of its tokens."""
-        body = {
+    def body(self, prompt: Prompt) -> dict[str, Any]:
+        return {
             "input_ids": prompt,
             "max_tokens": self.max_tokens,
             "stream": True,
             "ignore_eos": True,
             "return_num_output_tokens": True,
         }
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        self.connection.request("POST", self.path, json.dumps(body), headers)
-        self.sock = self.connection.sock
-        response = self.connection.getresponse()
-        if response.status != 200:
-            raise HTTPException(f"status {response.status}: {response.read(500).decode()}")
-        for line in response:
-            if line.startswith(_EVENT):
-                answer = json.loads(line.removeprefix(_EVENT))
-                now = self.clock()
-                if "error" in answer:
-                    exchange.error = str(answer["error"])
-                exchange.arrived(now, int(answer.get("num_output_tokens", 0)))
 
-    def hang_up(self) -> None:
-        """Send no further request, and end another thread's read."""
-        self.prompts.clear()
-        if self.sock:
-            with suppress(OSError):  # closed already
-                self.sock.shutdown(socket.SHUT_RDWR)
+    def take(self, exchange: Exchange, event: bytes, now: float) -> None:
+        answer = json.loads(event)
+        if "error" in answer:
+            exchange.error = str(answer["error"])
+        exchange.arrived(now, int(answer.get("num_output_tokens", 0)))

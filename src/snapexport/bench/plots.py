@@ -77,6 +77,21 @@ def load_by_clients(report: Row) -> Figure:
     return figure
 
 
+def cluster_by_clients(report: Row) -> Figure:
+    """Tokens a second of each deployment, and its median TTFT."""
+    figure, (rates, firsts) = _panels(2)
+    found = report["summary"]
+    for index, (name, rows) in enumerate(_by(found, "deployment").items()):
+        clients = [row["clients"] for row in rows]
+        rates.plot(clients, [r["tokens_per_second"] for r in rows], label=name, **_look(index))
+        firsts.plot(clients, [r["ttft_median"] for r in rows], label=name, **_look(index))
+    for axes, label in ((rates, "tokens/s, all clients"), (firsts, "TTFT, s")):
+        axes.set(xlabel="clients", ylabel=label, ylim=(0, None))
+        _ticks(axes, (row["clients"] for row in found))
+        axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
 def _one(drawn: Callable[[Axes, Row], None], **legend: Any) -> Callable[[Row], Figure]:
 
     def figure_of(report: Row) -> Figure:
@@ -250,6 +265,7 @@ _PICTURES: dict[str, dict[str, tuple[str, Callable[[Row], Figure]]]] = {
         "prefill_by_context": ("prefill", prefill_by_context),
     },
     "load": {"load_by_clients": ("load", load_by_clients)},
+    "cluster": {"cluster": ("load", cluster_by_clients)},
     "context": {"context": ("decode", _one(_context))},
     "equal_memory": {"equal_memory": ("decode", _one(_equal_memory))},
     "overhead": {"overhead": ("compress", _one(_overhead))},

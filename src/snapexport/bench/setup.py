@@ -16,6 +16,8 @@ from snapexport.contract.targets import DType
 from snapexport.vault import CHECKPOINT
 
 QUICK_CHUNK = 64
+BUNDLED = "vault"
+"""The name of the bundled checkpoint, beside those of `checkpoints.SHAPES`."""
 
 CUDA: dict[str, Any] = {"chunk": 2048, "top_tokens": 64}
 """Of builds for a GPU. top_tokens: no step waits for the logits of a whole vocabulary."""
@@ -25,8 +27,8 @@ CUDA: dict[str, Any] = {"chunk": 2048, "top_tokens": 64}
 class Setup:
     """work: for checkpoints and builds. quick: the bundled checkpoint, at tiny sizes.
 
-    dtype: of builds for a GPU. peers_python, kvpress_python: interpreters that have them; None
-    where there is none.
+    dtype: of builds for a GPU. peers_python, kvpress_python, dynamo_python: interpreters that have
+    them; None where there is none, and for Dynamo this one.
     """
 
     work: Path
@@ -35,6 +37,7 @@ class Setup:
     dtype: DType = "fp16"
     peers_python: Path | None = None
     kvpress_python: Path | None = None
+    dynamo_python: Path | None = None
 
     @property
     def threads(self) -> int:
@@ -47,7 +50,7 @@ class Setup:
 
     def model(self, name: str = "small", dtype: DType = "fp32") -> Path:
         """The directory of one of our checkpoints by name, or of another by its path."""
-        if self.quick:
+        if self.quick or name == BUNDLED:
             return CHECKPOINT
         if "/" in name:
             return Path(name)

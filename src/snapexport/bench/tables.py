@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from snapexport.bench.turns import Row
 from snapexport.contract.bytes import in_mib
 
-_TEXT = {"", "system", "cache", "by", "target", "update", "sampling", "setting"}
+_TEXT = {
+    "",
+    *("system", "cache", "by", "target", "update", "sampling", "setting"),
+    *("model", "deployment", "row", "bound by"),
+}
 """Heads of columns that hold words; the others hold numbers, and stand to the right."""
 
 _WIDE = 0.2

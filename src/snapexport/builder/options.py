@@ -294,6 +294,9 @@ class BuildOptions(GraphOptions):
         """Batch slots of each decode graph for fewer than all."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
+        if self.data_parallel_attention:  # no rank is idle in a step
+            ranks = self.tensor_parallel
+            return [ranks * slots for slots in _powers_of_4(self.batch // ranks)]
         # Unless weights are shared, each further graph would hold a copy of 16-bit weights: ONNX
         # Runtime converts them. All its graphs read one copy of fp32 weights in place. It
         # rearranges 4-bit weights; there one more copy is worth its memory.

@@ -114,6 +114,11 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         has_experts=bool(model.num_experts),
     )
     require_ranks(checkpoint, config, options.tensor_parallel)
+    options.require_ranks(
+        options.tensor_parallel,
+        [*options.smaller_batches, options.batch],
+        latent=bool(model.kv_lora_rank),
+    )
     shapes.require_tensors(checkpoint, config)
     if options.mtp:
         mtp_layer.require_layer(checkpoint, config)
@@ -166,7 +171,8 @@ def _traced(
     progress.stage("tracing prefill")
     models = {"prefill": trace.trace_prefill(config, dtype, chunk, states, ranks)}
     progress.stage("tracing decode")
-    models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks)
+    parallel = resolved.options.data_parallel_attention
+    models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks, parallel)
     if (tokens := resolved.geometry.tokens_per_step) > 1:
         progress.stage("tracing decode of several tokens")
         models[VERIFY] = trace.trace_decode(config, dtype, states, tokens, ranks)

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_running(parser)
     flags.add_prefill(parser)
     flags.add_speculation(parser)
+    flags.add_long_outputs(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
 
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         prefill=arguments.prefill,
         speculates=arguments.speculates,
+        compress_every=arguments.compress_every,
         parked_rows=_parked_rows(build.manifest, arguments.baseline),
     )
     talk = Talk(llm, params, arguments.system)

@@ -70,6 +70,18 @@ def add_speculation(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_long_outputs(parser: argparse._ActionsContainer) -> None:
+    """Add --compress-every, which LLM accepts as `compress_every`."""
+    parser.add_argument(
+        "--compress-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of an output after which these tokens, and what they have pushed out of the "
+        "ring, are voted on; with a build that has --extend (default: never)",
+    )
+
+
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
     """Values of the flags of `add_fields`, by field."""
     return {name: _field_value(getattr(arguments, name)) for name in helps}

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_running(parser)
     flags.add_prefill(parser)
     flags.add_speculation(parser)
+    flags.add_long_outputs(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         backend=arguments.backend,
         prefill=arguments.prefill,
         speculates=arguments.speculates,
+        compress_every=arguments.compress_every,
     )
     request = _request(llm, text, messages, params)
     if messages is not None:

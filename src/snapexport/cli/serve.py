@@ -42,6 +42,10 @@ MODEL = {
     "threads": "CPU threads (default: all cores)",
     "parked_rows": "prompts whose compressed caches are kept in the host's memory, so that the "
     "next turn of a conversation costs its own tokens; for builds with --extend",
+    "parked_dir": "folder where these caches are written too, and found again after a restart",
+    "parked_dir_bytes": "most bytes in that folder",
+    "compress_every": "tokens of an answer after which these tokens, and what they have pushed out "
+    "of the ring, are voted on; 0: never; for builds with --extend",
     "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
     "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
     "each batch slot)",

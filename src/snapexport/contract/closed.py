@@ -94,6 +94,8 @@ def _require_ranks(manifest: Manifest) -> None:
         raise UserError(
             "the manifest has several ranks, and traces, engines or pseudo tokens", REBUILD
         )
+    batches = manifest.decode_graphs()
+    manifest.graph_options.require_ranks(ranks, batches, latent=bool(model.kv_lora_rank))
 
 
 def _in_folders(manifest: Manifest, files: Iterable[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ To add one, add a field here, a check in `resolved`, and a pass in `graphs/surge
 `build` and `plan` and the manifest's key follow from the field. Knows no graph.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -36,7 +37,8 @@ class GraphOptions:
     extend: the build has extend.onnx. trt_decomposable: TensorRT may use several kernels for
     attention. attention_groups: of KV heads, which prefill's attention takes one after the other on
     compiled targets. mtp: graphs of the layer for multi-token prediction, and the hidden states
-    that it takes as outputs.
+    that it takes as outputs. data_parallel_attention: each rank decodes batch slots of its own,
+    with all heads of their latents.
     """
 
     cache_dtype: CacheDType | None = field(
@@ -95,6 +97,13 @@ class GraphOptions:
         metadata=_help(
             "also write graphs of the checkpoint's layer for multi-token prediction, which drafts "
             "a further token (DeepSeek-V3 and R1)"
+        ),
+    )
+    data_parallel_attention: bool = field(
+        default=False,
+        metadata=_help(
+            "with --tensor-parallel, for latent attention: each rank holds the decode caches of "
+            "its own batch slots, in place of all (DeepSeek)"
         ),
     )
 
@@ -161,6 +170,28 @@ class GraphOptions:
                 "--decode-attention valid is not supported for latent attention: ONNX Runtime has "
                 "no operator for it",
                 "leave it out",
+            )
+
+    def require_ranks(self, ranks: int, batches: Collection[int], *, latent: bool) -> None:
+        """Raise UserError for batch slots that ranks cannot share equally.
+
+        batches: batch slots of each decode graph.
+        """
+        if not self.data_parallel_attention:
+            return
+        if ranks == 1 or not latent:
+            why = (
+                "each rank has KV heads of its own" if ranks > 1 else "there is one rank without it"
+            )
+            raise UserError(
+                "--data-parallel-attention is for latent attention with --tensor-parallel: " + why,
+                "leave it out",
+            )
+        if uneven := [count for count in batches if count % ranks]:
+            raise UserError(
+                f"--data-parallel-attention: {uneven[0]} batch slots are no multiple of the "
+                f"{ranks} ranks that share them",
+                f"use multiples of {ranks} for --batch and --decode-batches",
             )
 
     def _require_groups(self, kv_heads: int, is_composed: bool) -> None:

@@ -195,8 +195,10 @@ class _Facts:
             inputs |= self._places()
         elif not self._full:
             inputs[names.PROMPT_LENGTH] = ("int64", (batch,))
+        if self._options.data_parallel_attention:
+            inputs[names.RANK] = ("int64", (1,))
         top_inputs, outputs = self._sampled(*(ids if self._tokens > 1 else (batch,)))
-        caches = self._caches(batch)
+        caches = self._caches(batch // self._ranks_of_batch)
         inputs |= top_inputs | caches
         outputs |= {names.present_of(name): spec for name, spec in caches.items()}
         if self._options.attends_valid and not several:
@@ -248,6 +250,12 @@ class _Facts:
             name: (self._stored, self._states(rows, self._geometry.draft_ring, width))
             for name, width in zip(past, self._widths, strict=True)
         }
+
+    @property
+    def _ranks_of_batch(self) -> int:
+        """How many ranks share decode's batch slots."""
+        shared = self._options.data_parallel_attention
+        return self._manifest.tensor_parallel if shared else 1
 
     @property
     def _layers(self) -> int:

@@ -11,6 +11,8 @@ POSITION_IDS = "position_ids"
 PAST_LENGTH = "past_length"
 CHUNK_LENGTH = "chunk_length"
 PROMPT_LENGTH = "prompt_length"
+RANK = "rank"
+"""Int64 [1], the rank that runs the graph: which rows of the batch are its own."""
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
 """Of the last layer, after its norm, [B,C,E]: what the head reads. --mtp's graphs take them."""
@@ -34,6 +36,7 @@ _OF_HOST = _SAMPLED | {
     PAST_LENGTH,
     CHUNK_LENGTH,
     PROMPT_LENGTH,
+    RANK,
     TEMPERATURE,
 }
 
@@ -131,10 +134,11 @@ def present_slot_positions(layer: int) -> str:
     return f"{_PRESENT_SLOT_POSITIONS}{layer}"
 
 
-ALL_REDUCE, ALL_GATHER = "AllReduce", "AllGather"
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = "AllReduce", "AllGather", "AllToAll"
 """Collectives of our domain, where all ranks of a build meet. They have no body."""
 
 _TO_REDUCE, _TO_GATHER, _GATHERED, _CARRIED = "reduce.", "gather.", "gathered.", "carried."
+_TO_EXCHANGE = "exchange."
 
 
 def to_reduce(index: int) -> str:
@@ -145,6 +149,11 @@ def to_reduce(index: int) -> str:
 def to_gather(index: int) -> str:
     """The same: a rank's part [n,...], which the next segments read as `gathered`."""
     return f"{_TO_GATHER}{index}"
+
+
+def to_exchange(index: int) -> str:
+    """The same: rows [ranks*n,...] for every rank, then those from every rank."""
+    return f"{_TO_EXCHANGE}{index}"
 
 
 def gathered(index: int) -> str:
@@ -159,12 +168,17 @@ def carried(index: int) -> str:
 
 def is_between(name: str) -> bool:
     """Whether a segment may leave a tensor of that name to the next ones."""
-    return name.startswith((_TO_REDUCE, _TO_GATHER, _CARRIED))
+    return name.startswith((_TO_REDUCE, _TO_GATHER, _TO_EXCHANGE, _CARRIED))
 
 
 def is_reduced(name: str) -> bool:
     """Whether it names a tensor of `to_reduce`."""
     return name.startswith(_TO_REDUCE)
+
+
+def is_exchanged(name: str) -> bool:
+    """Whether it names a tensor of `to_exchange`."""
+    return name.startswith(_TO_EXCHANGE)
 
 
 def gathered_of(name: str) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from snapexport.contract.errors import UserError
 from snapexport.runtime.open_executor import BackendName
+from snapexport.runtime.row_files import DEFAULT_BYTES
 from snapexport.serving.triton.interface import Device
 
 MOST_PORT = 65535
@@ -60,6 +61,9 @@ class ServeOptions(ModelOptions):
     port: int = 8000
     backend: BackendName | None = None
     parked_rows: int = 0
+    parked_dir: Path | None = None
+    parked_dir_bytes: int = DEFAULT_BYTES
+    compress_every: int = 0
     no_speculation: bool = False
     request_seconds: float = 600
     drain_seconds: float = 30
@@ -80,7 +84,7 @@ class ServeOptions(ModelOptions):
                 raise _wrong(self, name, f"a number from 0 (a free port) to {MOST_PORT}")
         if not self.request_seconds > 0:
             raise _wrong(self, "request_seconds", "a number above 0")
-        for name in ("drain_seconds", "parked_rows"):
+        for name in ("drain_seconds", "parked_rows", "parked_dir_bytes", "compress_every"):
             if not getattr(self, name) >= 0:
                 raise _wrong(self, name, "0 or more")
         self._require_usable_access()
@@ -107,11 +111,12 @@ class ServeOptions(ModelOptions):
                     "--backend is not supported with --triton",
                     "use --device cpu or --device gpu",
                 )
-            if self.parked_rows:
-                raise UserError(
-                    "--parked-rows is not supported with --triton",
-                    "leave out one of them: the server in one process keeps rows",
-                )
+            for name in ("parked_rows", "parked_dir", "compress_every"):
+                if getattr(self, name):
+                    raise UserError(
+                        f"{_flag(name)} is not supported with --triton",
+                        "leave out one of them: the server in one process keeps rows",
+                    )
             if self.no_speculation:
                 raise UserError(
                     "--no-speculation is not supported with --triton",

@@ -49,7 +49,8 @@ def serve(options: ServeOptions, report: Report) -> None:
     with ExitStack() as stack:
         listener = stack.enter_context(bound(options.host, options.port, "--port"))
         signals = stack.enter_context(Signals())
-        form: PrefillForm = "both" if options.parked_rows else "chunks"
+        extends = options.parked_rows or options.compress_every
+        form: PrefillForm = "both" if extends else "chunks"
         preprocessor = Preprocessor.open(options.build, options.max_pending, form)
         stack.callback(preprocessor.close)
         if options.triton:
@@ -69,7 +70,10 @@ def _load(options: ServeOptions) -> Callable[[], Started]:
         max_num_batched_tokens=options.token_budget,
         backend=options.backend,
         parked_rows=options.parked_rows,
+        parked_dir=options.parked_dir,
+        parked_dir_bytes=options.parked_dir_bytes,
         speculates=not options.no_speculation,
+        compress_every=options.compress_every,
     )
     try:
         warm_up(llm)

@@ -4,6 +4,7 @@
 """
 
 from snapexport.bench.experiments import (
+    cluster,
     context,
     conversation,
     equal_memory,
@@ -14,6 +15,7 @@ from snapexport.bench.experiments import (
     peers,
     plan,
     prepack,
+    simulate,
     speculation,
     top_tokens,
 )
@@ -34,6 +36,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "speculation": speculation.SPECULATION,
     "plan": plan.PLAN,
     "export": export.EXPORT,
+    "cluster": cluster.CLUSTER,
+    "simulate": simulate.SIMULATE,
 }
 
 PAGE = tuple(EXPERIMENTS)[:8]

@@ -16,8 +16,9 @@ from snapexport.serving.dynamo.notes import END, HOLD, parse
 from snapexport.serving.dynamo.transport import FetchError, Spans, Transport
 from snapexport.serving.worker import Event, Stream, Streams
 
-LISTEN_SECONDS = 0.005
-"""Between two looks for notes while rows are lent."""
+LISTEN_SECONDS, LENT_SECONDS = 0.005, 0.0005
+"""Between two looks for notes: while nothing is lent, and while a row may be on its way. Over some
+links, such as TCP, a look is what moves it on."""
 
 
 class Lender:
@@ -64,7 +65,7 @@ class Lender:
 
     async def _listen(self) -> None:
         while True:
-            await asyncio.sleep(LISTEN_SECONDS)
+            await asyncio.sleep(LENT_SECONDS if len(self.leases) else LISTEN_SECONDS)
             for text in self._transport.notes():
                 self._take(text)
             self.leases.expire(time.monotonic())

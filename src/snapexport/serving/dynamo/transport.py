@@ -71,7 +71,10 @@ class Transport:
     """One NIXL agent: this process's registered memory, and the agents that it reads from."""
 
     def __init__(self, name: str) -> None:
-        self._agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+        # NIXL's progress thread polls without a pause: an idle worker would take a core. A look for
+        # notes or at a transfer moves both on as well, and somebody looks all the time.
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        self._agent = nixl_agent(name, config)
         self._registered: list[object] = []
         self._remotes: dict[str, str] = {}
 
