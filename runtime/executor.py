@@ -119,10 +119,8 @@ class Executor:
         """Fill the slot by the vote of tokens that the model writes; by the prompt's own queries if
         their logits are not finite."""
         assert isinstance(self._prefill, Chunked), "a single shot writes no pseudo tokens"
-        count = self.limits.pseudo_tokens
-        writer = PseudoTokens(self._decode, self._held, self.limits.positions)
-        written = writer.write(slot, prediction, count)
-        self._prefill.vote_again(slot, prompt, written if len(written) == count else ())
+        writer = PseudoTokens(self._decode, self._held, self.limits)
+        self._prefill.vote_again(slot, prompt, writer.write(slot, prediction))
         self._hold(slot, len(prompt))
         return prediction
 

@@ -7,6 +7,7 @@ vote. Knows no prompt cache and no request.
 import numpy as np
 
 from snapexport.runtime.decode_steps import DecodeSteps, Integers
+from snapexport.runtime.graph_set import Limits
 from snapexport.runtime.predictions import Prediction
 from snapexport.runtime.sampling import can_sample
 
@@ -14,25 +15,25 @@ from snapexport.runtime.sampling import can_sample
 class PseudoTokens:
     """Greedy tokens behind a prompt, an end token among them or not."""
 
-    def __init__(self, decode: DecodeSteps, held: Integers, positions: int) -> None:
+    def __init__(self, decode: DecodeSteps, held: Integers, limits: Limits) -> None:
         """held: int64 [2,B], the executor's: prompt length and next position of each batch slot, 0
-        where it is idle. positions: tokens are fed at positions below it."""
-        self._decode, self._held, self._positions = decode, held, positions
+        where it is idle."""
+        self._decode, self._held, self._limits = decode, held, limits
 
-    def write(self, slot: int, first: Prediction, count: int) -> list[int]:
-        """Return `count` tokens, of which `first` predicts the first one; the others are decoded.
+    def write(self, slot: int, first: Prediction) -> list[int]:
+        """Return the tokens, of which `first` predicts the first one; the others are decoded.
 
-        Fewer where logits are not finite. The batch slot is written over, and has to be filled
-        again. What the other slots hold stays: each writes where its own next token will.
+        An empty list where logits are not finite. The batch slot is written over, and has to be
+        filled again. What the other slots hold stays: each writes where its own next token will.
         """
         tokens: list[int] = []
         prediction = first
         while can_sample(prediction):
             tokens.append(_greedy(prediction))
-            if len(tokens) == count:
-                break
+            if len(tokens) == self._limits.pseudo_tokens:
+                return tokens
             prediction = self._decoded(slot, tokens)
-        return tokens
+        return []
 
     def _decoded(self, slot: int, tokens: list[int]) -> Prediction:
         """Feed the last token. The graph runs all batch slots up to the last one in use."""
@@ -41,7 +42,7 @@ class PseudoTokens:
         prompt_length, position_ids = self._held[:, in_use]
         input_ids[slot] = tokens[-1]
         position_ids[slot] = prompt_length[slot] + len(tokens) - 1
-        last = self._positions - 1  # a slot whose request has ended may be beyond it
+        last = self._limits.positions - 1  # a slot whose request has ended may be beyond it
         prediction = self._decode.run(input_ids, np.minimum(position_ids, last), prompt_length)[
             slot
         ]
