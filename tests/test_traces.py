@@ -1,6 +1,7 @@
 """One trace of a few layers becomes the same graphs as a trace of each graph and of every layer."""
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,15 @@ def whole_prefill(config: Any, dtype: torch.dtype) -> ir.Model:
     return trace._trace(config, dtype, trace._Prefill, shapes)
 
 
+def shown(traced: ir.Model) -> list[str]:
+    """The nodes without the names of constants, which the cache of traces gives them."""
+    return [re.sub(r", name=[^)]*", "", str(node)) for node in traced.graph]
+
+
 def test_a_trace_stays_the_same_when_a_batch_is_fixed_in_a_copy(tmp_path: Path) -> None:
     model = Model("one-layer", tmp_path)
     traced = DECODE(model.config, model.dtype)
-    before = [str(node) for node in traced.graph]
+    before = shown(traced)
     model.linked(with_batch(traced, 2))
-    assert [str(node) for node in traced.graph] == before
+    assert shown(traced) == before
     assert all(value.const_value is not None for value in traced.graph.initializers.values())

@@ -146,7 +146,6 @@ def test_all_requests_finish_and_no_part_holds_more_than_it_has(
         assert overlapping([(r.began, r.landed) for r in own]) <= one.prefill_rows
     for own in grouped(found, "decode"):
         assert overlapping([(r.sent, r.landed) for r in own]) == 1
-        # A landing row is free again when the row is copied.
         assert overlapping([(r.sent, r.first - one.copy_seconds) for r in own]) <= one.landing_rows
         if tokens > 1:
             assert overlapping([(r.first, r.finished) for r in own]) <= one.slots

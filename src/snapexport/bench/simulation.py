@@ -215,7 +215,7 @@ class _Simulation:
         now = max(now, decode.began)
         while decode.landed and len(decode.active) < self.cluster.slots:
             one = decode.landed.popleft()
-            decode.landing -= 1
+            self._at(now, self._freed(decode))
             now += self.cluster.copy_seconds
             one.first, one.left = now, one.tokens - 1
             if one.left:
@@ -225,7 +225,15 @@ class _Simulation:
         decode.began = now
         if decode.active:
             self._decode(decode, min(one.left for one in decode.active))
-        self._at(now, self._send)
+
+    def _freed(self, decode: _Decode) -> Callable[[float], None]:
+        """A landing row is free again when its copy begins."""
+
+        def event(now: float) -> None:
+            decode.landing -= 1
+            self._send(now)
+
+        return event
 
     def _decode(self, decode: _Decode, steps: int) -> None:
         """Run so many steps from `began` on; a later call takes an earlier one's place."""
