@@ -18,7 +18,6 @@ from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 
 Forward = Callable[..., Tensor]
 
-
 _UP_PROJECTIONS = "kv_b_proj"
 
 

@@ -14,6 +14,11 @@ def test_flags_of_tritons_need_triton(build: Path, tmp_path: Path) -> None:
     assert error == "error: --grpc-port needs --triton\n\nhint: add --triton, or leave it out\n"
 
 
+def test_a_folder_of_rows_needs_rows_in_memory(build: Path, tmp_path: Path) -> None:
+    error = refused(build, tmp_path, "--parked-dir", str(tmp_path / "rows"))
+    assert error == "error: --parked-dir needs --parked-rows\n\nhint: add --parked-rows 1 or more\n"
+
+
 def test_serve_prints_the_addresses_of_one_process(build: Path, tmp_path: Path) -> None:
     with serve(build, tmp_path) as serving:
         assert serving.addresses.keys() == {"model", "openai", "health", "metrics"}

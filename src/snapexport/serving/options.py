@@ -87,6 +87,8 @@ class ServeOptions(ModelOptions):
         for name in ("drain_seconds", "parked_rows", "parked_dir_bytes", "compress_every"):
             if not getattr(self, name) >= 0:
                 raise _wrong(self, name, "0 or more")
+        if self.parked_dir is not None and not self.parked_rows:
+            raise UserError("--parked-dir needs --parked-rows", "add --parked-rows 1 or more")
         self._require_usable_access()
         super().__post_init__()
 
