@@ -1,17 +1,26 @@
 """Makes compress.onnx: from a prompt's full-length cache to its compressed one.
 
-Not traced: it has no weights, and takes its shapes from the prefill graph.
+And vote.onnx, where the prompt is repeated: from a repeated chunk's queries to votes. Not traced:
+they have no weights, and take their shapes from the prefill graph.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import VOTING_ROWS, CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.graphs.compression import PromptStates, Scores, compress_layer, sharing
+from snapexport.graphs.compression import (
+    PromptStates,
+    Scores,
+    compress_layer,
+    scored,
+    sharing,
+)
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
-from snapexport.graphs.passes.base import markers
+from snapexport.graphs.passes.base import call, fresh, int64s, markers, node
 from snapexport.graphs.passes.cache import cache_like
 from snapexport.graphs.passes.storage import storage_of
 
@@ -24,9 +33,60 @@ def compress_graph(prefill: gs.Graph, geometry: CacheGeometry, options: GraphOpt
     for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
         ranks = sharing(prefill, latent=bool(marker.attrs["latent"]))
         states = _inputs(layer, marker, geometry, prompt_length, ranks)
-        graph.inputs.extend([states.key, states.value, states.query_window])
+        graph.inputs.extend([states.key, states.value, *_deciding(states, geometry, layer)])
         compress_layer(graph, geometry, layer, Scores.of(marker), states, storage)
     return graph
+
+
+def vote_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
+    """A chunk's votes in every layer that has some, of a traced prefill graph.
+
+    The chunk was run at the prompt's end. Each vote is the larger one of those before and of the
+    chunk's.
+    """
+    prompt_length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
+    graph = gs.Graph(name="vote", opset=prefill.opset, inputs=[prompt_length])
+    for layer, marker in markers(prefill, TRACE_DOMAIN, ATTENTION):
+        if geometry.layers[layer].K:
+            states = _inputs(layer, marker, geometry, prompt_length, 1)
+            read = [states.key, states.value] if states.latent else [states.key]
+            graph.inputs.extend([*read, states.query_window, states.votes])
+            votes = _with_chunk(graph, Scores.of(marker), states)
+            votes.name = names.present_votes(layer)
+            graph.outputs.append(votes)
+    return graph
+
+
+def _with_chunk(graph: gs.Graph, scores: Scores, states: PromptStates) -> gs.Variable:
+    """The votes with those of a chunk, some rows of its queries after the other."""
+    keys, votes = scored(graph, states), states.votes
+    for first, rows in _blocks(graph, states.query_window):
+        inputs, more = [rows, keys, states.prompt_length], [_like(graph, votes)]
+        call(graph, "RepetitionVotes", inputs, more, first_row=first, **scores._asdict())
+        (votes,) = node(graph, "Max", [votes, *more], [_like(graph, votes)])
+    return votes
+
+
+def _like(graph: gs.Graph, votes: gs.Tensor) -> gs.Variable:
+    return gs.Variable(fresh(graph, "votes"), votes.dtype, votes.shape)
+
+
+def _blocks(graph: gs.Graph, window: gs.Tensor) -> Iterator[tuple[int, gs.Tensor]]:
+    """Up to VOTING_ROWS rows of the queries [1,H,W,D] at a time, with the first one's index."""
+    batch, heads, count, head_dim = window.shape
+    for first in range(0, count, VOTING_ROWS):
+        end = min(first + VOTING_ROWS, count)
+        shape = (batch, heads, end - first, head_dim)
+        rows = gs.Variable(fresh(graph, "rows"), window.dtype, shape)
+        node(graph, "Slice", [window, *(int64s(graph, n) for n in (first, end, 2))], [rows])
+        yield first, rows
+
+
+def _deciding(states: PromptStates, geometry: CacheGeometry, layer: int) -> list[gs.Tensor]:
+    """What decides on the kept positions: the window, or votes in the layers that have some."""
+    if not geometry.repeats:
+        return [states.query_window]
+    return [states.votes] if geometry.layers[layer].K else []
 
 
 def _inputs(
@@ -35,6 +95,8 @@ def _inputs(
     query, key, value, *_ = marker.inputs
     batch, heads, _, head_dim = query.shape
     window_shape = (batch, heads, geometry.L_obs, head_dim)
+    votes_shape = (batch, key.shape[1], geometry.L_max)
+    votes = gs.Variable(names.votes(layer), np.float32, votes_shape)
     return PromptStates(
         query_window=gs.Variable(names.query_window(layer), query.dtype, window_shape),
         key=cache_like(key, names.past_key(layer), geometry.L_max),
@@ -42,4 +104,5 @@ def _inputs(
         prompt_length=prompt_length,
         latent=bool(marker.attrs["latent"]),
         sharing=ranks,
+        votes=votes if geometry.repeats else None,
     )

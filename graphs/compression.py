@@ -34,7 +34,8 @@ class PromptStates:
     """Inputs of a layer's compression: query_window [1,H,W,D], key and value [1,Hkv,T,D].
 
     latent: key and value are the two parts of what the queries score. sharing: ranks that have some
-    query heads each, and keep the same positions.
+    query heads each, and keep the same positions. votes: float32 [1,Hkv,T], of a repeated prompt,
+    where these decide and not the window.
     """
 
     query_window: gs.Tensor
@@ -43,6 +44,7 @@ class PromptStates:
     prompt_length: gs.Tensor
     latent: bool = False
     sharing: int = 1
+    votes: gs.Tensor | None = None
 
 
 def sharing(graph: gs.Graph, *, latent: bool) -> int:
@@ -92,17 +94,13 @@ def select(
     if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(name, np.int64, shape)
-    call(
-        graph,
-        "SnapKVSelect",
-        [_voting(graph, states), _scored(graph, states), states.prompt_length],
-        [positions],
-        K=[layout.K],
-        pool_kernel=[1, geometry.pool_kernel],
-        **scores._asdict(),
-        **_window(layout),
-        **geometry.vote_options,
-    )
+    sizes = {"K": [layout.K], "pool_kernel": [1, geometry.pool_kernel], **_window(layout)}
+    if states.votes:
+        call(graph, "SelectVoted", [states.votes, states.prompt_length], [positions], **sizes)
+        return positions
+    voting = [_voting(graph, states), scored(graph, states), states.prompt_length]
+    options = scores._asdict() | geometry.vote_options
+    call(graph, "SnapKVSelect", voting, [positions], **sizes, **options)
     return positions
 
 
@@ -117,7 +115,7 @@ def _voting(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
     return node(graph, ALL_GATHER, [window], [every], domain=TRACE_DOMAIN, **attributes)[0]
 
 
-def _scored(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
+def scored(graph: gs.Graph, states: PromptStates) -> gs.Tensor:
     """The keys [1,Hkv,T,D] that the queries score."""
     if not states.latent:
         return states.key

@@ -13,7 +13,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.names import DOMAIN, HIDDEN_STATES
 from snapexport.contract.targets import Target
-from snapexport.graphs.compress import compress_graph
+from snapexport.graphs.compress import compress_graph, vote_graph
 from snapexport.graphs.functions import EXPERTS, NAMES, function
 from snapexport.graphs.markers import CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.attention_groups import AttentionGroups
@@ -75,6 +75,18 @@ def compress(
     Latents(absorb=True).apply(prefill)
     graph = compress_graph(prefill, geometry, options)
     return _finish(graph, geometry, [], target, options)
+
+
+def vote(
+    traced: onnx.ModelProto,
+    geometry: CacheGeometry,
+    target: Target,
+    options: GraphOptions = DEFAULTS,
+) -> onnx.ModelProto:
+    """The graph of a repeated chunk's votes. `traced` is prefill's trace, read for its shapes."""
+    prefill = gs.import_onnx(traced)
+    Latents(absorb=True).apply(prefill)
+    return _finish(vote_graph(prefill, geometry), geometry, [], target, options)
 
 
 def extend(

@@ -16,13 +16,12 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
 from snapexport.runtime.blocks import Blocks, ParkedRow
-from snapexport.runtime.bound_graph import BoundGraph, allocate
 from snapexport.runtime.decode_steps import DecodeSteps, Integers, Temperatures
-from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
 from snapexport.runtime.graph_set import GraphSet, Limits
 from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
+from snapexport.runtime.make_prefill import make_prefill
 from snapexport.runtime.predictions import Prediction, Predictions
-from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
+from snapexport.runtime.prefill import Chunked, Prefill
 from snapexport.runtime.prompt_cache import PromptCache
 from snapexport.runtime.pseudo_tokens import PseudoTokens
 from snapexport.runtime.slot_rows import SlotRows
@@ -68,14 +67,11 @@ class Executor:
         self._weights = weights or {}
         self._digest = digest_of(manifest)
         self._decode = DecodeSteps(manifest, graphs, backend, self._weights, slot_rows)
-        whole = self._decode.buffers
         self._rows = [self._caches(slot) for slot in range(self.limits.batch)]
         self._held = np.zeros((2, self.limits.batch), np.int64)
         """Prompt length and next position of what each batch slot holds; 0: it is idle."""
-        self._kept: Buffers = {}
-        self._into_slot: FillSlot
-        chunked = graphs.prefill and graphs.role != "decode"
-        self._prefill = self._make_prefill(whole) if chunked else None
+        takes_chunks = graphs.prefill and graphs.role != "decode"
+        self._prefill = self._make_prefill() if takes_chunks else None
         self._blocks = self._make_blocks()
         self._closed = False
         self._last_prefilled = 0
@@ -108,11 +104,29 @@ class Executor:
         """
         prefill = self._require_prefill()
         self._last_prefilled = slot
-        prediction = prefill.run(slot, prompt, start, end, temperature)
+        given = slot, prompt, start, end, temperature
+        if end == len(prompt) and self.limits.repeated_chunks(end):
+            assert isinstance(prefill, Chunked)
+            return prefill.run(*given, is_repeated=True)
+        prediction = prefill.run(*given)
         if end == len(prompt):
             self._hold(slot, end)
             if self.limits.behind(end):
                 return self._vote_again(slot, prompt, prediction.copied())
+        return prediction
+
+    def repeat(self, slot: int, prompt: Sequence[int], index: int) -> Prediction:
+        """Run a chunk of the repetition of the prompt that has just been prefilled.
+
+        There are `limits.repeated_chunks`, and the last one fills the batch slot. The prediction is
+        of the token after the prompt.
+        """
+        prefill, length = self._require_prefill(), len(prompt)
+        is_last = index + 1 == self.limits.repeated_chunks(length)
+        assert isinstance(prefill, Chunked), "a single shot repeats nothing"
+        prediction = prefill.repeat(slot, prompt, index, is_last=is_last)
+        if is_last:
+            self._hold(slot, length)
         return prediction
 
     def _vote_again(self, slot: int, prompt: Sequence[int], prediction: Prediction) -> Prediction:
@@ -162,6 +176,8 @@ class Executor:
         chunk, length = self.limits.prefill_chunk, len(prompt)
         for end in [*range(chunk, length, chunk), length]:
             prediction = self.prefill(slot, prompt, max(0, end - chunk), end, temperature)
+        for index in range(self.limits.repeated_chunks(length)):
+            prediction = self.repeat(slot, prompt, index)
         return prediction
 
     def decode(
@@ -299,7 +315,7 @@ class Executor:
         """
         self._require_open()
         assert self.prompt_cache, "a single shot compresses inside its prefill"
-        self._into_slot.fill(slot, prompt_length)
+        self._require_prefill().into_slot.fill(slot, prompt_length)
 
     def topk_positions(self) -> list[Integers] | None:
         """Return what the last prompt kept, int64 [Hkv,K] for each layer, -1 where unused.
@@ -309,16 +325,16 @@ class Executor:
         if self._graphs.full_cache:
             return None
         self._require_open()
-        layers = range(self._manifest.geometry.num_layers)
-        return [self._kept_of(names.topk_positions(layer)) for layer in layers]
+        kept = self._prefill.into_slot.kept if self._prefill else {}
+        none = np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
+        layers = map(names.topk_positions, range(self._manifest.geometry.num_layers))
+        return [self._memory.read(kept[one])[0] if one in kept else none for one in layers]
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._decode.close()
-            if self._prefill:
-                del self._into_slot
             self._prefill = self._blocks = None
             self.backend.close()
 
@@ -349,49 +365,19 @@ class Executor:
         if self.role == "prefill":
             raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
 
-    def _kept_of(self, name: str) -> Integers:
-        if name not in self._kept:
-            return np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
-        positions: Integers = self._memory.read(self._kept[name])[0]
-        return positions
-
-    @property
-    def _own_rows(self) -> list[int | None]:
-        return [self._decode.slot_rows.own(slot) for slot in range(self.limits.batch)]
-
     def _caches(self, slot: int) -> list[Buffer]:
         """A batch slot's rows of decode's caches, each once; none if another rank has them."""
         row = self._decode.slot_rows.own(slot)
         caches = [one for name, one in self._decode.buffers.items() if names.is_past(name)]
         return [] if row is None else [one.rows(row, row + 1) for one in caches]
 
-    def _make_prefill(self, decode: Buffers) -> Prefill:
-        *_, name = self._graphs.prefill.values()
-        if self._manifest.single_shot:
-            into_slot = self._fill_by_graph(name, self._weights, decode)
-            return SingleShot(into_slot)
-        entry = self._entry(name)
-        cache = self.prompt_cache = self.prompt_cache or PromptCache(self._memory, entry)
-        whole = allocate(self._memory, entry, self._weights | cache.buffers | cache.outputs(entry))
-        graphs = {
-            capacity: self._bind(name, whole | cache.of_capacity(capacity))
-            for capacity, name in self._graphs.prefill.items()
-        }
-        if self._graphs.compress:
-            self._fill_by_graph(self._graphs.compress, whole, decode)
-        else:
-            self._into_slot = FillByCopy(self._memory, whole, decode, self._own_rows)
-        return Chunked(graphs, cache, self._into_slot)
-
-    def _fill_by_graph(self, name: GraphName, given: Buffers, decode: Buffers) -> FillByGraph:
-        """Also notes where the kept positions are after a prompt."""
-        entry, rows = self._entry(name), self._own_rows
-        into_slot = FillByGraph(self.backend, name, entry, given, decode, rows)
-        self._into_slot, self._kept = into_slot, into_slot.graph.buffers
-        return into_slot
-
-    def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
-        return BoundGraph(self.backend, name, self._entry(name), buffers | self._weights)
+    def _make_prefill(self) -> Prefill:
+        if not self._manifest.single_shot:
+            *_, largest = self._graphs.prefill.values()
+            self.prompt_cache = self.prompt_cache or PromptCache(self._memory, self._entry(largest))
+        graphs = self._manifest, self._graphs, self.backend, self._weights
+        rows = [self._decode.slot_rows.own(slot) for slot in range(self.limits.batch)]
+        return make_prefill(*graphs, self.prompt_cache, self._decode.buffers, rows)
 
     def _entry(self, name: GraphName) -> GraphEntry:
         return self._manifest.graphs[name]

@@ -45,6 +45,11 @@ class FillByGraph:
             ]
             self._graphs, self._copies = [self.graph, *others], [{}] * len(slots)
 
+    @property
+    def kept(self) -> Buffers:
+        """The graph's buffers, the kept positions of the last prompt among them."""
+        return self.graph.buffers
+
     def fill(self, slot: int, prompt_length: int) -> None:
         """Run the graph, which writes every position of the batch slot."""
         self.graph.arrays[names.PROMPT_LENGTH][:] = prompt_length
@@ -58,6 +63,8 @@ class FillByCopy:
 
     Later positions are stale until decode writes over them.
     """
+
+    kept: Buffers = {}  # noqa: RUF012 (nothing is kept, nothing is written)
 
     def __init__(
         self, memory: Memory, prefill: Buffers, decode: Buffers, rows: Sequence[int | None]

@@ -10,6 +10,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import BASELINE, GraphName, Manifest
 from snapexport.runtime.hand_over import Role
+from snapexport.runtime.repetition import repeated_starts
 
 PrefillForm = Literal["chunks", "blocks", "both"]
 """chunks: into a cache of full length, which is then compressed. blocks: onto a compressed row.
@@ -25,7 +26,8 @@ class Limits:
     tokens_per_step: most tokens of a batch slot that a decode
     step takes. longest_prefill: tokens that prefill takes; longer prompts go block by block onto a
     compressed row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below
-    it. pseudo_tokens: written after each prompt of more than `held_whole` tokens.
+    it. pseudo_tokens: written after each prompt of more than `held_whole` tokens. repeats: whether
+    such a prompt is repeated.
     """
 
     batch: int
@@ -39,6 +41,7 @@ class Limits:
     eos_token_id: frozenset[int]
     pseudo_tokens: int = 0
     held_whole: int = 0
+    repeats: bool = False
 
     @classmethod
     def of(
@@ -54,7 +57,8 @@ class Limits:
         longest = min(L_max, model.max_position_embeddings)
         positions = longest if full_cache else model.max_position_embeddings
         pseudo_tokens = 0 if full_cache else manifest.geometry.pseudo_tokens
-        longest -= pseudo_tokens
+        if not full_cache:
+            longest -= L_max - manifest.geometry.longest_prompt
         return cls(
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
@@ -67,7 +71,14 @@ class Limits:
             eos_token_id=frozenset(model.eos_token_id),
             pseudo_tokens=pseudo_tokens,
             held_whole=manifest.geometry.held_whole,
+            repeats=manifest.geometry.repeats and not full_cache,
         )
+
+    def repeated_chunks(self, prompt_length: int) -> int:
+        """Chunks in which prefill repeats a prompt; 0: it does not."""
+        if not self.repeats or prompt_length <= self.held_whole:
+            return 0
+        return len(repeated_starts(prompt_length, self.prefill_chunk))
 
     def behind(self, prompt_length: int) -> int:
         """Tokens that prefill runs behind a prompt: decode's pseudo tokens, and a chunk of them."""
@@ -84,7 +95,8 @@ class GraphSet:
     block. decode: by the batch slots that each runs, ascending. verify: the same for several tokens
     of each; none without --tokens-per-step, and none of a baseline. compress: None where prefill
     does it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
-    which of them are loaded. pseudo_tokens: written after each prompt, by decode.
+    which of them are loaded. pseudo_tokens: written after each prompt, by decode. vote: None unless
+    prompts are repeated.
     """
 
     prefill: dict[int, GraphName]
@@ -95,6 +107,7 @@ class GraphSet:
     extend: GraphName | None = None
     role: Role = "both"
     pseudo_tokens: int = 0
+    vote: GraphName | None = None
 
     @classmethod
     def of(
@@ -127,6 +140,7 @@ class GraphSet:
             extend=extend,
             role=role,
             pseudo_tokens=0 if full_cache else manifest.geometry.pseudo_tokens,
+            vote="vote" if manifest.geometry.repeats and not none else None,
         )
 
     @property
@@ -149,7 +163,7 @@ class GraphSet:
             decode += self.verify.values()
         if self.role == "decode":
             return decode
-        others = [name for name in (self.compress, self.extend) if name]
+        others = [name for name in (self.compress, self.vote, self.extend) if name]
         return [*decode, *self.prefill.values(), *others]
 
 

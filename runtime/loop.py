@@ -75,8 +75,9 @@ class Loop:
         live.parked = self._parked.find(prompt, least) if self._parked else None
         live.in_blocks = bool(live.parked) or too_long
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
-        behind = 0 if live.in_blocks else self._limits.behind(len(prompt))
-        self._scheduler.add(request_id, len(prompt), live.prefilled, live.in_blocks, behind)
+        limits, count = self._limits, len(prompt)
+        after = (0, 0) if live.in_blocks else (limits.behind(count), limits.repeated_chunks(count))
+        self._scheduler.add(request_id, count, live.prefilled, live.in_blocks, *after)
 
     def _require_hand_over(self, request: Request) -> None:
         if request.hand_over and self._executor.role != "prefill":
@@ -293,7 +294,9 @@ class Loop:
 
     def _run(self, live: Generation, chunk: Chunk) -> Prediction:
         where = chunk.slot, live.held_token_ids, chunk.start, chunk.end, live.temperature
-        if not live.in_blocks:
+        if chunk.repeated is not None:
+            prediction = self._executor.repeat(chunk.slot, live.held_token_ids, chunk.repeated)
+        elif not live.in_blocks:
             prediction = self._executor.prefill(*where)
         else:
             prediction = self._executor.extend(*where, live.parked)

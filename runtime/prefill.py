@@ -15,13 +15,15 @@ from snapexport.runtime.bound_graph import BoundGraph, HostArrays
 from snapexport.runtime.fill_slot import FillByGraph, FillSlot
 from snapexport.runtime.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.prompt_cache import PromptCache
+from snapexport.runtime.repetition import Repetition, repeated_chunk
+from snapexport.runtime.sampling import can_sample
 
 
 class SingleShot:
     """Takes the whole padded prompt in one run, which writes the batch slot."""
 
     def __init__(self, into_slot: FillByGraph) -> None:
-        self._into_slot = into_slot
+        self.into_slot = into_slot
 
     def run(
         self,
@@ -33,9 +35,9 @@ class SingleShot:
     ) -> Prediction:
         """Fill the batch slot; the prediction is of the token after the prompt."""
         assert start == 0 and end == len(prompt)
-        write_tokens(self._into_slot.graph.arrays, prompt, temperature)
-        self._into_slot.fill(slot, end)
-        return Predictions(self._into_slot.graph, FIRST)[0]
+        write_tokens(self.into_slot.graph.arrays, prompt, temperature)
+        self.into_slot.fill(slot, end)
+        return Predictions(self.into_slot.graph, FIRST)[0]
 
     def clear(self) -> None:
         """Do nothing: there is no cache but the batch slot's."""
@@ -48,12 +50,21 @@ class Chunked:
     """
 
     def __init__(
-        self, graphs: Mapping[int, BoundGraph], cache: PromptCache, into_slot: FillSlot
+        self,
+        graphs: Mapping[int, BoundGraph],
+        cache: PromptCache,
+        into_slot: FillSlot,
+        repetition: Repetition | None = None,
     ) -> None:
-        """graphs: by capacity, ascending; the largest one's cache is read by `into_slot`."""
+        """graphs: by capacity, ascending; the largest one's cache is read by `into_slot`.
+
+        repetition: where the queries of a repeated prompt vote.
+        """
         self._graphs = graphs
         self._cache = cache
-        self._into_slot = into_slot
+        self.into_slot = into_slot
+        self._repetition = repetition
+        self._after_prompt: Prediction | None = None
         *_, (self._largest, graph) = graphs.items()
         self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
@@ -67,11 +78,13 @@ class Chunked:
         start: int,
         end: int,
         temperature: float,
+        is_repeated: bool = False,
     ) -> Prediction:
         """Run the tokens at positions [start, end); the last chunk fills the batch slot.
 
         The prediction is of the token after the chunk. A chunk that is in the cache already gives
         zeros: nobody reads logits amid a prompt. Nothing is run for the last prompt's tokens.
+        is_repeated: `repeat` follows, and fills the batch slot.
         """
         is_last, told = end == len(prompt), temperature if self._is_tempered else None
         is_finished = self._cache.is_finished(prompt, told, self._outputs)
@@ -80,9 +93,33 @@ class Chunked:
         if not is_finished:
             self._run(prompt, start, end, temperature)
             self._cache.wrote(prompt, start, end, told, self._outputs)
-        if is_last:
+        if is_last and not is_repeated:
             self._fill(slot, end, end)
-        return Predictions(self._graphs[self._largest], FIRST)[0]
+        prediction = Predictions(self._graphs[self._largest], FIRST)[0]
+        if is_last and is_repeated:
+            self._after_prompt = prediction = prediction.copied()
+        return prediction
+
+    def repeat(self, slot: int, prompt: Sequence[int], index: int, *, is_last: bool) -> Prediction:
+        """Run a repeated chunk of the prompt that is in the cache; the last one fills the slot.
+
+        The prediction is of the token after the prompt, or of the chunk if that is not finite.
+        """
+        assert self._repetition and self._after_prompt, "the prompt is not repeated"
+        if index == 0:
+            self._repetition.begin()
+        length = len(prompt)
+        whole = [*prompt, *repeated_chunk(prompt, self._chunk, index)]
+        self._run(whole, length, len(whole), 1.0, self._largest)
+        told = 1.0 if self._is_tempered else None
+        self._cache.wrote(whole, length, len(whole), told, self._outputs)
+        prediction = Predictions(self._graphs[self._largest], FIRST)[0]
+        if not can_sample(prediction):
+            return prediction
+        self._repetition.add(length)
+        if is_last:
+            self._fill(slot, length, len(whole))
+        return self._after_prompt
 
     def vote_again(self, slot: int, prompt: Sequence[int], pseudo_tokens: Sequence[int]) -> None:
         """Fill the batch slot by the vote of tokens behind the prompt that is in the cache.
@@ -102,10 +139,13 @@ class Chunked:
     def _fill(self, slot: int, prompt_length: int, count: int) -> None:
         """count: tokens in the cache."""
         self._cache.resize(self._largest, count)
-        self._into_slot.fill(slot, prompt_length)
+        self.into_slot.fill(slot, prompt_length)
 
-    def _run(self, prompt: Sequence[int], start: int, end: int, temperature: float) -> None:
-        capacity = next(one for one in self._graphs if one >= start + self._chunk)
+    def _run(
+        self, prompt: Sequence[int], start: int, end: int, temperature: float, capacity: int = 0
+    ) -> None:
+        """capacity: of the graph; 0: the smallest one that suffices."""
+        capacity = capacity or next(one for one in self._graphs if one >= start + self._chunk)
         self._cache.resize(capacity, start)
         graph = self._graphs[capacity]
         write_tokens(graph.arrays, prompt[start:end], temperature)

@@ -6,7 +6,8 @@ A step has `max_num_batched_tokens`. Running requests take one each. The rest is
 a chunk costs `chunk` tokens, even if it is padded. Credit of less than a chunk is kept for later
 steps, so that a long prompt is spread over several decode steps. If nothing runs, no request can be
 stalled, and prefill starts at once. What a last chunk costs beyond its own tokens, as pseudo tokens
-do, is debt, which later steps pay before they prefill again.
+do, is debt, which later steps pay before they prefill again. A prompt that is repeated has further
+chunks after its own, which cost as much.
 
 Invariants
 - A request is waiting, in prefill, running, kept or gone. From prefill on it holds one batch slot,
@@ -36,13 +37,17 @@ from snapexport.contract.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens [start, end) of a request, to be prefilled for a batch slot."""
+    """Prompt tokens [start, end) of a request, to be prefilled for a batch slot.
+
+    repeated: which chunk of the prompt's repetition it is, and no own one; None: it is an own one.
+    """
 
     request_id: int
     slot: int
     start: int
     end: int
     is_last: bool
+    repeated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Schedule:
 @dataclass(slots=True)
 class _Prefill:
     """in_blocks: onto a compressed row, which holds `done` tokens beforehand. behind: tokens that
-    the last chunk costs beyond its own."""
+    the last chunk costs beyond its own. repeats: chunks that follow, `repeated` of them done."""
 
     request_id: int
     prompt_length: int
@@ -71,6 +76,8 @@ class _Prefill:
     in_blocks: bool
     behind: int = 0
     slot: int = -1
+    repeats: int = 0
+    repeated: int = 0
 
 
 class Scheduler:
@@ -113,13 +120,15 @@ class Scheduler:
         done: int = 0,
         in_blocks: bool = False,
         behind: int = 0,
+        repeats: int = 0,
     ) -> None:
         """Queue a request behind all others.
 
         done: tokens of the row that it begins with. behind: tokens that its last chunk costs beyond
-        its own.
+        its own. repeats: chunks in which its prompt is repeated.
         """
-        self._waiting.append(_Prefill(request_id, prompt_length, done, in_blocks, behind))
+        queued = _Prefill(request_id, prompt_length, done, in_blocks, behind, repeats=repeats)
+        self._waiting.append(queued)
 
     def add_prefilled(self, request_id: int) -> None:
         """Queue a request that was prefilled elsewhere."""
@@ -220,20 +229,25 @@ class Scheduler:
         return self._prefill
 
     def _chunk_of(self, current: _Prefill) -> Chunk:
-        if current.in_blocks:
+        length, repeated = current.prompt_length, None
+        if current.repeats and current.done == length:
+            start = end = length
+            repeated = current.repeated
+            current.repeated += 1
+        elif current.in_blocks:
             start, end = current.done, _block_end(current.done, current.prompt_length, self._chunk)
         else:
             end = min(current.done + self._chunk, current.prompt_length)
             start = max(0, end - self._chunk)
         current.done = end
-        if is_last := end == current.prompt_length:
+        if is_last := end == length and current.repeated == current.repeats:
             self._debt += current.behind
             self._running[current.request_id] = current.slot
             if current is self._prefill:
                 self._prefill = None
             else:
                 self._extended.popleft()
-        return Chunk(current.request_id, current.slot, start, end, is_last)
+        return Chunk(current.request_id, current.slot, start, end, is_last, repeated)
 
 
 def _block_end(start: int, end: int, chunk: int) -> int:

@@ -13,6 +13,7 @@ from snapexport.graphs.functions import (
     extend_gather,
     int8_cache,
     query_window,
+    repetition,
     ring_fill,
     ring_slot,
     snapkv_select,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 EXPERTS = ("ExpertsGathered", "ExpertsInBlocks", "ExpertsInEveryBlock")
 NAMES = (
     *("RingSlot", "RingFill", "QueryWindow", "SnapKVSelect", "SnapStreamGather", "ExtendGather"),
+    *("RepetitionVotes", "SelectVoted"),
     *("Int8Scale", "Int8Rows"),
     *EXPERTS,
 )
@@ -41,7 +43,7 @@ def function(
 ) -> "onnx.FunctionProto":
     """The model-local function `name`, one of NAMES.
 
-    Of SnapKVSelect alone: vote, the option of each stage; softcapped, whether it caps its scores;
+    Of votes alone: vote, the option of each stage; softcapped, whether it caps its scores;
     pool_kernel, which must equal the calls' attribute. Of EXPERTS: whether they are biased. Of
     ExtendGather: whether rings have spare slots.
     """
@@ -49,6 +51,8 @@ def function(
 
     if name in EXPERTS:
         return onnx.parser.parse_function(experts.text(name, biased))
+    if name in ("RepetitionVotes", "SelectVoted"):
+        return onnx.parser.parse_function(repetition.text(name, vote, softcapped, pool_kernel))
     return onnx.parser.parse_function(_text(name, vote, softcapped, pool_kernel, spare))
 
 

@@ -17,12 +17,14 @@ from collections.abc import Mapping
 
 from snapexport.graphs.functions.vote import STAGES
 
-_TEXT = """
+_HEAD = """
 <domain: "snapexport", opset_import: ["": 24]>
 SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, pool, group>
     (query_window, key, prompt_length) => (topk_positions)
 {
-  s = Constant <value_int: int = @L_sink> ()
+"""
+
+CONSTANTS = """  s = Constant <value_int: int = @L_sink> ()
   R = Constant <value_int: int = @L_recent> ()
   k = Constant <value_ints: ints = @K> ()
   zero = Constant <value_int = 0> ()
@@ -33,16 +35,22 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   no_vote = Constant <value_float = 0.0> ()
   ineligible = Constant <value_float = -1.0> ()
   lowest = Constant <value_float = -3.0e38> ()
+"""
 
+_POSITIONS = """
   # The eligible positions: s <= position < L - R.
   T = Shape <start = 2, end = 3> (key)
-  length = Squeeze (T)
+"""
+
+ELIGIBLE = """  length = Squeeze (T)
   position = Range (zero, length, one)
   end = Sub (prompt_length, R)
   after_sinks = GreaterOrEqual (position, s)
   before_ring = Less (position, end)
   is_eligible = And (after_sinks, before_ring)
+"""
 
+SCORES = """
   # Scores [1, H, W, T], the query heads folded into their KV head for the product.
   kv_heads = Shape <start = 0, end = 2> (key)
   head_dim = Shape <start = 3> (key)
@@ -59,7 +67,9 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   per_query = Shape <start = 0, end = 3> (query_window)
   per_query_shape = Concat <axis = 0> (per_query, T)
 %(scores)s
+"""
 
+_VOTES = """
   # --softmax
 %(softmax)s
   # --vote; only eligible positions get votes
@@ -72,7 +82,9 @@ SnapKVSelect <L_sink, L_recent, K, pool_kernel, scale, softcap, softmax, vote, p
   # --group
   grouped_shape = Concat <axis = 0> (kv_heads, rest, T)
   grouped = Reshape (pooled, grouped_shape)
-%(group)s
+%(group)s"""
+
+KEPT = """
   # The K highest, in the order of their positions; T marks an unused entry, and sorts last.
   eligible = Where (is_eligible, group_vote, ineligible)
   best, chosen = TopK <axis = -1, largest = 1, sorted = 1> (eligible, k)
@@ -94,8 +106,16 @@ _SOFTCAPPED = """  uncapped = Reshape (folded_scores, per_query_shape)
   scores = Mul (bent, softcap)"""
 
 
+_TEXT = _HEAD + CONSTANTS + _POSITIONS + ELIGIBLE + SCORES + _VOTES + KEPT
+
+
 def text(choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
     """SnapKVSelect as ONNX text, for one option of each stage (see STAGES)."""
+    return _TEXT % parts(choices, softcapped, pool_kernel)
+
+
+def parts(choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> dict[str, str]:
+    """What stands for `%(name)s` in a text: an option of each stage, and the scores."""
     stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
     stages["pool"] %= {"kernel": f"[1, {pool_kernel}]"}
-    return _TEXT % (stages | {"scores": _SOFTCAPPED if softcapped else _PLAIN})
+    return stages | {"scores": _SOFTCAPPED if softcapped else _PLAIN}

@@ -24,7 +24,7 @@ LENGTH = 60
 
 def system(own: Build, name: str, slots: int = 24) -> CacheGeometry:
     manifest = own.manifest
-    lineup = SystemMaker(manifest.model, manifest.geometry.L_max, manifest.geometry)
+    lineup = SystemMaker(manifest.model, manifest.geometry.L_max, manifest.geometry, 16)
     return lineup.systems([name], [slots])[0].geometry
 
 
@@ -129,7 +129,7 @@ def test_a_derived_build_can_have_a_larger_L_max(
     tiny_build: Build, checkpoint: Path, tmp_path: Path
 ) -> None:
     own = tiny_build.manifest
-    (longer,) = SystemMaker(own.model, 100, own.geometry).systems(["snapstream"], [24])
+    (longer,) = SystemMaker(own.model, 100, own.geometry, 16).systems(["snapstream"], [24])
     derived = derive(tiny_build, longer.geometry, tmp_path / "d")
     want = masked.run(checkpoint, cases.prompt(100), longer.geometry, STEPS)
     assert answer(derived.directory, want.prompt)[0] == want.tokens

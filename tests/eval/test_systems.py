@@ -40,7 +40,7 @@ def geometry(facts: ModelFacts, **choices: Any) -> CacheGeometry:
 
 
 def found(own: CacheGeometry, facts: ModelFacts, names: Any, budgets: Any) -> list[System]:
-    return SystemMaker(facts, L_MAX, own).systems(names, budgets)
+    return SystemMaker(facts, L_MAX, own, 64).systems(names, budgets)
 
 
 OWN: dict[str, dict[str, Any]] = {

@@ -119,6 +119,8 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     options = asdict(case)
     del options["checkpoint"]
     unused = {"streaming": ("K", *VOTE_FIELDS), "full": CACHE_FIELDS}.get(case.policy, ())
+    if case.vote_queries == "repeat":
+        unused = ("L_obs", "vote", "softmax", "group")
     options.update(dict.fromkeys(unused))
     options["decode_batches"] = case.decode_batches or (case.batch,)  # fewer graphs: faster
     build(model_dir, out, **options)

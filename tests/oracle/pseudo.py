@@ -1,11 +1,11 @@
-"""Computes what a build keeps if pseudo tokens vote: transformers' model, fed with them in full.
+"""Computes what a build keeps if tokens behind a prompt vote: transformers' model, fed with them.
 
-The tokens stand behind the prompt in transformers' own full cache, which then forgets them. Knows
-no graph.
+They are pseudo tokens, or the prompt once more. They stand behind the prompt in transformers' own
+full cache, which then forgets them. Knows no graph.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,22 +40,60 @@ class PseudoRun:
 
 @dataclass
 class VotedBehind(Memory):
-    """Pseudo tokens vote on the prompt before them. pseudo_tokens: fed now; 0: none are."""
+    """Pseudo tokens vote on the prompt before them. behind: fed now; 0: none are."""
 
-    pseudo_tokens: int = 0
+    behind: int = 0
 
     def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         total = key.shape[1]
-        if self.pseudo_tokens:
-            shape, before = self.geometry.layers[layer], key[:, : self.prompt_length]
-            scores = vote(query, before, shape, self.geometry, *scoring)
-            self.kept[layer], self.gaps[layer] = keep(scores, shape), gap(scores, shape.K)
-        if self.pseudo_tokens or total == self.prompt_length:
+        if self.behind:
+            self.take_votes(layer, query, key, scoring)
+        if self.behind or total == self.prompt_length:
             return masked.causal(query.shape[1], total)[None]
         return self.visible_in_decode(layer, total - 1)[:, None]
 
+    def take_votes(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
+        shape, before = self.geometry.layers[layer], key[:, : self.prompt_length]
+        self.decide(layer, vote(query, before, shape, self.geometry, *scoring))
 
-@torch.no_grad()
+    def decide(self, layer: int, scores: Tensor) -> None:
+        shape = self.geometry.layers[layer]
+        self.kept[layer], self.gaps[layer] = keep(scores, shape), gap(scores, shape.K)
+
+
+@dataclass
+class VotedAgain(VotedBehind):
+    """A position is worth the largest attention that any token of the repeated prompt gives it.
+
+    largest: of each layer, float64 [H, L], for all repeated chunks so far.
+    """
+
+    largest: dict[int, Tensor] = field(default_factory=dict)
+
+    def take_votes(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
+        shape, sets = self.geometry.layers[layer], 1 if scoring.one_set else len(key)
+        key = key.double().repeat_interleave(len(query) // len(key), 0)
+        query = query.double()
+        scores = query @ key.mT * scoring.scaling
+        if scoring.softcap:
+            scores = scoring.softcap * (scores / scoring.softcap).tanh()
+        hidden = ~masked.causal(query.shape[1], key.shape[1])
+        attention = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        largest = attention.amax(1)[:, : self.prompt_length]
+        largest = torch.maximum(largest, self.largest.get(layer, torch.zeros(())))
+        self.largest[layer] = largest
+        span = slice(shape.L_sink, max(shape.L_sink, self.prompt_length - shape.L_recent))
+        of_sets = largest.reshape(sets, -1, self.prompt_length).amax(1)
+        self.decide(layer, self._pooled(of_sets[:, span]))
+
+    def _pooled(self, votes: Tensor) -> Tensor:
+        width = self.geometry.pool_kernel
+        if not votes.shape[1]:
+            return votes
+        windows = torch.nn.functional.pad(votes, (width // 2, width // 2)).unfold(1, width, 1)
+        return windows.mean(-1) if self.geometry.pool == "avg" else windows.amax(-1)
+
+
 def run(
     model_dir: Path,
     prompt: Sequence[int],
@@ -64,8 +102,31 @@ def run(
     steps: int,
 ) -> PseudoRun:
     """Prefill `prompt`, let `pseudo_tokens` vote and forget them, then decode `steps` tokens."""
+    memory = VotedBehind(geometry, len(prompt))
+    return _run(model_dir, prompt, [pseudo_tokens], memory, steps)
+
+
+def run_repeated(
+    model_dir: Path,
+    prompt: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    geometry: CacheGeometry,
+    steps: int,
+) -> PseudoRun:
+    """The same of the prompt's repetition, one chunk after the other at the prompt's end."""
+    return _run(model_dir, prompt, chunks, VotedAgain(geometry, len(prompt)), steps)
+
+
+@torch.no_grad()
+def _run(
+    model_dir: Path,
+    prompt: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    memory: VotedBehind,
+    steps: int,
+) -> PseudoRun:
     model = masked.load(model_dir, masked.MASKED)
-    memory, past = VotedBehind(geometry, len(prompt)), DynamicCache()
+    past = DynamicCache()
 
     def fed(ids: Sequence[int]) -> NDArray[np.float32]:
         given = {"past_key_values": past, "use_cache": True, "logits_to_keep": 1}
@@ -74,13 +135,14 @@ def run(
         return found
 
     logits = [fed(prompt)]
-    memory.pseudo_tokens = len(pseudo_tokens)
-    fed(pseudo_tokens)
-    memory.pseudo_tokens = 0
-    past.crop(-len(pseudo_tokens))
+    for chunk in chunks:
+        memory.behind = len(chunk)
+        fed(chunk)
+        past.crop(-len(chunk))
+    memory.behind = 0
     for _ in range(steps):
         logits.append(fed([int(logits[-1].argmax())]))
-    layers = range(geometry.num_layers)
+    layers = range(memory.geometry.num_layers)
     return PseudoRun(
         [memory.kept[layer].numpy() for layer in layers],
         [memory.gaps[layer].numpy() for layer in layers],

@@ -1,4 +1,4 @@
-"""Splits a TopK that is too large for TensorRT into several rounds, in SnapKVSelect's body.
+"""Splits a TopK that is too large for TensorRT into several rounds, in the bodies that select.
 
 TensorRT's layer gives at most 3,840 elements; a larger K fails only when the engine is built. Each
 round takes the best of the remaining elements and marks them as taken. The concatenated rounds
@@ -17,23 +17,23 @@ from snapexport.contract.targets import capabilities
 
 MOST = capabilities("tensorrt").largest_topk or 0
 
-_SELECT = "SnapKVSelect"
+_SELECT = "SnapKVSelect", "SelectVoted"
 _PER_ROUND = "K_per_round"
 
 
 def split_topk(model: onnx.ModelProto, options: GraphOptions) -> None:
-    """Change the body of SnapKVSelect if a call has K > MOST.
+    """Change the body that selects if a call has K > MOST.
 
     The calls get an attribute K_per_round (ints, [n]), which the plugin ignores.
     """
-    calls = [n for n in model.graph.node if (n.domain, n.op_type) == (DOMAIN, _SELECT)]
+    calls = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type in _SELECT]
     rounds = max((ceil(_topk(call) / MOST) for call in calls), default=1)
     if rounds == 1:
         return
     for call in calls:
         call.attribute.append(make_attribute(_PER_ROUND, [ceil(_topk(call) / rounds)]))
     for function in model.functions:
-        if function.name == _SELECT:
+        if function.name in _SELECT:
             _split(function, rounds)
 
 

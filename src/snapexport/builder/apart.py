@@ -25,14 +25,34 @@ def require_apart(given: Mapping[str, Any]) -> None:
             "--link-weights is not supported with --weights int4: quantized weights are new files",
             "leave one of them out",
         )
-    if given["extend"] and given["vote_queries"] == "pseudo":
+    queries = given["vote_queries"] or "prompt"
+    if given["extend"] and queries != "prompt":
         raise UserError(
-            "--extend is not supported with --vote-queries pseudo: a block's own queries vote on "
-            "what it extends",
+            f"--extend is not supported with --vote-queries {queries}: a block's own queries vote "
+            "on what it extends",
             "leave one of them out",
         )
+    if queries == "repeat":
+        _require_repetition(given)
     if given["tensor_parallel"] != 1:
         _require_ranks(given)
+
+
+def _require_repetition(given: Mapping[str, Any]) -> None:
+    """Raise UserError for what a repeated prompt's votes do not use."""
+    if given["policy"] == "sage":
+        raise UserError(
+            "--policy sage lets the last token vote, and --vote-queries repeat all of them",
+            "use --policy snapstream",
+        )
+    for field in ("L_obs", "vote", "softmax", "group"):
+        if given[field]:
+            flag = "--" + field.replace("_", "-")
+            raise UserError(
+                f"{flag} is not used with --vote-queries repeat: a position is worth the largest "
+                "attention that any repeated token gives it",
+                f"drop {flag}",
+            )
 
 
 def _require_ranks(given: Mapping[str, Any]) -> None:
@@ -47,7 +67,7 @@ def _require_ranks(given: Mapping[str, Any]) -> None:
         "--baseline": given["baseline"],
         "--link-weights": given["link_weights"],
         f"--tokens-per-step {given['tokens_per_step']}": given["tokens_per_step"] > 1,
-        f"--vote-queries {given['vote_queries']}": given["vote_queries"] == "pseudo",
+        f"--vote-queries {given['vote_queries']}": given["vote_queries"] in ("pseudo", "repeat"),
     }
     if found := [flag for flag, value in named.items() if value]:
         raise UserError(

@@ -65,8 +65,8 @@ def is_soft_capped(build: Build) -> bool:
 
 
 def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
-    """Raise UserError if a prefill chunk is shorter than the window W, or a single shot that
-    pseudo tokens would have to follow."""
+    """Raise UserError if a prefill chunk is shorter than the window W, or does not suit what
+    votes behind a prompt."""
     geometry.require_chunks(prefill_chunk)
     if geometry.compresses and geometry.L_obs > prefill_chunk:
         raise UserError(

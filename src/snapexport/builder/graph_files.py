@@ -90,6 +90,8 @@ def finished_graphs(
         graphs[name] = surgery.decode(traced, *choice)
     if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
         graphs["compress"] = surgery.compress(traces.prefill, *choice)
+    if geometry.repeats:
+        graphs["vote"] = surgery.vote(traces.prefill, *choice)
     if options.extend:
         graphs["extend"] = surgery.extend(traces.prefill, *choice)
     if traces.mtp:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.builder.apart import require_apart
-from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
+from snapexport.builder.presets import (
+    PRESET_DEFAULTS,
+    PRESETS,
+    REPEAT_DEFAULTS,
+    flag_of,
+    require_preset,
+)
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
     BUDGETS,
@@ -182,6 +188,8 @@ class BuildOptions(GraphOptions):
         if (given := getattr(self, name)) is not None:
             return given
         fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
+        if self.vote_queries == "repeat":
+            fixed = {**REPEAT_DEFAULTS, **fixed}
         return fixed.get(name, default)
 
     def geometry(self, model: ModelFacts, template_tail: int = 0) -> CacheGeometry:
@@ -252,6 +260,8 @@ class BuildOptions(GraphOptions):
         Without a tail no longer than it has to be: more of the text before a question would vote. A
         prefill chunk that is given limits it.
         """
+        if self.vote_queries == "repeat":
+            return _or(self.prefill_chunk, self._usual_chunk)
         wanted = template_tail + SEEN_OF_QUESTION if template_tail else DEFAULT_L_OBS
         return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
 
@@ -308,10 +318,7 @@ class BuildOptions(GraphOptions):
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""
         least = geometry.L_obs if geometry.compresses else 1
-        target = capabilities(self.target)
-        on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
-        usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
-        chunk = _or(self.prefill_chunk, max(least, min(usual, self.L_max // 2), 1))
+        chunk = _or(self.prefill_chunk, max(least, self._usual_chunk))
         if not least <= chunk <= self.L_max:
             raise UserError(
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
@@ -319,6 +326,12 @@ class BuildOptions(GraphOptions):
             )
         geometry.require_chunks(chunk)
         return chunk
+
+    @property
+    def _usual_chunk(self) -> int:
+        target = capabilities(self.target)
+        on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
+        return max(1, min(DEFAULT_CHUNK if on_gpu else CPU_CHUNK, self.L_max // 2))
 
     def capacities(self, chunk: int) -> list[int]:
         """Positions of the caches of further prefill graphs, ascending. Raises UserError.

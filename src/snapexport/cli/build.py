@@ -57,7 +57,7 @@ CACHE = {
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8)",
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31; "
-    "7 for snapkv)",
+    "7 for snapkv, 15 for --vote-queries repeat)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
@@ -66,9 +66,10 @@ CACHE = {
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV "
     "(default: uniform)",
-    "vote_queries": "whose queries vote: the last --L-obs prompt tokens', or those of as many "
-    "pseudo tokens, which the model writes after the prompt and forgets: for questions that come "
-    "after compression; prompts are that much shorter (default: prompt)",
+    "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "
+    "tokens, which the model writes after the prompt and forgets; or those of the whole prompt, "
+    "which is fed a second time, for questions that come after compression: prefill takes twice as "
+    "long (default: prompt)",
 }
 
 

@@ -166,6 +166,9 @@ def _cache_line(geometry: CacheGeometry) -> str:
     if not any(layer.K for layer in layers):
         return line
     vote = ", ".join(geometry.vote_options.values())
+    if geometry.repeats:
+        pooled = f"pool {geometry.pool_kernel}; {geometry.pool}"
+        return f"{line} (the repeated prompt votes, {pooled})"
     window = f"window {geometry.L_obs}"
     if geometry.pseudo_tokens:
         window = f"{geometry.pseudo_tokens} pseudo tokens"

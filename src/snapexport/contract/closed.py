@@ -90,9 +90,10 @@ def _require_ranks(manifest: Manifest) -> None:
     heads += [] if model.kv_lora_rank else [model.num_key_value_heads]
     if any(count % ranks for count in heads):
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
-    if ranks > 1 and (manifest.traces or manifest.engines or manifest.geometry.pseudo_tokens):
+    behind = manifest.geometry.pseudo_tokens or manifest.geometry.repeats
+    if ranks > 1 and (manifest.traces or manifest.engines or behind):
         raise UserError(
-            "the manifest has several ranks, and traces, engines or pseudo tokens", REBUILD
+            "the manifest has several ranks, and traces, engines or votes behind prompts", REBUILD
         )
     batches = manifest.decode_graphs()
     manifest.graph_options.require_ranks(ranks, batches, latent=bool(model.kv_lora_rank))

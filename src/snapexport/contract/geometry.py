@@ -34,11 +34,16 @@ PYRAMID_BETA = 20
 
 BUDGETS = ("uniform", "pyramid")
 
-VOTE_QUERIES = ("prompt", "pseudo")
-"""Whose queries vote: the last W prompt tokens', or those of W pseudo tokens, which the model
-writes after the prompt and which are then forgotten."""
+VOTE_QUERIES = ("prompt", "pseudo", "repeat")
+"""Whose queries vote: the last W prompt tokens', those of W pseudo tokens, which the model writes
+after the prompt, or those of the whole prompt, which is repeated W tokens at a time. What comes
+after the prompt is forgotten."""
 
 MOST_TOKENS_PER_STEP = 64
+
+VOTING_ROWS = 64
+"""Repeated tokens whose scores [H,VOTING_ROWS,T] exist at the same time: 1 GiB for 32 heads and
+131,072 positions."""
 
 PerLayer = int | tuple[int, ...]
 """One value for all layers, or one for each."""
@@ -163,7 +168,7 @@ class CacheGeometry:
             )
         rings = [layer.L_recent for layer in self.layers if layer.K]
         recent = min(rings, default=self.L_obs)
-        if self.L_obs > recent:
+        if self.L_obs > recent and not self.repeats:
             raise UserError(
                 f"--L-obs {self.L_obs} is larger than --L-recent {recent}: "
                 "the observation window must lie inside the ring",
@@ -185,7 +190,7 @@ class CacheGeometry:
             )
         if self.longest_prompt < 1:
             raise UserError(
-                f"--vote-queries {self.vote_queries} writes {self.L_obs} tokens behind a prompt, "
+                f"--vote-queries {self.vote_queries} takes {self.L_obs} tokens behind a prompt, "
                 f"for which --L-max {self.L_max} leaves no room",
                 f"use --L-max {self.L_obs + 1} or more",
             )
@@ -215,9 +220,14 @@ class CacheGeometry:
         return self.L_obs if votes else 0
 
     @property
+    def repeats(self) -> bool:
+        """Whether the prompt is fed again, so that the queries of all its tokens vote."""
+        return self.vote_queries == "repeat" and any(layer.K for layer in self.layers)
+
+    @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt: the full-length cache holds pseudo tokens behind it."""
-        return self.L_max - self.pseudo_tokens
+        """Tokens of the longest prompt: the full-length cache holds what votes behind it."""
+        return self.L_max - (self.L_obs if self.repeats else self.pseudo_tokens)
 
     @property
     def held_whole(self) -> int:
@@ -226,12 +236,19 @@ class CacheGeometry:
         return min(sizes, default=self.L_max)
 
     def require_chunks(self, prefill_chunk: int) -> None:
-        """Raise UserError for pseudo tokens in a single shot, which keeps no prompt cache."""
-        if self.pseudo_tokens and self.is_single_shot(prefill_chunk):
+        """Raise UserError for queries behind a prompt in a single shot, which keeps no prompt
+        cache, and for a repetition in other chunks than prefill's."""
+        if (self.pseudo_tokens or self.repeats) and self.is_single_shot(prefill_chunk):
             raise UserError(
                 f"--vote-queries {self.vote_queries} needs the prompt's full-length cache, but a "
                 f"prefill chunk of {prefill_chunk} tokens is a single shot, which has none",
                 f"use a --prefill-chunk below {self.L_max}",
+            )
+        if self.repeats and self.L_obs != prefill_chunk:
+            raise UserError(
+                f"--vote-queries repeat lets all tokens of a prefill chunk vote: {prefill_chunk}, "
+                f"but --L-obs is {self.L_obs}",
+                "leave --L-obs out",
             )
 
     @property

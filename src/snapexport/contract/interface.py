@@ -75,6 +75,8 @@ def _graph_names(manifest: Manifest) -> Iterator[GraphName]:
     yield from ("prefill", "decode")
     if manifest.geometry.compresses and not manifest.single_shot:
         yield "compress"
+    if manifest.geometry.repeats:
+        yield "vote"
     if manifest.graph_options.extend:
         yield "extend"
     if manifest.graph_options.mtp:
@@ -125,6 +127,7 @@ class _Facts:
         make = {
             "prefill": self._prefill,
             "compress": self._compress,
+            "vote": self._vote,
             "extend": self._extend,
             "decode": self._decode,
             VERIFY: self._decode,
@@ -169,7 +172,23 @@ class _Facts:
     def _compress(self) -> tuple[Specs, Specs]:
         length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
         past = self._whole(names.past_key, names.past_value)
-        return length | past | self._windows(), self._compressed()
+        decides = self._votes(names.votes) if self._geometry.repeats else self._windows()
+        return length | past | decides, self._compressed()
+
+    def _vote(self) -> tuple[Specs, Specs]:
+        """The votes of a repeated chunk, in the layers that have some."""
+        voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
+        keys = (names.past_key, names.past_value) if self._model.kv_lora_rank else (names.past_key,)
+        read = {name(layer) for layer in voting for name in (*keys, names.query_window)}
+        given = self._whole(names.past_key, names.past_value) | self._windows()
+        inputs: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
+        inputs |= {name: spec for name, spec in given.items() if name in read}
+        return inputs | self._votes(names.votes), self._votes(names.present_votes)
+
+    def _votes(self, name_of: OfLayer) -> Specs:
+        shape = (1, self._model.num_key_value_heads, self._geometry.L_max)
+        voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
+        return {name_of(layer): ("float32", shape) for layer in voting}
 
     def _extend(self) -> tuple[Specs, Specs]:
         chunk = self._manifest.prefill_chunk
@@ -330,12 +349,15 @@ class _Facts:
         return {names.query(layer): (self._dtype, shape) for layer in range(self._layers)}
 
 
+_WITHOUT_WEIGHTS = "compress.onnx", "vote.onnx"
+
+
 def _own_inputs(manifest: Manifest, entry: GraphEntry) -> list[TensorSpec]:
     """All inputs but shared weights, which are compared with their files when they are loaded."""
     if not manifest.graph_options.share_weights:
         return entry.inputs
     own = [spec for spec in entry.inputs if not names.is_weight(spec.name)]
-    if len(own) == len(entry.inputs) and entry.file != "compress.onnx":
+    if len(own) == len(entry.inputs) and entry.file not in _WITHOUT_WEIGHTS:
         raise UserError(f"the manifest says that {entry.file} shares weights, it has none", REBUILD)
     return own
 

@@ -41,12 +41,12 @@ MTP, MTP_PREFILL = "mtp", "mtp-prefill"
 GraphName = Annotated[
     str,
     StringConstraints(
-        pattern=r"^(compress|extend|mtp(-prefill)?|(verify|(baseline-)?(prefill|decode))"
+        pattern=r"^(compress|vote|extend|mtp(-prefill)?|(verify|(baseline-)?(prefill|decode))"
         r"(\.[1-9]\d*)?)$"
     ),
 ]
-"""prefill, prefill.N over a cache of N positions, compress, extend, decode, decode.N for the first
-N batch slots, verify and verify.N as decode for several tokens of each, and the graphs of
+"""prefill, prefill.N over a cache of N positions, compress, vote, extend, decode, decode.N for the
+first N batch slots, verify and verify.N as decode for several tokens of each, and the graphs of
 multi-token prediction; baseline-NAME for the full cache."""
 TraceName = Literal["prefill", "decode"]
 

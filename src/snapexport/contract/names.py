@@ -55,6 +55,8 @@ _PAST = "past_key_values."
 _PRESENT = "present."
 _ATTENDED = "attended."
 _QUERY_WINDOW = "query_window."
+_VOTES = "votes."
+_PRESENT_VOTES = "present_votes."
 _SLOT_POSITIONS = "slot_positions."
 _PRESENT_SLOT_POSITIONS = "present_slot_positions."
 
@@ -112,6 +114,16 @@ def attended_value(layer: int) -> str:
 def query_window(layer: int) -> str:
     """Queries of the last W tokens, [1,H,W,D]."""
     return f"{_QUERY_WINDOW}{layer}"
+
+
+def votes(layer: int) -> str:
+    """The largest attention of repeated tokens to each position so far, float32 [1,Hkv,T]."""
+    return f"{_VOTES}{layer}"
+
+
+def present_votes(layer: int) -> str:
+    """`votes` after a further repeated chunk."""
+    return f"{_PRESENT_VOTES}{layer}"
 
 
 def query(layer: int) -> str:
@@ -205,7 +217,7 @@ def is_of_host(name: str) -> bool:
 
 def is_weight(name: str) -> bool:
     """Whether an input is a weight, named as in the checkpoint: it is none of the others here."""
-    states = _PAST, _QUERY_WINDOW, _SLOT_POSITIONS
+    states = _PAST, _QUERY_WINDOW, _VOTES, _SLOT_POSITIONS
     return not (is_of_host(name) or name == HIDDEN_STATES or name.startswith(states))
 
 
@@ -233,6 +245,8 @@ def past_of(output: str) -> str:
     """The input that shares, or may share, its buffer with an output of a cache."""
     if output.startswith(_PRESENT_SLOT_POSITIONS):
         return output.replace(_PRESENT_SLOT_POSITIONS, _SLOT_POSITIONS, 1)
+    if output.startswith(_PRESENT_VOTES):
+        return output.replace(_PRESENT_VOTES, _VOTES, 1)
     if is_attended(output):
         return output.replace(_ATTENDED, _PAST, 1)
     return output.replace(_PRESENT, _PAST, 1) if is_present(output) else output
@@ -242,4 +256,6 @@ def present_of(past: str) -> str:
     """The output that may share its buffer with the input `past` of a cache."""
     if past.startswith(_SLOT_POSITIONS):
         return past.replace(_SLOT_POSITIONS, _PRESENT_SLOT_POSITIONS, 1)
+    if past.startswith(_VOTES):
+        return past.replace(_VOTES, _PRESENT_VOTES, 1)
     return past.replace(_PAST, _PRESENT, 1) if is_past(past) else past

@@ -14,6 +14,7 @@ from snapexport.contract import names
 from snapexport.contract.bytes import spelled, tensor_bytes
 from snapexport.contract.composed import composed_attention
 from snapexport.contract.errors import UserError
+from snapexport.contract.geometry import VOTING_ROWS
 from snapexport.contract.manifest import MTP, VERIFY, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
@@ -122,8 +123,10 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
     layers = [spec for spec in _caches(manifest.graphs[name]) if spec.name.endswith(".key")]
     slots = max((spec.shape[2] for spec in layers), default=0)
-    if name == "compress":
-        return _vote_scratch(manifest, slots)
+    if name == "compress" and not manifest.geometry.repeats:
+        return _vote_scratch(manifest, manifest.geometry.L_obs, slots)
+    if name == "vote":
+        return _vote_scratch(manifest, min(VOTING_ROWS, manifest.geometry.L_obs), slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1
     scores = composed_attention(manifest).get(name, 0)
@@ -132,23 +135,22 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     copied = max(map(tensor_bytes, layers))
     if name == "extend":  # the chunk stands behind the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
-        scores = max(scores, _vote_scratch(manifest, slots))
+        scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
     groups = 1 if name.startswith(VERIFY) else manifest.graph_options.attention_groups
     return 2 * copied // groups + 2 * rows * slots + scores
 
 
-def _vote_scratch(manifest: Manifest, slots: int) -> int:
-    """Bytes of the votes of one layer's window."""
-    heads, window = manifest.model.num_attention_heads, manifest.geometry.L_obs
-    return int(_VOTE_COPIES * 4 * heads * window * slots)
+def _vote_scratch(manifest: Manifest, queries: int, slots: int) -> int:
+    """Bytes of the votes of so many queries in one layer."""
+    return int(_VOTE_COPIES * 4 * manifest.model.num_attention_heads * queries * slots)
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
-    """Bytes of the weights in a graph's engine: none in the compress graph, else the model's.
+    """Bytes of the weights in a graph's engine: none in compress and vote, else the model's.
 
     Vectors, which stay in the graph when weights are shared, are not counted.
     """
-    if name == "compress" or manifest.graph_options.share_weights:
+    if name in ("compress", "vote") or manifest.graph_options.share_weights:
         return 0
     return sum(file.size for file in manifest.weights)
 

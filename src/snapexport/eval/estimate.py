@@ -17,6 +17,7 @@ from snapexport.eval.grid import Grid
 from snapexport.eval.systems import System
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.repetition import repeated_starts
 
 STEPS = 3
 
@@ -53,7 +54,8 @@ def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
         for cell in cells:
             seconds += chunks[cell.length] * (_chunks(grid, cell.length) + again)
             seconds += step * tokens * len(grid.systems) * len(options.modes)
-            seconds += _behind(grid, chunks[cell.length], step) * len(options.modes)
+            behind = _behind(grid, cell.length, chunks[cell.length], step)
+            seconds += behind * len(options.modes)
     return seconds
 
 
@@ -63,7 +65,7 @@ def _of_continuations(grid: Grid, chunks: dict[int, float], step: float) -> floa
     prefill, done = 0.0, 0
     for length in grid.requests.lengths:
         prefill += chunks[length] * (_chunks(grid, length - done) + _windows(grid) - 1)
-        prefill += _behind(grid, chunks[length], step)
+        prefill += _behind(grid, length, chunks[length], step)
         done = length
     groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
     return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
@@ -76,7 +78,7 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
     prefill = sum(chunks[length] * (_chunks(grid, length) + again) for length in lengths)
     groups = math.ceil(len(grid.instructions) / grid.build.manifest.batch)
     asked = len(options.instructions or ())
-    prefill += sum(_behind(grid, chunks[length], step) * asked for length in lengths)
+    prefill += sum(_behind(grid, length, chunks[length], step) * asked for length in lengths)
     passages = len({one.passage for one in grid.instructions})
     return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
@@ -86,10 +88,15 @@ def _windows(grid: Grid) -> int:
     return len({one.geometry.L_obs if one.votes else 0 for one in grid.systems})
 
 
-def _behind(grid: Grid, chunk: float, step: float) -> float:
-    """Seconds for the pseudo tokens of one prompt in all systems: decode steps, and a chunk."""
+def _behind(grid: Grid, length: int, chunk: float, step: float) -> float:
+    """Seconds for what votes behind one prompt in all systems.
+
+    Pseudo tokens are decode steps and a chunk, a repetition is all chunks again.
+    """
     counts = [one.geometry.pseudo_tokens for one in grid.systems]
-    return sum(chunk + step * (count - 1) for count in counts if count)
+    repeats = sum(one.geometry.repeats for one in grid.systems)
+    again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
+    return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)
 
 
 def _chunks(grid: Grid, tokens: int) -> int:

@@ -206,7 +206,9 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
     budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
-    draft = SystemMaker(model, own.L_max, own).systems(options.policies, budgets)
+    draft = SystemMaker(model, own.L_max, own, build.manifest.prefill_chunk).systems(
+        options.policies, budgets
+    )
     _require_fitting(build, lengths, draft)
     ring = max(system.ring for system in draft)
     requests = Requests(
@@ -220,7 +222,9 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     )
     requests.require_fit()
     L_max = _positions(build, requests, draft)
-    systems = SystemMaker(model, L_max, own).systems(options.policies, budgets)
+    systems = SystemMaker(model, L_max, own, build.manifest.prefill_chunk).systems(
+        options.policies, budgets
+    )
     has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
     hit_samples = 0 if has_other_scores else options.hit_samples
     return Grid(build, options, requests, tuple(systems), hit_samples)
@@ -278,13 +282,14 @@ def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[Syste
 
 
 def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> int:
-    """L_max of the caches: room for the longest request in the full one, and for pseudo tokens.
+    """L_max of the caches: room for the longest request in the full one, and for what votes behind
+    a prompt.
 
     Raises UserError.
     """
     manifest = build.manifest
-    pseudo = max(system.geometry.pseudo_tokens for system in systems)
-    needed = max(requests.positions(), requests.longest_prompt() + pseudo)
+    behind = max(one.geometry.L_max - one.geometry.longest_prompt for one in systems)
+    needed = max(requests.positions(), requests.longest_prompt() + behind)
     limit = manifest.model.max_position_embeddings
     if manifest.single_shot:  # its prefill takes just this many
         limit = manifest.geometry.L_max

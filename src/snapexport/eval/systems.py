@@ -70,11 +70,12 @@ class System:
 
 @dataclass(frozen=True)
 class SystemMaker:
-    """Makes systems for one model and longest prompt. own: the cache of the build."""
+    """Makes systems for one model and longest prompt. own, prefill_chunk: the build's."""
 
     model: ModelFacts
     L_max: int
     own: CacheGeometry
+    prefill_chunk: int
 
     def systems(self, names: Sequence[str], budgets: Sequence[int]) -> list[System]:
         """The full cache once, every other policy at each budget. Raises UserError."""
@@ -87,10 +88,9 @@ class SystemMaker:
     def _system(self, name: str, slots: int | None) -> System:
         policy, changes = _parse(name)
         choices = self._like_the_build(policy, slots, changes) if slots else {}
+        choices = self._of_queries(choices | changes) | changes
         try:
-            options = BuildOptions(
-                model="", out=Path(), L_max=self.L_max, policy=policy, **choices | changes
-            )
+            options = BuildOptions(model="", out=Path(), L_max=self.L_max, policy=policy, **choices)
             geometry = options.geometry(self.model)
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
@@ -100,6 +100,15 @@ class SystemMaker:
                 "is one of --budgets",
             ) from None
         return System(name, slots or self.L_max, geometry)
+
+    def _of_queries(self, choices: Choices) -> Choices:
+        """The choices without those that votes of other queries than the build's do not share."""
+        repeats = choices.get("vote_queries") == "repeat"
+        if repeats:
+            choices |= {"prefill_chunk": self.prefill_chunk}
+        other = {"pool_kernel", "L_obs"} if repeats != self.own.repeats else set()
+        unused = other | ({"vote", "softmax", "group", "L_obs"} if repeats else set())
+        return {name: value for name, value in choices.items() if name not in unused}
 
     def _like_the_build(self, policy: Policy, slots: int, changes: Choices) -> Choices:
         """The build's choices in so many slots, except those that one of the two policies fixes."""

@@ -8,7 +8,7 @@ from snapexport.builder import BuildOptions
 from snapexport.builder.plan.model import PlannedModel
 from snapexport.builder.plan.sizes import largest_dequantized_bytes, position_bytes
 from snapexport.contract.bytes import DTYPE_BYTES
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import VOTING_ROWS, CacheGeometry
 from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, SINK_CHANNELS, capabilities
 
 _FP32 = 4
@@ -115,7 +115,8 @@ def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
         return rounding * _ARENA
     if target.plugins and model.facts.head_dim <= LARGEST_PLUGIN_HEAD:
         return scores_bytes(model, 1, geometry.L_max)
-    votes = _VOTE_COPIES * scores_bytes(model, geometry.L_obs, geometry.L_max)
+    queries = min(geometry.L_obs, VOTING_ROWS) if geometry.repeats else geometry.L_obs
+    votes = _VOTE_COPIES * scores_bytes(model, queries, geometry.L_max)
     facts = model.facts
     keys = facts.num_key_value_heads * geometry.L_max * facts.head_dim * _working_bytes(options)
     return (votes + target.vote_key_copies * keys + rounding) * _ARENA
@@ -162,7 +163,9 @@ def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
         facts.num_attention_heads * geometry.L_obs * facts.head_dim * DTYPE_BYTES[options.dtype]
     )
     positions = facts.num_key_value_heads * sum(layer.K for layer in geometry.layers) * 8
-    return logits + geometry.num_layers * window + positions
+    voting = sum(layer.K > 0 for layer in geometry.layers) if geometry.repeats else 0
+    votes = 2 * voting * facts.num_key_value_heads * geometry.L_max * _FP32  # before and after
+    return logits + geometry.num_layers * window + positions + votes
 
 
 def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:

@@ -76,8 +76,10 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, 
     }
     if any(place.K for place in layers):
         window = f"{geometry.L_obs}" + " pseudo tokens" * bool(geometry.pseudo_tokens)
-        facts |= {"window W": window, "pool P": f"{geometry.pool_kernel}"}
-        facts["vote"] = ", ".join(geometry.vote_options.values())
+        vote = ", ".join(geometry.vote_options.values())
+        if geometry.repeats:
+            window, vote = "the repeated prompt", f"max, {geometry.pool}"
+        facts |= {"window W": window, "pool P": f"{geometry.pool_kernel}", "vote": vote}
     return facts
 
 
