@@ -38,7 +38,14 @@ STREAMING = {
 }
 SLIDING = {"L_max": 64, "prefill_chunk": 64, "dtype": "bf16"}
 FULL_SEVERAL = FULL | {"tokens_per_step": 8}
-WHOLE = (FULL, FULL_SEVERAL, SAGE, STREAMING, SLIDING)
+REPEATED = {
+    "vote_queries": "repeat",
+    "L_max": 4096,
+    "kv_budget": 512,
+    "prefill_chunk": 256,
+    "dtype": "bf16",
+}
+WHOLE = (FULL, FULL_SEVERAL, SAGE, STREAMING, SLIDING, REPEATED)
 """Options that stand alone; others change SMALL."""
 LARGE = {"max_position_embeddings": 131072, "head_dim": 128}
 
@@ -92,6 +99,8 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, yarn, single shot": ("llama-yarn", {}, {"prefill_chunk": 64}),
     "llama, tied, top tokens": ("llama-tied", {}, {"top_tokens": 16}),
     "llama, one KV head": ("llama", {"num_key_value_heads": 1}, {"pool": "max", "group": "max"}),
+    "llama, repeated prompt": ("llama", LARGE | {"num_hidden_layers": 3}, REPEATED),
+    "deepseek-v3, repeated prompt": ("deepseek-v3", REAL_LATENTS, REPEATED),
     "llama, full": ("llama", {}, FULL),
     "llama, streaming": ("llama", {}, STREAMING),
     "llama, heads of 64": ("llama", {"head_dim": 64}, {}),
@@ -146,11 +155,11 @@ def accepted_graphs(made: Build, softcapped: bool) -> None:
         assert answer.layers.get("ATTENTION_INPUT", 0) == operators["Attention"], name
         # The router of the layer for multi-token prediction is a sigmoid.
         routers = 0 if name == "mtp" else sum(operators[form] for form in EXPERTS)
-        is_composed = name != "compress" and operators["Softmax"] > routers
+        is_composed = name not in ("compress", "vote") and operators["Softmax"] > routers
         if not softcapped:
             assert (name in composed_attention(made.manifest)) is is_composed, name
         caches = sum(names.is_past(spec.name) for spec in entry.inputs)
-        written = 0 if name in ("compress", "extend", "mtp-prefill") else caches
+        written = 0 if name in ("compress", "vote", "extend", "mtp-prefill") else caches
         assert answer.layers.get("KV_CACHE_UPDATE", 0) == written, name
 
 

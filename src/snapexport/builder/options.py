@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.builder.apart import require_apart
-from snapexport.builder.presets import (
-    PRESET_DEFAULTS,
-    PRESETS,
-    REPEAT_DEFAULTS,
-    flag_of,
-    require_preset,
-)
+from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
     BUDGETS,
@@ -53,6 +47,9 @@ DEFAULT_CHUNK = 512
 streams."""
 CPU_CHUNK = 128
 """The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
+REPEATED_CHUNK = 256
+"""At least so many where the prompt is repeated: of a shorter piece the model does not see soon
+enough where in the prompt it is (docs/real-model.md)."""
 
 _CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
     "budget": BUDGETS,
@@ -188,8 +185,6 @@ class BuildOptions(GraphOptions):
         if (given := getattr(self, name)) is not None:
             return given
         fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
-        if self.vote_queries == "repeat":
-            fixed = {**REPEAT_DEFAULTS, **fixed}
         return fixed.get(name, default)
 
     def geometry(self, model: ModelFacts, template_tail: int = 0) -> CacheGeometry:
@@ -331,7 +326,10 @@ class BuildOptions(GraphOptions):
     def _usual_chunk(self) -> int:
         target = capabilities(self.target)
         on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
-        return max(1, min(DEFAULT_CHUNK if on_gpu else CPU_CHUNK, self.L_max // 2))
+        usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
+        if self.vote_queries == "repeat":
+            usual = max(usual, REPEATED_CHUNK)
+        return max(1, min(usual, self.L_max // 2))
 
     def capacities(self, chunk: int) -> list[int]:
         """Positions of the caches of further prefill graphs, ascending. Raises UserError.

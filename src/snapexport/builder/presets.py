@@ -22,9 +22,6 @@ PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int]] = {
 }
 """A preset's defaults, from its paper."""
 
-REPEAT_DEFAULTS: Mapping[str, int] = {"pool_kernel": 15}
-"""Defaults where the prompt is repeated (docs/real-model.md). KVzip does not pool."""
-
 VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget", "vote_queries")
 
 

@@ -57,7 +57,7 @@ CACHE = {
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8)",
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31; "
-    "7 for snapkv, 15 for --vote-queries repeat)",
+    "7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum)",
     "pool": "mean or highest vote of the neighbours (default: avg)",

@@ -106,7 +106,7 @@ class SystemMaker:
         repeats = choices.get("vote_queries") == "repeat"
         if repeats:
             choices |= {"prefill_chunk": self.prefill_chunk}
-        other = {"pool_kernel", "L_obs"} if repeats != self.own.repeats else set()
+        other = {"L_obs"} if repeats != self.own.repeats else set()
         unused = other | ({"vote", "softmax", "group", "L_obs"} if repeats else set())
         return {name: value for name, value in choices.items() if name not in unused}
 
