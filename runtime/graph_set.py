@@ -8,7 +8,7 @@ from typing import Literal
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import BASELINE, GraphName, Manifest
+from snapexport.contract.manifest import BASELINE, MTP, MTP_PREFILL, GraphName, Manifest
 from snapexport.runtime.hand_over import Role
 
 PrefillForm = Literal["chunks", "blocks", "both"]
@@ -25,7 +25,8 @@ class Limits:
     tokens_per_step: most tokens of a batch slot that a decode
     step takes. longest_prefill: tokens that prefill takes; longer prompts go block by block onto a
     compressed row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below
-    it. pseudo_tokens: written after each prompt of more than `held_whole` tokens.
+    it. pseudo_tokens: written after each prompt of more than `held_whole` tokens. drafts: whether
+    it drafts tokens itself (`Executor.draft`).
     """
 
     batch: int
@@ -39,6 +40,7 @@ class Limits:
     eos_token_id: frozenset[int]
     pseudo_tokens: int = 0
     held_whole: int = 0
+    drafts: bool = False
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class Limits:
         full_cache: bool,
         verifies: bool = False,
         prefill: PrefillForm = "chunks",
+        drafts: bool = False,
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
         L_max, model = manifest.geometry.L_max, manifest.model
@@ -67,6 +70,7 @@ class Limits:
             eos_token_id=frozenset(model.eos_token_id),
             pseudo_tokens=pseudo_tokens,
             held_whole=manifest.geometry.held_whole,
+            drafts=drafts,
         )
 
     def behind(self, prompt_length: int) -> int:
@@ -84,7 +88,8 @@ class GraphSet:
     block. decode: by the batch slots that each runs, ascending. verify: the same for several tokens
     of each; none without --tokens-per-step, and none of a baseline. compress: None where prefill
     does it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
-    which of them are loaded. pseudo_tokens: written after each prompt, by decode.
+    which of them are loaded. pseudo_tokens: written after each prompt, by decode. mtp: whether
+    those of multi-token prediction are, which draft for verify.
     """
 
     prefill: dict[int, GraphName]
@@ -95,6 +100,7 @@ class GraphSet:
     extend: GraphName | None = None
     role: Role = "both"
     pseudo_tokens: int = 0
+    mtp: bool = False
 
     @classmethod
     def of(
@@ -104,8 +110,10 @@ class GraphSet:
         baseline: bool,
         prefill: PrefillForm = "chunks",
         role: Role = "both",
+        speculates: bool = True,
     ) -> "GraphSet":
-        """baseline: the uncompressed graphs. Raises UserError where the build lacks a graph.
+        """baseline: the uncompressed graphs. speculates: with those that draft, where the build has
+        them. Raises UserError where the build lacks a graph.
 
         A build of the full cache is its own baseline.
         """
@@ -118,15 +126,18 @@ class GraphSet:
         prefix = BASELINE if baseline and build.has_baseline else ""
         full_cache = baseline or not compresses
         none = full_cache or manifest.single_shot or prefill == "blocks"
+        verify = {} if prefix else manifest.verify_graphs()
+        drafts = speculates and manifest.graph_options.mtp and role != "prefill"
         return cls(
             prefill={} if prefill == "blocks" else manifest.prefill_graphs(prefix),
             compress=None if none else "compress",
             decode=manifest.decode_graphs(prefix),
             full_cache=full_cache,
-            verify={} if prefix else manifest.verify_graphs(),
+            verify=verify,
             extend=extend,
             role=role,
             pseudo_tokens=0 if full_cache else manifest.geometry.pseudo_tokens,
+            mtp=drafts and bool(verify),
         )
 
     @property
@@ -147,6 +158,8 @@ class GraphSet:
         decode = list(self.decode.values()) if self.decodes else []
         if self.role != "prefill":
             decode += self.verify.values()
+        if self.mtp:
+            decode += (MTP, MTP_PREFILL)
         if self.role == "decode":
             return decode
         others = [name for name in (self.compress, self.extend) if name]

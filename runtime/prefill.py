@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from snapexport.contract import names
+from snapexport.runtime.backend import Buffer
 from snapexport.runtime.bound_graph import BoundGraph, HostArrays
 from snapexport.runtime.fill_slot import FillByGraph, FillSlot
 from snapexport.runtime.predictions import FIRST, Prediction, Predictions
@@ -37,6 +38,11 @@ class SingleShot:
         self._into_slot.fill(slot, end)
         return Predictions(self._into_slot.graph, FIRST)[0]
 
+    @property
+    def hidden_states(self) -> Buffer | None:
+        """Of the latest prompt, [1,T,E], of a build with --mtp."""
+        return self._into_slot.graph.buffers.get(names.HIDDEN_STATES)
+
     def clear(self) -> None:
         """Do nothing: there is no cache but the batch slot's."""
 
@@ -59,6 +65,8 @@ class Chunked:
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
         self._outputs = frozenset((name, one.shape) for name, one in graph.buffers.items())
         self._is_tempered = names.TEMPERATURE in graph.arrays
+        self.hidden_states: Buffer | None = None
+        """Of the latest chunk, [1,C,E], of a build with --mtp; None if nothing was run for it."""
 
     def run(
         self,
@@ -75,11 +83,13 @@ class Chunked:
         """
         is_last, told = end == len(prompt), temperature if self._is_tempered else None
         is_finished = self._cache.is_finished(prompt, told, self._outputs)
+        self.hidden_states = None
         if not is_last and (is_finished or self._cache.holds(prompt[start:end], start)):
             return Prediction(lambda: self._no_logits)
         if not is_finished:
             self._run(prompt, start, end, temperature)
             self._cache.wrote(prompt, start, end, told, self._outputs)
+            self.hidden_states = self._graphs[self._largest].buffers.get(names.HIDDEN_STATES)
         if is_last:
             self._fill(slot, end, end)
         return Predictions(self._graphs[self._largest], FIRST)[0]
