@@ -97,6 +97,11 @@ class Blocks:
                 self._memory.copy(target, self._row[name])
         return Predictions(self._graph, FIRST)[0]
 
+    @property
+    def hidden_states(self) -> Buffer | None:
+        """Of the latest block, [1,C,E], of a build with --mtp."""
+        return self._graph.buffers.get(names.HIDDEN_STATES)
+
     def parked(self, prompt: Sequence[int]) -> ParkedRow:
         """A copy of the row after a prompt's last block."""
         assert self._length == len(prompt)

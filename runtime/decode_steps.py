@@ -43,7 +43,8 @@ class DecodeSteps:
         else:
             self.buffers = allocate(backend.memory, manifest.graphs[whole], weights)
         self.graphs = self._bind(graphs, graphs.decode, self.buffers)
-        self._verify = self._bind(graphs, graphs.verify, self._verify_buffers(graphs))
+        self._of_several = self._verify_buffers(graphs)
+        self._verify = self._bind(graphs, graphs.verify, self._of_several)
         several = manifest.geometry.tokens_per_step > 1 and not graphs.full_cache
         self.places = CachePlaces(manifest.geometry, manifest.batch) if several else None
 
@@ -77,6 +78,16 @@ class DecodeSteps:
             self.places.write(arrays, arrays[names.POSITION_IDS])
         graph.run()
         return Predictions(graph, rows)
+
+    def hidden_states(self, *, several: bool) -> Buffer:
+        """Of the latest step, of a build with --mtp: [B,1,E], or [B,q,E] of several tokens."""
+        return (self._of_several if several else self.buffers)[names.HIDDEN_STATES]
+
+    def caches(self, slot: int) -> list[Buffer]:
+        """A batch slot's row of every cache; none if another rank has them."""
+        row = self.slot_rows.own(slot)
+        caches = [one for name, one in self.buffers.items() if names.is_past(name)]
+        return [] if row is None else [one.rows(row, row + 1) for one in caches]
 
     def size(self, count: int) -> int:
         """The batch slots that a step of the first `count` runs."""

@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
 from snapexport.runtime.blocks import Blocks, ParkedRow
 from snapexport.runtime.decode_steps import DecodeSteps, Integers, Temperatures
 from snapexport.runtime.graph_set import GraphSet, Limits
 from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
-from snapexport.runtime.make_prefill import make_prefill
+from snapexport.runtime.mtp_drafts import MtpDrafts
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill
 from snapexport.runtime.prompt_cache import PromptCache
+from snapexport.runtime.prompt_graphs import PromptGraphs
 from snapexport.runtime.pseudo_tokens import PseudoTokens
 from snapexport.runtime.slot_rows import SlotRows
 
@@ -59,20 +60,23 @@ class Executor:
             full_cache=graphs.full_cache,
             verifies=bool(graphs.verify),
             prefill=graphs.form,
+            drafts=graphs.mtp,
         )
         self.backend = backend
-        self.prompt_cache = prompt_cache
         self._manifest, self._graphs = manifest, graphs
         self._memory = backend.memory
         self._weights = weights or {}
         self._digest = digest_of(manifest)
         self._decode = DecodeSteps(manifest, graphs, backend, self._weights, slot_rows)
-        self._rows = [self._caches(slot) for slot in range(self.limits.batch)]
+        self._rows = [self._decode.caches(slot) for slot in range(self.limits.batch)]
         self._held = np.zeros((2, self.limits.batch), np.int64)
         """Prompt length and next position of what each batch slot holds; 0: it is idle."""
-        takes_chunks = graphs.prefill and graphs.role != "decode"
-        self._prefill = self._make_prefill() if takes_chunks else None
+        self._prompts = self._make_prompts(prompt_cache)
+        self._prefill = self._prompts.prefill if self._prompts else None
+        self.prompt_cache = self._prompts.cache if self._prompts else prompt_cache
         self._blocks = self._make_blocks()
+        positions = self.limits.positions
+        self._mtp = MtpDrafts(manifest, positions, backend, self._weights) if graphs.mtp else None
         self._closed = False
         self._last_prefilled = 0
         captured = self._decode.capture()
@@ -104,11 +108,9 @@ class Executor:
         """
         prefill = self._require_prefill()
         self._last_prefilled = slot
-        given = slot, prompt, start, end, temperature
-        if end == len(prompt) and self.limits.repeated_chunks(end):
-            assert isinstance(prefill, Chunked)
-            return prefill.run(*given, is_repeated=True)
-        prediction = prefill.run(*given)
+        prediction = prefill.run(slot, prompt, start, end, temperature)
+        if self._mtp:
+            self._mtp.take(slot, prompt, start, end, prefill.hidden_states)
         if end == len(prompt):
             self._hold(slot, end)
             if self.limits.behind(end):
@@ -116,18 +118,15 @@ class Executor:
         return prediction
 
     def repeat(self, slot: int, prompt: Sequence[int], index: int) -> Prediction:
-        """Run a chunk of the repetition of the prompt that has just been prefilled.
+        """Run a chunk of the prompt's repetition, after its own chunks.
 
-        There are `limits.repeated_chunks`, and the last one fills the batch slot. The prediction is
-        of the token after the prompt.
+        There are `limits.repeated_chunks`; the last one fills the batch slot. The prediction is of
+        the token after the prompt.
         """
-        prefill, length = self._require_prefill(), len(prompt)
-        is_last = index + 1 == self.limits.repeated_chunks(length)
+        prefill = self._require_prefill()
         assert isinstance(prefill, Chunked), "a single shot repeats nothing"
-        prediction = prefill.repeat(slot, prompt, index, is_last=is_last)
-        if is_last:
-            self._hold(slot, length)
-        return prediction
+        self._hold(slot, len(prompt))
+        return prefill.repeat(slot, prompt, index)
 
     def _vote_again(self, slot: int, prompt: Sequence[int], prediction: Prediction) -> Prediction:
         """Fill the slot by the vote of tokens that the model writes; by the prompt's own queries if
@@ -155,7 +154,11 @@ class Executor:
         blocks = self._require_blocks()
         if start == (len(parked.token_ids) if parked else 0):
             blocks.begin(parked)
+            if self._mtp:  # the hidden states of a parked row are not known
+                self._mtp.begin(slot, start)
         prediction = blocks.run(slot, prompt, start, end, temperature)
+        if self._mtp:
+            self._mtp.take(slot, prompt, start, end, blocks.hidden_states)
         if end == len(prompt):
             self._hold(slot, end)
         return prediction
@@ -199,13 +202,30 @@ class Executor:
         self._require_decode()
         predictions = self._decode.run(input_ids, position_ids, prompt_length, temperature)
         self._decoded(prompt_length, position_ids + 1)
+        if self._mtp:
+            states = self._decode.hidden_states(several=input_ids.ndim > 1)
+            self._mtp.decoded(states, input_ids, position_ids, prompt_length)
         return predictions
+
+    def draft(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Integers:
+        """Return the token that is likely to follow each one that `decode` takes next, int64 [n].
+
+        For `limits.drafts`: by multi-token prediction. Arguments: as in `decode`, [n] each. -1 for
+        idle batch slots, and where nothing was run here yet, as after `adopt_row`.
+        """
+        self._require_decode()
+        assert self._mtp, "the executor has no graphs of multi-token prediction"
+        return self._mtp.draft(input_ids, position_ids, prompt_length)
 
     def accept(self, slot: int, count: int) -> None:
         """Keep the first `count` tokens, 1 at least, of those that `decode` ran for a slot."""
         self._held[1, slot] += count - 1
         if self._decode.places:
             self._decode.places.accept(slot, count, self.limits.tokens_per_step)
+        if self._mtp:
+            self._mtp.accept(slot, count)
 
     def move(self, source: int, target: int) -> None:
         """Copy a batch slot's caches over another's. The source is idle from then on."""
@@ -214,6 +234,8 @@ class Executor:
         self._held[:, target] = self._held[:, source]
         if self._decode.places:
             self._decode.places.move(source, target)
+        if self._mtp:
+            self._mtp.move(source, target)
         self.release(source)
         if self._last_prefilled == source:
             self._last_prefilled = target
@@ -265,6 +287,8 @@ class Executor:
         self._memory.synchronize()  # the source may be written again from now on
         self._hold(slot, row.prompt_length)
         self._held[1, slot] = row.next_position
+        if self._mtp:  # the row's owner has the hidden states
+            self._mtp.begin(slot, row.next_position)
 
     def _hold(self, slot: int, prompt_length: int) -> None:
         """Note that a batch slot holds a prompt, and nothing that was decoded."""
@@ -304,6 +328,8 @@ class Executor:
         self._require_open()
         for row in self._rows[slot]:
             self._memory.zero(row)
+        if self._mtp:
+            self._mtp.begin(slot, 0)
         self.release(slot)
         if self._prefill and slot == self._last_prefilled:
             self._prefill.clear()
@@ -315,7 +341,8 @@ class Executor:
         """
         self._require_open()
         assert self.prompt_cache, "a single shot compresses inside its prefill"
-        self._require_prefill().into_slot.fill(slot, prompt_length)
+        assert self._prompts, "an executor that decodes alone compresses nothing"
+        self._prompts.into_slot.fill(slot, prompt_length)
 
     def topk_positions(self) -> list[Integers] | None:
         """Return what the last prompt kept, int64 [Hkv,K] for each layer, -1 where unused.
@@ -325,7 +352,7 @@ class Executor:
         if self._graphs.full_cache:
             return None
         self._require_open()
-        kept = self._prefill.into_slot.kept if self._prefill else {}
+        kept = self._prompts.kept if self._prompts else {}
         none = np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
         layers = map(names.topk_positions, range(self._manifest.geometry.num_layers))
         return [self._memory.read(kept[one])[0] if one in kept else none for one in layers]
@@ -335,7 +362,7 @@ class Executor:
         if not self._closed:
             self._closed = True
             self._decode.close()
-            self._prefill = self._blocks = None
+            self._prompts = self._prefill = self._blocks = self._mtp = None
             self.backend.close()
 
     def _require_open(self) -> None:
@@ -353,31 +380,22 @@ class Executor:
         assert self._blocks, "the executor has no extend graph"
         return self._blocks
 
+    def _make_prompts(self, cache: PromptCache | None) -> PromptGraphs | None:
+        if not self._graphs.prefill or self.role == "decode":
+            return None
+        rows = [self._decode.slot_rows.own(slot) for slot in range(self.limits.batch)]
+        decode = self._decode.buffers
+        return PromptGraphs(
+            self._manifest, self._graphs, self.backend, self._weights, decode, rows, cache
+        )
+
     def _make_blocks(self) -> Blocks | None:
         if self._graphs.extend not in self._graphs.all:
             return None
-        entry = self._entry("extend")
-        geometry = self._manifest.geometry
+        entry, geometry = self._manifest.graphs["extend"], self._manifest.geometry
         return Blocks(self.backend, entry, self._weights, self._rows, geometry)
 
     def _require_decode(self) -> None:
         self._require_open()
         if self.role == "prefill":
             raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
-
-    def _caches(self, slot: int) -> list[Buffer]:
-        """A batch slot's rows of decode's caches, each once; none if another rank has them."""
-        row = self._decode.slot_rows.own(slot)
-        caches = [one for name, one in self._decode.buffers.items() if names.is_past(name)]
-        return [] if row is None else [one.rows(row, row + 1) for one in caches]
-
-    def _make_prefill(self) -> Prefill:
-        if not self._manifest.single_shot:
-            *_, largest = self._graphs.prefill.values()
-            self.prompt_cache = self.prompt_cache or PromptCache(self._memory, self._entry(largest))
-        graphs = self._manifest, self._graphs, self.backend, self._weights
-        rows = [self._decode.slot_rows.own(slot) for slot in range(self.limits.batch)]
-        return make_prefill(*graphs, self.prompt_cache, self._decode.buffers, rows)
-
-    def _entry(self, name: GraphName) -> GraphEntry:
-        return self._manifest.graphs[name]

@@ -34,7 +34,7 @@ class FillByGraph:
         """
         self._memory, own = backend.memory, backend.binds_rows
         slots = [{} if row is None else _cache_outputs(decode, row) for row in rows]
-        spare = {} if own and all(slots) else _row(entry, backend.memory)
+        spare = {} if own and all(slots) else new_row(entry, backend.memory)
         inputs = {name: one for name, one in given.items() if not names.is_present(name)}
         buffers = allocate(backend.memory, entry, inputs | ((own and slots[0]) or spare))
         self.graph = BoundGraph(backend, name, entry, buffers)
@@ -44,11 +44,6 @@ class FillByGraph:
                 BoundGraph(backend, name, entry, buffers | (slot or spare)) for slot in slots[1:]
             ]
             self._graphs, self._copies = [self.graph, *others], [{}] * len(slots)
-
-    @property
-    def kept(self) -> Buffers:
-        """The graph's buffers, the kept positions of the last prompt among them."""
-        return self.graph.buffers
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Run the graph, which writes every position of the batch slot."""
@@ -63,8 +58,6 @@ class FillByCopy:
 
     Later positions are stale until decode writes over them.
     """
-
-    kept: Buffers = {}  # noqa: RUF012 (nothing is kept, nothing is written)
 
     def __init__(
         self, memory: Memory, prefill: Buffers, decode: Buffers, rows: Sequence[int | None]
@@ -88,7 +81,7 @@ def _cache_outputs(decode: Buffers, slot: int) -> Buffers:
     return {n: one.rows(slot, slot + 1) for n, one in decode.items() if names.is_present(n)}
 
 
-def _row(entry: GraphEntry, memory: Memory) -> Buffers:
+def new_row(entry: GraphEntry, memory: Memory) -> Buffers:
     """New buffers for the cache outputs, which share none with the inputs."""
     outputs = [spec for spec in entry.outputs if names.is_present(spec.name)]
     return {spec.name: memory.allocate(spec) for spec in outputs}

@@ -27,7 +27,7 @@ from snapexport.runtime.sampling import (
     sample,
     score,
 )
-from snapexport.runtime.speculation import Acceptance
+from snapexport.runtime.speculation import Acceptance, Draft
 from snapexport.runtime.text import NoText, TextStream
 
 
@@ -59,8 +59,8 @@ class Generation:
         """The row of `held_token_ids`, where outputs are compressed too."""
         self.in_blocks = False
         """Whether the prompt goes block by block onto a compressed row."""
-        self.acceptance = Acceptance()
-        """How often drafts were right."""
+        self.by_lookup, self.by_mtp = Acceptance(), Acceptance.of_mtp()
+        """How often drafts were right, of prompt lookup and of multi-token prediction."""
         self._lookup: PromptLookup | None = None
         self._behind: list[int] = []
         """Tokens behind the prompt."""
@@ -89,18 +89,19 @@ class Generation:
         """Whether the next tokens are given, by a continuation."""
         return bool(self._continuation)
 
-    def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens that may follow the last one, or will: those of a continuation."""
+    def room(self, most: int) -> int:
+        """Of `most` tokens to draft, those that may be taken: not beyond the request's end."""
         room = min(most, self._limits.positions - self.position - 1)
+        return room if self._continuation else min(room, self._params.max_tokens - self._count - 1)
+
+    def draft(self, most: int) -> Draft:
+        """Up to `most` tokens that may follow the last one, or will: those of a continuation."""
+        room = self.room(most)
         if self._continuation:
-            return list(islice(self._continuation, room))
+            return Draft(list(islice(self._continuation, room)))
         if self._lookup is None:
             self._lookup = PromptLookup((*self.prompt_token_ids, *self._behind))
-        return self._lookup.draft(min(room, self._params.max_tokens - self._count - 1))
-
-    def expects(self, drafted: int) -> float:
-        """How many tokens of a draft are likely to be right."""
-        return drafted if self._continuation else self.acceptance.expected(drafted)
+        return Draft(self._lookup.draft(room), self.by_lookup)
 
     def advance(self, prediction: Prediction) -> OutputDelta:
         """Choose the next token. Logits that are not finite end the request with "error"."""

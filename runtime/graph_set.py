@@ -8,7 +8,7 @@ from typing import Literal
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.contract.manifest import BASELINE, GraphName, Manifest
+from snapexport.contract.manifest import BASELINE, MTP, MTP_PREFILL, GraphName, Manifest
 from snapexport.runtime.hand_over import Role
 from snapexport.runtime.repetition import repeated_starts
 
@@ -27,7 +27,7 @@ class Limits:
     step takes. longest_prefill: tokens that prefill takes; longer prompts go block by block onto a
     compressed row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below
     it. pseudo_tokens: written after each prompt of more than `held_whole` tokens. repeats: whether
-    such a prompt is repeated.
+    such a prompt is repeated. drafts: whether it drafts tokens itself (`Executor.draft`).
     """
 
     batch: int
@@ -42,6 +42,7 @@ class Limits:
     pseudo_tokens: int = 0
     held_whole: int = 0
     repeats: bool = False
+    drafts: bool = False
 
     @classmethod
     def of(
@@ -51,6 +52,7 @@ class Limits:
         full_cache: bool,
         verifies: bool = False,
         prefill: PrefillForm = "chunks",
+        drafts: bool = False,
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
         L_max, model = manifest.geometry.L_max, manifest.model
@@ -72,6 +74,7 @@ class Limits:
             pseudo_tokens=pseudo_tokens,
             held_whole=manifest.geometry.held_whole,
             repeats=manifest.geometry.repeats and not full_cache,
+            drafts=drafts,
         )
 
     def repeated_chunks(self, prompt_length: int) -> int:
@@ -96,7 +99,7 @@ class GraphSet:
     of each; none without --tokens-per-step, and none of a baseline. compress: None where prefill
     does it, or where nothing is compressed. extend: None where no prompt goes block by block. role:
     which of them are loaded. pseudo_tokens: written after each prompt, by decode. vote: None unless
-    prompts are repeated.
+    prompts are repeated. mtp: whether those of multi-token prediction are, which draft for verify.
     """
 
     prefill: dict[int, GraphName]
@@ -108,6 +111,7 @@ class GraphSet:
     role: Role = "both"
     pseudo_tokens: int = 0
     vote: GraphName | None = None
+    mtp: bool = False
 
     @classmethod
     def of(
@@ -117,8 +121,10 @@ class GraphSet:
         baseline: bool,
         prefill: PrefillForm = "chunks",
         role: Role = "both",
+        speculates: bool = True,
     ) -> "GraphSet":
-        """baseline: the uncompressed graphs. Raises UserError where the build lacks a graph.
+        """baseline: the uncompressed graphs. speculates: with those that draft, where the build has
+        them. Raises UserError where the build lacks a graph.
 
         A build of the full cache is its own baseline.
         """
@@ -131,16 +137,19 @@ class GraphSet:
         prefix = BASELINE if baseline and build.has_baseline else ""
         full_cache = baseline or not compresses
         none = full_cache or manifest.single_shot or prefill == "blocks"
+        verify = {} if prefix else manifest.verify_graphs()
+        drafts = speculates and manifest.graph_options.mtp and role != "prefill"
         return cls(
             prefill={} if prefill == "blocks" else manifest.prefill_graphs(prefix),
             compress=None if none else "compress",
             decode=manifest.decode_graphs(prefix),
             full_cache=full_cache,
-            verify={} if prefix else manifest.verify_graphs(),
+            verify=verify,
             extend=extend,
             role=role,
             pseudo_tokens=0 if full_cache else manifest.geometry.pseudo_tokens,
             vote="vote" if manifest.geometry.repeats and not none else None,
+            mtp=drafts and bool(verify),
         )
 
     @property
@@ -161,6 +170,8 @@ class GraphSet:
         decode = list(self.decode.values()) if self.decodes else []
         if self.role != "prefill":
             decode += self.verify.values()
+        if self.mtp:
+            decode += (MTP, MTP_PREFILL)
         if self.role == "decode":
             return decode
         others = [name for name in (self.compress, self.vote, self.extend) if name]

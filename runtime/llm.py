@@ -91,6 +91,7 @@ class LLM:
             prepack=prepack,
             prefill="both" if extends and prefill == "chunks" else prefill,
             role=role,
+            speculates=speculates,
         )
         tokenizer = load_tokenizer(build.directory)
         parked = _parked(build, parked_rows, parked_dir, parked_dir_bytes)

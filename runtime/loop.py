@@ -3,7 +3,8 @@
 Knows neither prompts as text nor callers. Not thread-safe: one thread steps, submits and cancels.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -16,12 +17,13 @@ from tokenizers import Tokenizer
 from snapexport.contract.errors import UserError
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.generation import Generation
+from snapexport.runtime.mtp_drafts import NO_DRAFT
 from snapexport.runtime.parked_rows import ParkedRows
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.requests import OutputDelta, Request
 from snapexport.runtime.sampling import can_sample
 from snapexport.runtime.scheduler import Chunk, Schedule, Scheduler
-from snapexport.runtime.speculation import StepTimes
+from snapexport.runtime.speculation import Draft, StepTimes
 
 
 class Loop:
@@ -49,6 +51,7 @@ class Loop:
         )
         self._parked = parked
         self._most_drafted = limits.tokens_per_step - 1 if speculates else 0
+        self._drafts_by_mtp = speculates and limits.drafts
         self._compress_every = compress_every
         self._times = StepTimes()
         self._live: dict[int, Generation] = {}
@@ -161,65 +164,100 @@ class Loop:
         slots = schedule.decode
         if not slots:
             return []
-        drafts = self._drafts(slots)
-        checks = self._checks(slots, drafts)
         try:
             for source, target in schedule.moves:
                 self._executor.move(source, target)
-            predictions = self._run_decode(slots, drafts if checks else None)
+            looked_up = self._looked_up(slots)
+            drafts = self._to_check(slots, looked_up)
+            predictions = self._run_decode(slots, drafts)
         except Exception as error:
             return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
         deltas: list[OutputDelta] = []
         for request_id, slot in slots.items():
-            draft = drafts.get(request_id, [])
-            if checks:
-                deltas += self._advance(request_id, slot, predictions.of_tokens(slot), draft)
+            if draft := drafts.get(request_id):
+                some = self._advance(request_id, slot, predictions.of_tokens(slot), draft)
             else:
-                deltas.append(self._sample(request_id, slot, predictions[slot]))
-                self._compare(request_id, draft)
+                some = [self._sample(request_id, slot, predictions[slot])]
+            deltas += some
+            if (other := looked_up.get(request_id)) and other is not draft:
+                _learn(other, some[0])
         return deltas
 
-    def _drafts(self, slots: Mapping[int, int]) -> dict[int, list[int]]:
-        """What may follow each running request's last token; none if a step takes one alone."""
+    def _looked_up(self, slots: Mapping[int, int]) -> dict[int, Draft]:
+        """What may follow each running request's last token, by prompt lookup or a continuation;
+        nothing if a step takes one token alone."""
         if not self._most_drafted:
             return {}
-        return {one: self._live[one].draft(self._room(self._live[one])) for one in slots}
+        return {one: self._live[one].draft(self._most(self._live[one])) for one in slots}
 
-    def _room(self, live: Generation) -> int:
+    def _most(self, live: Generation) -> int:
         """The most tokens to draft: not past the point where the row is extended."""
         if not live.row:
             return self._most_drafted
         return min(self._most_drafted, self._compress_every - live.fresh_tokens - 1)
 
-    def _checks(self, slots: Mapping[int, int], drafts: Mapping[int, list[int]]) -> bool:
-        """Whether the next step should check the drafts: those of every request, or of none."""
-        if not any(drafts.values()):
-            return False
+    def _to_check(
+        self, slots: Mapping[int, int], looked_up: Mapping[int, Draft]
+    ) -> Mapping[int, Draft]:
+        """What the next step should check: a draft for every request, or none for any."""
         lives = [self._live[one] for one in slots]
         last = max(live.position for live in lives) + self._most_drafted
-        if last >= self._limits.positions:  # a full cache has no slot for such a position
-            return False
-        expected = sum(self._live[one].expects(len(draft)) for one, draft in drafts.items())
-        return self._times.pays(self._size(slots), len(slots), expected)
+        if not self._most_drafted or last >= self._limits.positions:
+            return {}  # a full cache has no slot for such a position
+        size, expected = self._size(slots), sum(one.expected for one in looked_up.values())
+        better = self._better_by_mtp(looked_up)
+        gain = sum(self._live[one].by_mtp.rate - looked_up[one].expected for one in better)
+        if better and self._times.pays(size, len(slots), expected, gain):
+            drafts = {**looked_up, **self._by_mtp(slots, better)}
+            return drafts if any(one.tokens for one in drafts.values()) else {}
+        for one in better:
+            self._live[one].by_mtp.rest()
+        if not any(one.tokens for one in looked_up.values()):
+            return {}
+        return looked_up if self._times.pays(size, len(slots), expected) else {}
+
+    def _better_by_mtp(self, looked_up: Mapping[int, Draft]) -> list[int]:
+        """Requests for which multi-token prediction has more right tokens to be expected."""
+        if not self._drafts_by_mtp:
+            return []
+        return [
+            one
+            for one, draft in looked_up.items()
+            if not (live := self._live[one]).is_forced
+            and live.room(self._most(live)) > 0
+            and draft.expected < live.by_mtp.rate
+        ]
+
+    def _by_mtp(self, slots: Mapping[int, int], better: Sequence[int]) -> dict[int, Draft]:
+        """A drafted token for each of these requests, where the executor has one."""
+        tokens, positions, lengths, _ = self._inputs(slots)
+        start = time.perf_counter()
+        drafted = self._executor.draft(tokens, positions, lengths)
+        if (drafted != NO_DRAFT).any():  # else nothing was run
+            self._times.saw(self._size(slots), "draft", time.perf_counter() - start)
+        found = {one: int(drafted[slots[one]]) for one in better}
+        return {
+            one: Draft([token], self._live[one].by_mtp)
+            for one, token in found.items()
+            if token != NO_DRAFT
+        }
 
     def _size(self, slots: Mapping[int, int]) -> int:
         """The batch slots that a decode step runs."""
         last = max(slots.values())
         return next(size for size in self._limits.decode_batches if size > last)
 
-    def _run_decode(
-        self, slots: Mapping[int, int], drafts: Mapping[int, list[int]] | None
-    ) -> Predictions:
-        """One step. drafts: to be checked; None for a step of one token."""
+    def _run_decode(self, slots: Mapping[int, int], drafts: Mapping[int, Draft]) -> Predictions:
+        """One step. drafts: to be checked; none for a step of one token."""
         tokens, *others = self._inputs(slots)
-        if drafts is not None:
+        if drafts:
             rows = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
             rows[:, 0] = tokens
             for request_id, slot in slots.items():
-                draft = drafts[request_id]
+                draft = drafts[request_id].tokens
                 rows[slot, 1 : 1 + len(draft)] = draft
             tokens = rows
-        with self._times.measured(self._size(slots), drafts is not None):
+        with self._times.measured(self._size(slots), "several" if drafts else "single"):
             return self._executor.decode(tokens, *others)
 
     def _inputs(self, slots: Mapping[int, int]) -> tuple[NDArray[Any], ...]:
@@ -233,34 +271,28 @@ class Loop:
         return *inputs, temperatures
 
     def _advance(
-        self, request_id: int, slot: int, predictions: list[Prediction], draft: list[int]
+        self, request_id: int, slot: int, predictions: list[Prediction], draft: Draft
     ) -> list[OutputDelta]:
         """Take tokens for as long as they are the draft's.
 
         Each is chosen as after a step of its own, from the same logits and by the same random
         numbers. So drafts change neither the output nor its distribution.
         """
-        live = self._live[request_id]
-        is_forced, deltas = live.is_forced, []
-        for index, prediction in enumerate(predictions[: len(draft) + 1]):
+        live, tokens = self._live[request_id], draft.tokens
+        deltas: list[OutputDelta] = []
+        for index, prediction in enumerate(predictions[: len(tokens) + 1]):
             deltas.append(self._sample(request_id, slot, prediction))
             if deltas[-1].finish_reason:
                 break
-            if index == len(draft) or live.last_token != draft[index]:
+            if index == len(tokens) or live.last_token != tokens[index]:
                 self._executor.accept(slot, len(deltas))
                 break
-        if draft and not is_forced:
+        if tokens and draft.acceptance:
             right = len(deltas) - 1
-            live.acceptance.saw(right, wrong=int(right < len(draft) and request_id in self._live))
-            deltas[-1] = replace(deltas[-1], drafted=len(draft), accepted=right)
+            wrong = right < len(tokens) and request_id in self._live
+            draft.acceptance.saw(right, int(wrong))
+            deltas[-1] = replace(deltas[-1], drafted=len(tokens), accepted=right)
         return deltas
-
-    def _compare(self, request_id: int, draft: list[int]) -> None:
-        """Learn from a draft that was not checked whether its first token was right."""
-        live = self._live.get(request_id)
-        if live and draft and not live.is_forced:
-            right = live.last_token == draft[0]
-            live.acceptance.saw(int(right), wrong=int(not right))
 
     def _adopt(self, request_id: int, slot: int) -> OutputDelta:
         live = self._live[request_id]
@@ -341,3 +373,10 @@ class Loop:
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
         self._scheduler.finish(request_id)
+
+
+def _learn(draft: Draft, delta: OutputDelta) -> None:
+    """Learn from a draft that was not checked whether its first token was right."""
+    if draft.tokens and draft.acceptance and delta.token_ids:
+        right = delta.token_ids[0] == draft.tokens[0]
+        draft.acceptance.saw(int(right), int(not right))

@@ -28,6 +28,7 @@ def open_executor(
     prompt_cache: PromptCache | None = None,
     prefill: PrefillForm = "chunks",
     role: Role = "both",
+    speculates: bool = True,
 ) -> Executor:
     """Load a build. Raises UserError.
 
@@ -38,7 +39,7 @@ def open_executor(
     faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
     same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
     are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
-    no other one.
+    no other one. speculates: load the graphs of multi-token prediction, where they can draft.
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
@@ -48,7 +49,9 @@ def open_executor(
 
         return open_ranks(build, threads=threads, prepack=prepack, prefill=prefill)
     chosen = backend or default_backend(build)
-    graphs = GraphSet.of(build, baseline=baseline, prefill=prefill, role=role)
+    graphs = GraphSet.of(
+        build, baseline=baseline, prefill=prefill, role=role, speculates=speculates
+    )
     if chosen == "onnxruntime":
         return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
     if threads is not None or prepack:

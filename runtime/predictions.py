@@ -52,6 +52,11 @@ class Prediction:
         """float32 [V]. On a GPU with top tokens they are copied to the host when first read."""
         return self._fetch()
 
+    @property
+    def likeliest(self) -> int:
+        """The likeliest token; of equal ones the lowest."""
+        return int(self.top_tokens.tokens[0] if self.top_tokens else self.logits.argmax())
+
     def copied(self) -> "Prediction":
         """The same in memory of its own, which later runs leave alone."""
         logits, top = self.logits.copy(), self.top_tokens

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from snapexport.contract import names
+from snapexport.runtime.backend import Buffer
 from snapexport.runtime.bound_graph import BoundGraph, HostArrays
 from snapexport.runtime.fill_slot import FillByGraph, FillSlot
 from snapexport.runtime.predictions import FIRST, Prediction, Predictions
 from snapexport.runtime.prompt_cache import PromptCache
-from snapexport.runtime.repetition import Repetition, repeated_chunk
+from snapexport.runtime.repetition import Repetition, repeated_chunk, repeated_starts
 from snapexport.runtime.sampling import can_sample
 
 
@@ -38,6 +39,11 @@ class SingleShot:
         write_tokens(self.into_slot.graph.arrays, prompt, temperature)
         self.into_slot.fill(slot, end)
         return Predictions(self.into_slot.graph, FIRST)[0]
+
+    @property
+    def hidden_states(self) -> Buffer | None:
+        """Of the latest prompt, [1,T,E], of a build with --mtp."""
+        return self.into_slot.graph.buffers.get(names.HIDDEN_STATES)
 
     def clear(self) -> None:
         """Do nothing: there is no cache but the batch slot's."""
@@ -70,6 +76,8 @@ class Chunked:
         self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
         self._outputs = frozenset((name, one.shape) for name, one in graph.buffers.items())
         self._is_tempered = names.TEMPERATURE in graph.arrays
+        self.hidden_states: Buffer | None = None
+        """Of the latest chunk, [1,C,E], of a build with --mtp; None if nothing was run for it."""
 
     def run(
         self,
@@ -78,29 +86,30 @@ class Chunked:
         start: int,
         end: int,
         temperature: float,
-        is_repeated: bool = False,
     ) -> Prediction:
         """Run the tokens at positions [start, end); the last chunk fills the batch slot.
 
         The prediction is of the token after the chunk. A chunk that is in the cache already gives
         zeros: nobody reads logits amid a prompt. Nothing is run for the last prompt's tokens.
-        is_repeated: `repeat` follows, and fills the batch slot.
+        A prompt that is repeated fills it in the last `repeat`.
         """
         is_last, told = end == len(prompt), temperature if self._is_tempered else None
         is_finished = self._cache.is_finished(prompt, told, self._outputs)
+        self.hidden_states = None
         if not is_last and (is_finished or self._cache.holds(prompt[start:end], start)):
             return Prediction(lambda: self._no_logits)
         if not is_finished:
             self._run(prompt, start, end, temperature)
             self._cache.wrote(prompt, start, end, told, self._outputs)
-        if is_last and not is_repeated:
-            self._fill(slot, end, end)
+            self.hidden_states = self._graphs[self._largest].buffers.get(names.HIDDEN_STATES)
         prediction = Predictions(self._graphs[self._largest], FIRST)[0]
-        if is_last and is_repeated:
+        if is_last and self._repetition and self._repetition.follows(end):
             self._after_prompt = prediction = prediction.copied()
+        elif is_last:
+            self._fill(slot, end, end)
         return prediction
 
-    def repeat(self, slot: int, prompt: Sequence[int], index: int, *, is_last: bool) -> Prediction:
+    def repeat(self, slot: int, prompt: Sequence[int], index: int) -> Prediction:
         """Run a repeated chunk of the prompt that is in the cache; the last one fills the slot.
 
         The prediction is of the token after the prompt, or of the chunk if that is not finite.
@@ -117,7 +126,7 @@ class Chunked:
         if not can_sample(prediction):
             return prediction
         self._repetition.add(length)
-        if is_last:
+        if index + 1 == len(repeated_starts(length, self._chunk)):
             self._fill(slot, length, len(whole))
         return self._after_prompt
 

@@ -29,7 +29,7 @@ class PseudoTokens:
         tokens: list[int] = []
         prediction = first
         while can_sample(prediction):
-            tokens.append(_greedy(prediction))
+            tokens.append(prediction.likeliest)
             if len(tokens) == self._limits.pseudo_tokens:
                 return tokens
             prediction = self._decoded(slot, tokens)
@@ -50,9 +50,3 @@ class PseudoTokens:
             for other in set(in_use) - {slot}:
                 self._decode.places.accept(other, 0, 1)
         return prediction
-
-
-def _greedy(prediction: Prediction) -> int:
-    if prediction.top_tokens:
-        return int(prediction.top_tokens.tokens[0])
-    return int(prediction.logits.argmax())

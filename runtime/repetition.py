@@ -36,8 +36,13 @@ class Repetition:
     votes: inputs of that graph and of compress, in the backend's memory.
     """
 
-    def __init__(self, backend: GraphBackend, entry: GraphEntry, given: Buffers) -> None:
-        """given: the prompt cache's keys and values, and prefill's query windows."""
+    def __init__(
+        self, backend: GraphBackend, entry: GraphEntry, given: Buffers, held_whole: int
+    ) -> None:
+        """given: the prompt cache's keys and values, and prefill's query windows. held_whole: as
+        `CacheGeometry` has it.
+        """
+        self._held_whole = held_whole
         self._memory = backend.memory
         outputs = {spec.name: spec for spec in entry.outputs}
         self.votes = {
@@ -50,6 +55,10 @@ class Repetition:
             self._copied = {names.past_of(name): one for name, one in after.items()}
         buffers = allocate(self._memory, entry, given | self.votes | after)
         self._graph = BoundGraph(backend, "vote", entry, buffers)
+
+    def follows(self, prompt_length: int) -> bool:
+        """Whether such a prompt is repeated: not if every vote keeps all of it."""
+        return prompt_length > self._held_whole
 
     def begin(self) -> None:
         """Forget the votes of another prompt."""

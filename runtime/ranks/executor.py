@@ -79,6 +79,11 @@ class RankExecutor(Executor):
         with self._together("decode", *arguments):
             return super().decode(*arguments)
 
+    def draft(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Integers:
+        _refuse("multi-token prediction")
+
     def accept(self, slot: int, count: int) -> None:
         with self._together("accept", slot, count):
             super().accept(slot, count)

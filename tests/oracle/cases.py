@@ -37,6 +37,7 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-blind": ("llama", {"blind": True}),
     "llama-mqa": ("llama", {"num_key_value_heads": 1, "seed": 7}),
     "deepseek-v3-mtp": ("deepseek-v3", {"mtp": True, "seed": 9}),
+    "deepseek-v3-mtp-right": ("deepseek-v3", {"mtp": True, "seed": 9, "mostly_embedding": 0.15}),
     "qwen3-mha": ("qwen3", {"num_key_value_heads": 4, "seed": 8}),
     "llama-cut": ("llama", _CUT | {"attention_bias": True}),
     "llama-tied-cut": ("llama-tied", _CUT),

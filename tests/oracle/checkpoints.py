@@ -213,12 +213,15 @@ def make(
     max_shard_size: str = "1GB",
     blind: bool = False,
     mtp: bool = False,
+    mostly_embedding: float | None = None,
     **changes: Any,
 ) -> Path:
     """Save a random model of `architecture` into `directory`. `changes` go into its config.
 
     blind: queries are zero, so that all keys score alike and every vote is a tie. mtp: a further
-    layer follows, for multi-token prediction.
+    layer follows, for multi-token prediction. mostly_embedding: so much of its output is left to
+    each attention and MLP, so that a token mostly follows from the one before, and MTP often drafts
+    the right one.
     """
     kind, recipe = _RECIPES[architecture]
     config = kind(**_COMMON | recipe | changes)
@@ -230,7 +233,26 @@ def make(
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if mtp:
         _make_last_layer_mtp(directory, seed)
+    if mostly_embedding is not None:
+        _make_mostly_embedding(directory, mostly_embedding)
     return directory
+
+
+def _make_mostly_embedding(directory: Path, share: float) -> None:
+    """The head reads a permuted embedding; MTP takes the token's embedding, and adds little."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    order = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(1))
+    for name, one in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = share * one
+        elif name.endswith(("lm_head.weight", "shared_head.head.weight")):
+            tensors[name] = embedding[order].clone()
+        elif name.endswith("eh_proj.weight"):
+            token, states = one.chunk(2, dim=1)
+            tensors[name] = torch.cat([0.5 * torch.eye(len(token)), share * states], dim=1)
+    save_file(tensors, file, {"format": "pt"})
 
 
 def _make_last_layer_mtp(directory: Path, seed: int) -> None:

@@ -28,6 +28,7 @@ def make_limits(
     eos_token_id: frozenset[int] = frozenset(),
     decode_batches: tuple[int, ...] = (),
     tokens_per_step: int = 1,
+    drafts: bool = False,
 ) -> Limits:
     sizes = decode_batches or (batch,)
     return Limits(
@@ -40,6 +41,7 @@ def make_limits(
         positions=positions,
         vocab_size=vocab_size,
         eos_token_id=eos_token_id,
+        drafts=drafts,
     )
 
 
@@ -122,6 +124,20 @@ class FakeExecutor:
             logits[:, token] = self._logits[:count]
         self.accepted = {}
         return Predictions(FakeGraph(logits), np.arange(count))
+
+    def draft(
+        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
+    ) -> Integers:
+        """The likeliest token, or every third time the one after it; -1 for idle batch slots."""
+        self.steps.append("draft")
+        drafted = np.full(len(input_ids), -1)
+        for slot in np.flatnonzero(prompt_length):
+            history = self.slots[slot]
+            assert len(history) == position_ids[slot], "a draft follows what was decoded"
+            logits = self._next([*history, int(input_ids[slot])], broken=False)
+            is_wrong = len(history) % 3 == 0
+            drafted[slot] = (logits.argmax() + is_wrong) % self.limits.vocab_size
+        return drafted
 
     def accept(self, slot: int, count: int) -> None:
         assert slot not in self.accepted, "accepted twice"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from snapexport.builder import build
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.requests import Completion, SamplingParams
-from snapexport.runtime.speculation import Acceptance, StepTimes
+from snapexport.runtime.speculation import Acceptance, Kind, StepTimes
 from tests.runtime.fake_executor import FakeExecutor, make_limits
 
+PAYS = StepTimes.pays
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
@@ -56,6 +58,39 @@ def test_output_is_that_of_single_tokens(
     assert outputs(several) == outputs(single)
     for one in several:
         assert 0 <= one.accepted <= one.drafted and one.accepted < len(one.token_ids)
+
+
+@given(PROMPTS, st.integers(2, 8), st.sampled_from([0.0, 1.0]), st.integers(1, 30), st.randoms())
+def test_output_with_drafts_of_the_executor_is_that_of_single_tokens(
+    prompts: list[list[int]], q: int, temperature: float, most: int, random: Random
+) -> None:
+    """Drafts of both sources, checked or not in any order of steps."""
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=most, seed=seed, logprobs=2)
+        for seed in range(len(prompts))
+    ]
+    single = fake(1).generate(prompts, params)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepTimes, "pays", lambda *_: random.random() < 0.7)
+        several = fake(q, drafts=True).generate(prompts, params)
+    assert outputs(several) == outputs(single)
+
+
+def test_executor_drafts_where_nothing_was_looked_up() -> None:
+    llm = LLM.from_executor(FakeExecutor(make_limits(tokens_per_step=2, drafts=True)))
+    one = llm.generate([[7]], SamplingParams(max_tokens=31, ignore_eos=True))[0]
+    assert isinstance(llm.executor, FakeExecutor)
+    assert one.drafted == llm.executor.steps.count("draft")
+    assert one.drafted / 2 < one.accepted < one.drafted
+
+
+def test_executor_does_not_draft_where_it_is_told_not_to() -> None:
+    llm = LLM.from_executor(
+        FakeExecutor(make_limits(tokens_per_step=2, drafts=True)), speculates=False
+    )
+    llm.generate([[7]], SamplingParams(max_tokens=31, ignore_eos=True))
+    assert isinstance(llm.executor, FakeExecutor)
+    assert set(llm.executor.steps) == {"prefill", "decode"}
 
 
 @given(PROMPTS, st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(2, 8))
@@ -148,6 +183,56 @@ def test_acceptance_follows_what_was_right() -> None:
         good.saw(3, 0)
         bad.saw(0, 1)
     assert good.expected(4) > 3.9 and bad.expected(4) < 0.1
+
+
+def times(single: float, several: float, draft: float) -> StepTimes:
+    """Measured seconds of each kind of step, of one batch slot."""
+    made = StepTimes()
+    seconds: dict[Kind, float] = {"single": single, "several": several, "draft": draft}
+    for _ in range(3):
+        for kind, one in seconds.items():
+            made.saw(1, kind, one)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("several", "draft", "looked_up", "by_mtp", "pays"),
+    [
+        (1.2, 0.1, 0.0, 0.8, True),
+        (1.2, 0.5, 0.0, 0.8, False),  # a draft that takes half a step
+        (1.2, 0.1, 0.0, 0.2, False),  # a layer that is seldom right
+        (1.8, 0.1, 0.0, 0.8, False),  # a step of several tokens that takes nearly two
+        (1.2, 0.3, 2.0, 0.3, False),  # lookup alone is better
+        (1.2, 0.0, 2.0, 0.0, True),
+    ],
+)
+def test_time_of_a_draft_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    several: float,
+    draft: float,
+    looked_up: float,
+    by_mtp: float,
+    pays: bool,
+) -> None:
+    monkeypatch.setattr(StepTimes, "pays", PAYS)
+    assert times(1.0, several, draft).pays(1, 1, looked_up, by_mtp) == pays
+
+
+def test_a_layer_that_is_seldom_right_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StepTimes, "pays", PAYS)
+    step_times, rate, drafts = times(1.0, 1.2, 0.1), Acceptance.of_mtp(), []
+    for step in range(2000):
+        if step_times.pays(1, 1, 0.0, rate.rate):
+            drafts.append(step)
+            rate.saw(0, 1)
+            step_times.saw(1, "several", 1.2)
+            step_times.saw(1, "draft", 0.1)
+        else:
+            rate.rest()
+    assert len(drafts) < 2000 * 0.03
+    assert drafts[-1] > 1500
 
 
 def test_distribution_of_sampled_tokens_is_that_of_single_tokens() -> None:
