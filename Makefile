@@ -18,7 +18,9 @@ GPU_STAMP := $(GPU_VENV)/.installed
 # By itself, so that another wheel can be named: a CPU one is enough, and far smaller.
 TORCH  ?= torch==2.13.0
 
-.PHONY: setup demo test fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance cluster scale memory plan-memory clean
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+.PHONY: setup demo test test-slow fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance cluster scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -61,11 +63,16 @@ demo: $(STAMP)           ## the bundled checkpoint answers a long prompt
 
 # Compiled modules are kept, whatever the environment says: workers and started processes load them.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP)           ## all tests, 6 minutes on 2 cores, 12 the first time
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/rtx --ignore tests/real_model
+test: $(STAMP)           ## all tests but the slow ones
+	$(PYTEST) -m "not slow" --ignore tests/rtx --ignore tests/real_model
+
+# Of several ranks, of commands as processes, and of hostile requests.
+test-slow: export PYTHONDONTWRITEBYTECODE =
+test-slow: $(STAMP)      ## the slow tests
+	$(PYTEST) -m slow --ignore tests/rtx --ignore tests/real_model
 
 test-rtx: $(STAMP)       ## the real TensorRT for RTX parses and builds every graph, on a CPU
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/rtx
+	$(PYTEST) tests/rtx
 
 rtx-matrix: $(STAMP)     ## every graph of 144 builds by TensorRT for RTX: an hour; WORDS="gemma2" for some
 	PYTHONPATH=. $(BIN)/python -m tests.rtx.matrix $(WORDS)
@@ -181,7 +188,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test test-slow
 
 train-vault: export OMP_WAIT_POLICY = passive
 train-vault: $(STAMP)    ## train the bundled checkpoint again, into vault-checkpoint/, 30 minutes

@@ -120,8 +120,7 @@ class Executor:
     def repeat(self, slot: int, prompt: Sequence[int], index: int) -> Prediction:
         """Run a chunk of the prompt's repetition, after its own chunks.
 
-        There are `limits.repeated_chunks`; the last one fills the batch slot. The prediction is of
-        the token after the prompt.
+        The last of `limits.repeated_chunks` fills the slot. Predicts the token after the prompt.
         """
         prefill = self._require_prefill()
         assert isinstance(prefill, Chunked), "a single shot repeats nothing"

@@ -26,6 +26,8 @@ from snapexport.eval.run import run
 from tests.eval import builds
 from tests.refused import refused
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {
     "tasks": ("vault",),
     "lengths": (128, 384),

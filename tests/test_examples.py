@@ -14,6 +14,8 @@ import pytest
 from snapexport.builder import build
 from snapexport.vault import CHECKPOINT, make_prompt
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROMPT = make_prompt(3, 256)
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"

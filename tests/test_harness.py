@@ -26,6 +26,8 @@ from snapexport.eval.harness.__main__ import main
 from snapexport.eval.harness.model import SnapexportLM
 from snapexport.vault import CHECKPOINT, make_prompt
 
+pytestmark = pytest.mark.slow
+
 TASKS = Path(__file__).parent / "harness"
 TOKENS = 512
 SIZES: dict[str, Any] = {"L_max": 544, "kv_budget": 96, "batch": 3, "pool_kernel": 7}

@@ -4,7 +4,11 @@ import asyncio
 import statistics
 from pathlib import Path
 
+import pytest
+
 from tests.fuzz_http import fuzz, idle, stall, templates
+
+pytestmark = pytest.mark.slow
 
 SEED = 1
 QUICK = ("empty messages", "wrong roles", "prompts of token ids")

@@ -19,7 +19,10 @@ from tests.oracle.cases import Case
 pytest.importorskip("mpi4py", reason="needs snapexport[mpi] and an MPI, such as the package mpich")
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 MPIEXEC = shutil.which("mpiexec", path=_PATH)
-pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(MPIEXEC is None, reason="there is no mpiexec"),
+]
 
 CUT = Case("llama-cut", tensor_parallel=2)
 STEPS = 20

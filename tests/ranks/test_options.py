@@ -15,6 +15,8 @@ from tests.oracle import cases
 from tests.oracle.cases import Case
 from tests.ranks.parity import CLOSE
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -6,6 +6,8 @@ import torch
 from tests.oracle.cases import Case
 from tests.ranks.parity import assert_ranks_agree
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 CASES = [

@@ -23,6 +23,8 @@ from snapexport.runtime.requests import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 CASE = Case("llama-cut", tensor_parallel=RANKS)
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)

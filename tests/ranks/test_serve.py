@@ -16,6 +16,8 @@ from snapexport.vault import CHECKPOINT
 from tests.ranks.test_run import ranks_of
 from tests.serving.process import serve
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {"L_max": 512, "kv_budget": 64, "batch": 4, "prefill_chunk": 128}
 PROMPTS = ["The old", "The key of the third vault is", " ".join(["The river was quiet."] * 60)] * 2
 

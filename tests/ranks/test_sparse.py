@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import onnx
+import pytest
 from transformers import LlamaConfig
 
 from snapexport.builder import build
 from snapexport.contract.safetensors import header, read_header
 from snapexport.exporter.shapes import parameters
+
+pytestmark = pytest.mark.slow
 
 RANKS, LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, VOCABULARY = (
     8,
