@@ -47,9 +47,6 @@ DEFAULT_CHUNK = 512
 streams."""
 CPU_CHUNK = 128
 """The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
-REPEATED_CHUNK = 256
-"""At least so many where the prompt is repeated: of a shorter piece the model does not see soon
-enough where in the prompt it is (docs/real-model.md)."""
 
 _CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
     "budget": BUDGETS,
@@ -327,8 +324,6 @@ class BuildOptions(GraphOptions):
         target = capabilities(self.target)
         on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
         usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
-        if self.vote_queries == "repeat":
-            usual = max(usual, REPEATED_CHUNK)
         return max(1, min(usual, self.L_max // 2))
 
     def capacities(self, chunk: int) -> list[int]:
