@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
+from snapexport.eval.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.executor import Executor
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
@@ -222,3 +223,14 @@ def test_builds_that_cannot_repeat_a_prompt_are_refused(
 def test_manifest_with_a_repetition_in_other_chunks_is_refused() -> None:
     with pytest.raises(UserError, match="lets all tokens of a prefill chunk vote: 16"):
         REPEAT.geometry.require_chunks(16)
+
+
+@pytest.mark.parametrize("length", [20, 57])
+def test_diff_runs_the_repetition_as_the_runtime_does(length: int) -> None:
+    tokens = np.array(cases.prompt(length + 4))
+    executor = opened(REPEAT)
+    want = [executor.prefill_prompt(0, tokens[:length].tolist()).logits.copy()]
+    want += decoded(executor, 0, length, tokens[length:].tolist())
+    with GraphRunner(build_of(REPEAT)) as backend:
+        found = backend.logits(tokens, length)
+    assert np.abs(found - np.stack(want)).max() <= LOGITS

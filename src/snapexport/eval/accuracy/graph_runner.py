@@ -17,6 +17,7 @@ from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.eval.accuracy.graph_loader import GraphLoader, on_onnxruntime
 from snapexport.eval.accuracy.sequence import Array, Feed, SequenceRunner
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
+from snapexport.runtime.repetition import repeated_chunk, repeated_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class GraphRunner(SequenceRunner):
         self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
         self._decode: GraphName = "baseline-decode" if baseline else "decode"
         self._compresses = "compress" in build.manifest.graphs and not baseline
+        self._repeats = self._compresses and build.manifest.geometry.repeats
         self._sessions = ExitStack()
 
     def activate_impl(self) -> None:
@@ -61,6 +63,8 @@ class GraphRunner(SequenceRunner):
         wanted = [self._prefill, self._decode]
         if self._compresses:
             wanted.append("compress")
+        if self._repeats:
+            wanted.append("vote")
         self._infer = {name: self._sessions.enter_context(self._loader(name)) for name in wanted}
         self._weights = {name: _mapped_weights(self.build, name) for name in wanted}
 
@@ -88,19 +92,47 @@ class GraphRunner(SequenceRunner):
             out = self._run(self._prefill, feed)
             yield Call(self._prefill, feed, out[names.LOGITS])
         if self._compresses:
-            out = self._compressed(out, prompt_length)
+            out = self._compressed(out, token_ids[:prompt_length])
         for position in range(prompt_length, len(token_ids)):
             scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
             feed = scalars | self._past(self._decode, out)
             out = self._run(self._decode, feed)
             yield Call(self._decode, feed, out[names.LOGITS])
 
-    def _compressed(self, out: Feed, prompt_length: int) -> Feed:
-        """The caches after compress, from the caches and query windows of the last chunk."""
-        inputs = {spec.name for spec in self._entry("compress").inputs}
-        windows = {name: value for name, value in out.items() if name in inputs}
-        length = {names.PROMPT_LENGTH: np.array([prompt_length])}
-        return self._run("compress", length | windows | self._past("compress", out))
+    def _compressed(self, out: Feed, prompt: Array) -> Feed:
+        """The caches after compress, from the caches and query windows of the last chunk, or from
+        the votes of the repeated prompt."""
+        length = {names.PROMPT_LENGTH: np.array([len(prompt)])}
+        if self._repeats:
+            decides = self._votes(out, prompt, length)
+        else:
+            decides = self._windows("compress", out)
+        return self._run("compress", length | decides | self._past("compress", out))
+
+    def _votes(self, out: Feed, prompt: Array, length: Feed) -> Feed:
+        """Votes as vote.onnx adds them up; zeros for a prompt that is kept whole."""
+        inputs = self._entry("vote").inputs
+        states = {names.present_of(spec.name): spec for spec in inputs}
+        wanted = [spec.name for spec in self._entry("vote").outputs]
+        votes = {name: np.zeros(states[name].shape, np.float32) for name in wanted}
+        manifest = self.build.manifest
+        chunk, starts = manifest.prefill_chunk, repeated_starts(len(prompt), manifest.prefill_chunk)
+        for index in range(len(starts) if len(prompt) > manifest.geometry.held_whole else 0):
+            feed = self._temperature(1) | {
+                names.INPUT_IDS: np.array([repeated_chunk(prompt.tolist(), chunk, index)]),
+                names.PAST_LENGTH: np.array([len(prompt)]),
+                names.CHUNK_LENGTH: np.array([chunk]),
+            }
+            out = self._run(self._prefill, feed | self._past(self._prefill, out))
+            before = {names.past_of(name): value for name, value in votes.items()}
+            caches = self._past("vote", out) | self._windows("vote", out)
+            votes = self._run("vote", length | before | caches)
+        return {names.past_of(name): votes[name] for name in wanted}
+
+    def _windows(self, graph: GraphName, out: Feed) -> Feed:
+        """The query windows that a graph takes, of the last chunk."""
+        inputs = {spec.name for spec in self._entry(graph).inputs}
+        return {name: value for name, value in out.items() if name in inputs}
 
     def _run(self, graph: GraphName, feed: Feed) -> Feed:
         """Run a graph, on the weights that it takes as inputs too."""
