@@ -29,11 +29,18 @@ Integers = NDArray[np.int64]
 class ParkedRow:
     """A prompt's compressed caches, with the position in each cache slot, before any decode step.
 
-    token_ids: the prompt. states: in the host's memory, by the names of extend's inputs.
+    token_ids: the prompt. states: in the host's memory, by the names of extend's inputs. session:
+    whose requests may go on from it.
     """
 
     token_ids: tuple[int, ...]
     states: Mapping[str, NDArray[Any]]
+    session: str = ""
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...]]:
+        """What it is found by."""
+        return self.session, self.token_ids
 
     @property
     def nbytes(self) -> int:

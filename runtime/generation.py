@@ -37,7 +37,7 @@ class Generation:
     def __init__(
         self, request_id: int, request: Request, limits: Limits, tokenizer: Tokenizer | None
     ) -> None:
-        self.prompt_token_ids = request.prompt_token_ids
+        self.prompt_token_ids, self.session = request.prompt_token_ids, request.session
         self.held_token_ids = request.prompt_token_ids
         """What the batch slot's caches were compressed from, or will be: the prompt, or more."""
         self.last_token = request.prompt_token_ids[-1]

@@ -6,6 +6,7 @@ prompt is (prompts.py). Not thread-safe.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Never, NoReturn
@@ -24,7 +25,14 @@ from snapexport.runtime.loop import Loop
 from snapexport.runtime.open_executor import BackendName, open_executor
 from snapexport.runtime.parked_rows import ParkedRows
 from snapexport.runtime.prompts import Continuations, Params, Prompt, load_tokenizer
-from snapexport.runtime.requests import Completion, OutputDelta, Request, SamplingParams, Score
+from snapexport.runtime.requests import (
+    Completion,
+    OutputDelta,
+    Request,
+    SamplingParams,
+    Score,
+    require_session,
+)
 from snapexport.runtime.row_files import DEFAULT_BYTES, RowFiles
 
 _RENAMED = {"runner": "backend", "token_budget": "max_num_batched_tokens"}
@@ -138,15 +146,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         continuations: Continuations = None,
+        *,
+        session: str = "",
     ) -> list[Completion]:
         """Complete every prompt: a text, token ids, or a list of either. The order is kept.
 
         continuations: for each prompt, text or token ids between it and the completion. They are
         fed through decode after the prompt was compressed, so that the vote can't consider them: as
-        when a question arrives after its document. Raises UserError for bad input, before anything
-        is queued, and the executor's exception if it fails.
+        when a question arrives after its document. session: any name of a conversation; a prompt
+        goes on from parked rows of the same session alone. Raises UserError for bad input, before
+        anything is queued, and the executor's exception if it fails.
         """
-        requests = self._read(prompts, params, continuations)
+        requests = self._of_session(session, self._read(prompts, params, continuations))
         return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
 
     def score(
@@ -165,16 +176,19 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         params: Params = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        session: str = "",
     ) -> list[Completion]:
         """Answer one conversation, or each of a list, through the build's chat template.
 
         A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
-        the template reads. An answer ends at the template's own end token too. Raises UserError.
+        the template reads. An answer ends at the template's own end token too. session: as in
+        `generate`. Raises UserError.
         """
         each = [messages] if chat_prompts.is_one(messages) else messages
         how = prompts_module.params_for_each(params, len(each))
         requests = [
-            self.read_chat(one, own, chat_template_kwargs)  # type: ignore[arg-type]
+            self.read_chat(one, own, chat_template_kwargs, session=session)  # type: ignore[arg-type]
             for one, own in zip(each, how, strict=True)
         ]
         return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
@@ -198,15 +212,20 @@ class LLM:
         messages: Conversation,
         params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        session: str = "",
     ) -> Request:
         """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
         chat = self._chat_prompts
         token_ids = chat.token_ids(messages, chat_template_kwargs)
-        return self.read(token_ids, chat.ending(params or SamplingParams()))
+        ending = chat.ending(params or SamplingParams())
+        return self.read(token_ids, ending, session=session)
 
-    def read(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def read(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""
+    ) -> Request:
         """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
-        (request,) = self._read([prompt], params)
+        (request,) = self._of_session(session, self._read([prompt], params))
         return request
 
     def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
@@ -277,6 +296,13 @@ class LLM:
     ) -> list[Request]:
         limits = self.executor.limits
         return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+
+    def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
+        if session and not self._loop.parks:
+            raise UserError(
+                "a session needs parked rows", "open the LLM with parked_rows=1 or more"
+            )
+        return [replace(request, session=require_session(session)) for request in requests]
 
     def _run(self, requests: Sequence[Request]) -> list[list[OutputDelta]]:
         """All deltas of each request, in the order of the requests."""

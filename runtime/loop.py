@@ -75,7 +75,8 @@ class Loop:
         too_long = len(prompt) > self._limits.longest_prefill
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
         least = 1 if too_long else (len(prompt) - 1) % self._limits.prefill_chunk + 1
-        live.parked = self._parked.find(prompt, least) if self._parked else None
+        session = live.session
+        live.parked = self._parked.find(prompt, least, session) if self._parked else None
         live.in_blocks = bool(live.parked) or too_long
         live.prefilled = len(live.parked.token_ids) if live.parked else 0
         limits, count = self._limits, len(prompt)
@@ -144,6 +145,11 @@ class Loop:
     def prefilled(self, request_id: int) -> int:
         """Prompt tokens of a live request that are prefilled; 0 while it waits."""
         return self._live[request_id].prefilled
+
+    @property
+    def parks(self) -> bool:
+        """Whether rows are kept for later prompts."""
+        return self._parked is not None
 
     @property
     def busy(self) -> bool:
@@ -337,7 +343,7 @@ class Loop:
             if self._compress_every:
                 live.row = row
             if self._parked:
-                self._parked.keep(row)
+                self._parked.keep(replace(row, session=live.session))
         return prediction
 
     @property

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from snapexport.runtime.blocks import ParkedRow
-from snapexport.runtime.row_files import RowFiles
+from snapexport.runtime.row_files import Key, RowFiles, begins
 
 
 class ParkedRows:
@@ -20,24 +20,23 @@ class ParkedRows:
 
     def __init__(self, most: int, files: RowFiles | None = None) -> None:
         self._most, self._files = most, files
-        self._rows: OrderedDict[tuple[int, ...], ParkedRow] = OrderedDict()
+        self._rows: OrderedDict[Key, ParkedRow] = OrderedDict()
 
-    def find(self, prompt: Sequence[int], least: int = 1) -> ParkedRow | None:
-        """The row of the longest prompt that begins this one, and is shorter.
+    def find(self, prompt: Sequence[int], least: int = 1, session: str = "") -> ParkedRow | None:
+        """The session's row of the longest prompt that begins this one, and is shorter.
 
         least: tokens that it has to have.
         """
         tokens = tuple(prompt)
         found = [
-            key
-            for key in self._rows
-            if least <= len(key) < len(tokens) and tokens[: len(key)] == key
+            held for held in self._begin((session, tokens)) if least <= len(held[1]) < len(tokens)
         ]
-        longest = max(found, key=len, default=())
-        if self._files and (row := self._files.longest(tokens, max(len(longest), least - 1))):
+        longest = max(found, key=_length, default=(session, ()))
+        beyond = max(_length(longest), least - 1)
+        if self._files and (row := self._files.longest(tokens, beyond, session)):
             self._hold(row)
             return row
-        if not longest:
+        if longest not in self._rows:
             return None
         self._rows.move_to_end(longest)
         return self._rows[longest]
@@ -49,12 +48,15 @@ class ParkedRows:
             self._files.keep(row)
 
     def _hold(self, row: ParkedRow) -> None:
-        tokens = row.token_ids
-        for key in [key for key in self._rows if tokens[: len(key)] == key]:
-            del self._rows[key]
-        self._rows[tokens] = row
+        for held in self._begin(row.key):
+            del self._rows[held]
+        self._rows[row.key] = row
         while len(self._rows) > self._most:
             self._rows.popitem(last=False)
+
+    def _begin(self, key: Key) -> list[Key]:
+        """The rows of the same session whose prompts begin one, or equal it."""
+        return [held for held in self._rows if begins(held, key)]
 
     @property
     def nbytes(self) -> int:
@@ -65,3 +67,7 @@ class ParkedRows:
         """Wait until all rows are written to their files."""
         if self._files:
             self._files.close()
+
+
+def _length(key: Key) -> int:
+    return len(key[1])

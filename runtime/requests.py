@@ -26,6 +26,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
 """Limits on stop texts and on the characters of each: all are compared after every token."""
 
+MAX_SESSION_CHARACTERS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -75,6 +77,16 @@ class SamplingParams:
             )
 
 
+def require_session(session: str) -> str:
+    """The session's name. Raises UserError for one that is no text, or too long."""
+    if not isinstance(session, str) or len(session) > MAX_SESSION_CHARACTERS:
+        raise UserError(
+            f"session {session!r:.80} cannot be used",
+            f"it must be a text of up to {MAX_SESSION_CHARACTERS} characters",
+        )
+    return session
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt that fits the executor's limits, and how to continue it. Made by `prompts.read`.
@@ -82,7 +94,8 @@ class Request:
     continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
     compressed. params None: the request ends with them, and nothing is sampled.
     hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
-    a row that another executor handed over; nothing is prefilled here.
+    a row that another executor handed over; nothing is prefilled here. session: of parked rows,
+    those of the same session alone are used.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -90,6 +103,7 @@ class Request:
     continuation: tuple[int, ...] = ()
     hand_over: bool = False
     prefilled: Prefilled | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Keeps parked rows in files: conversations outlive the process, and the host's memory.
 
 A folder for each build, by its digest, and in it a file for each row: an .npz of NumPy's, with the
-prompt's tokens and the states. A thread writes them, so that no step waits for a disk.
+prompt's tokens, its session and the states. A thread writes them, so that no step waits for a disk.
 """
 
 import hashlib
@@ -26,10 +26,18 @@ DEFAULT_BYTES = 16 << 30
 
 _SUFFIX = ".row.npz"
 _TOKENS = "token_ids"
+_SESSION = "session"
 _DIGITS = 32
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile)
 
-Tokens = tuple[int, ...]
+Key = tuple[str, tuple[int, ...]]
+"""A session, and the tokens of a prompt."""
+
+
+def begins(one: Key, other: Key) -> bool:
+    """Whether a prompt is the other's beginning, or the same, in one session."""
+    (session, tokens), (others, longer) = one, other
+    return session == others and longer[: len(tokens)] == tokens
 
 
 class RowFiles:
@@ -52,30 +60,31 @@ class RowFiles:
             raise UserError(
                 f"{folder} cannot hold parked rows: {error.strerror}", "name another folder"
             ) from None
-        read = ((_tokens_in(path), path) for path in paths)
-        self._paths = {tokens: path for tokens, path in read if tokens}
-        self._pending: dict[Tokens, ParkedRow] = {}
+        read = ((_key_in(path), path) for path in paths)
+        self._paths = {key: path for key, path in read if key}
+        self._pending: dict[Key, ParkedRow] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="parked rows")
 
     def keep(self, row: ParkedRow) -> None:
         """Write a row, in the place of those that it began with."""
-        for tokens in [one for one in self._paths if row.token_ids[: len(one)] == one]:
-            self._writer.submit(self._remove, self._paths.pop(tokens))
-        name = hashlib.sha256(np.array(row.token_ids, np.int64).tobytes()).hexdigest()
-        path = self._folder / f"{name[:_DIGITS]}{_SUFFIX}"
-        self._paths[row.token_ids] = path
-        self._pending[row.token_ids] = row
+        for held in [one for one in self._paths if begins(one, row.key)]:
+            self._writer.submit(self._remove, self._paths.pop(held))
+        told = np.array(row.token_ids, np.int64).tobytes() + row.session.encode(
+            errors="surrogatepass"
+        )
+        path = self._folder / f"{hashlib.sha256(told).hexdigest()[:_DIGITS]}{_SUFFIX}"
+        self._paths[row.key] = path
+        self._pending[row.key] = row
         self._writer.submit(self._write, row, path)
 
-    def longest(self, prompt: Sequence[int], beyond: int) -> ParkedRow | None:
-        """The row of most tokens that the prompt begins with: more than `beyond`, and not all."""
-        tokens = tuple(prompt)
+    def longest(self, prompt: Sequence[int], beyond: int, session: str = "") -> ParkedRow | None:
+        """The session's row of most tokens that the prompt begins with: more than `beyond`, and not
+        all."""
+        key = session, tuple(prompt)
         found = [
-            one
-            for one in self._paths
-            if beyond < len(one) < len(tokens) and tokens[: len(one)] == one
+            one for one in self._paths if beyond < len(one[1]) < len(key[1]) and begins(one, key)
         ]
-        for one in sorted(found, key=len, reverse=True):
+        for one in sorted(found, key=lambda one: len(one[1]), reverse=True):
             if row := self._pending.get(one) or self._read(one):
                 return row
         return None
@@ -84,20 +93,21 @@ class RowFiles:
         """Wait until all rows are written."""
         self._writer.shutdown()
 
-    def _read(self, tokens: Tokens) -> ParkedRow | None:
+    def _read(self, key: Key) -> ParkedRow | None:
         """The row of a file; None, and it is forgotten, if that is damaged or gone."""
-        path = self._paths[tokens]
+        path = self._paths[key]
         try:
             with np.load(path, allow_pickle=False) as file:
                 states = {name: file[name] for name in self._specs}
             os.utime(path)
         except _DAMAGED:
-            del self._paths[tokens]
+            del self._paths[key]
             return None
         if not all(_fits(states[name], spec) for name, spec in self._specs.items()):
-            del self._paths[tokens]
+            del self._paths[key]
             return None
-        return ParkedRow(tokens, states)
+        session, tokens = key
+        return ParkedRow(tokens, states, session)
 
     def _write(self, row: ParkedRow, path: Path) -> None:
         try:
@@ -105,6 +115,7 @@ class RowFiles:
                 os.fchmod(file.fileno(), 0o600)
                 arrays: Mapping[str, NDArray[Any]] = {
                     _TOKENS: np.array(row.token_ids, np.int64),
+                    _SESSION: np.array(row.session),
                     **row.states,
                 }
                 np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -112,7 +123,7 @@ class RowFiles:
         except OSError as error:
             warnings.warn(f"{path} was not written: {error.strerror}", stacklevel=1)
         finally:
-            self._pending.pop(row.token_ids, None)
+            self._pending.pop(row.key, None)
 
     def _shrink(self) -> None:
         """Remove the files that were used longest ago. Readers find out when they open them."""
@@ -132,14 +143,16 @@ def _last_use(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _tokens_in(path: Path) -> Tokens:
-    """The prompt of a file; none if it is damaged."""
+def _key_in(path: Path) -> Key | None:
+    """The session and the prompt of a file; None if it is damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = file[_TOKENS]
+            found, session = file[_TOKENS], file[_SESSION]
     except _DAMAGED:
-        return ()
-    return tuple(found.tolist()) if found.ndim == 1 and found.dtype == np.int64 else ()
+        return None
+    if found.ndim != 1 or found.dtype != np.int64 or not len(found):
+        return None
+    return (str(session), tuple(found.tolist())) if session.dtype.kind == "U" else None
 
 
 def _fits(array: NDArray[Any], spec: TensorSpec) -> bool:

@@ -38,7 +38,7 @@ def written(folder: Path, *rows: ParkedRow, **options: Any) -> list[Path]:
 
 
 def llm(folder: Path, case: Case = CASE) -> LLM:
-    return LLM(cases.built(case).directory, threads=1, parked_rows=1, parked_dir=folder)
+    return LLM(cases.built(case).directory, threads=1, parked_rows=2, parked_dir=folder)
 
 
 def test_a_turn_goes_on_from_the_row_that_another_llm_has_left(tmp_path: Path) -> None:
@@ -56,6 +56,29 @@ def test_a_turn_goes_on_from_the_row_that_another_llm_has_left(tmp_path: Path) -
     deltas = list(after.stream(first + second, GREEDY))
     assert deltas[0].cached_tokens == len(first)
     assert tuple(token for one in deltas for token in one.token_ids) == expected.token_ids
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("session", ["alice", "", "\ud800"])
+def test_a_row_belongs_to_its_session(session: str, in_files: bool, tmp_path: Path) -> None:
+    first, second = list(cases.prompt(80)), list(cases.prompt(12, 1))
+    one = llm(tmp_path)
+    one.generate([first], GREEDY, session=session)
+    if in_files:
+        one.close()
+        one = llm(tmp_path)
+    for asking in "bob", session:  # a row of bob's is then parked as well
+        request = one.read([*first, *second], GREEDY, session=asking)
+        assert next(one.stream(request)).cached_tokens == (80 if asking == session else 0)
+
+
+@pytest.mark.parametrize("session", ["s" * 257, 7])
+def test_session_that_cannot_be_used_is_refused(session: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be used"):
+        llm(tmp_path).generate([[5, 6, 7]], GREEDY, session=session)
+    alone = LLM(cases.built(CASE).directory, threads=1)
+    with pytest.raises(UserError, match="a session needs parked rows"):
+        alone.generate([[5, 6, 7]], GREEDY, session="alice")
 
 
 def test_rows_of_another_build_are_not_found(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Preprocessor:
             raise invalid(f"one request may ask for {self.most_answers} answers, prompts x n", "n")
         read = [self._token_ids(text, param) for text in texts]
         return [
-            Request(ids, self._params(body, len(ids), index))
+            Request(ids, self._params(body, len(ids), index), session=body.prompt_cache_key or "")
             for ids in read
             for index in range(body.n)
         ]

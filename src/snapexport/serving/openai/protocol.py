@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from snapexport.runtime.requests import MAX_STOP_CHARACTERS
+from snapexport.runtime.requests import MAX_SESSION_CHARACTERS, MAX_STOP_CHARACTERS
 from snapexport.serving.openai.errors import ApiError, invalid
 
 COMPLETION_TOKENS = 16
@@ -49,7 +49,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Values of unsupported fields that have no effect. Clients send them by default."""
 
-LABELS = ("prompt_cache_key", "safety_identifier", "user")
+LABELS = ("safety_identifier", "user")
 """Fields that identify the user: any value is taken, without effect."""
 
 
@@ -141,6 +141,8 @@ class RequestBody(Strict):
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
     ignore_eos: bool = False
+    prompt_cache_key: str | None = Field(None, max_length=MAX_SESSION_CHARACTERS)
+    """The session: parked rows of requests with another key are not used."""
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
