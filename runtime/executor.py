@@ -21,6 +21,7 @@ from snapexport.runtime.decode_steps import DecodeSteps, Integers, Temperatures
 from snapexport.runtime.fill_slot import FillByCopy, FillByGraph, FillSlot
 from snapexport.runtime.graph_set import GraphSet, Limits
 from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
+from snapexport.runtime.kept_positions import kept_of_caches, kept_of_layers
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill, SingleShot
 from snapexport.runtime.prompt_cache import PromptCache
@@ -151,8 +152,7 @@ class Executor:
         blocks = self._require_blocks()
         if in_blocks:
             return blocks.parked(prompt)
-        kept = self.topk_positions()
-        assert kept is not None, "a full cache is not extended"
+        kept = kept_of_caches(self._memory, self._kept, self._manifest)
         return blocks.parked_from_slot(slot, prompt, kept)
 
     def prefill_prompt(
@@ -304,13 +304,12 @@ class Executor:
     def topk_positions(self) -> list[Integers] | None:
         """Return what the last prompt kept, int64 [Hkv,K] for each layer, -1 where unused.
 
-        None where nothing is compressed.
+        With head groups K is the largest of the layer's. None where nothing is compressed.
         """
         if self._graphs.full_cache:
             return None
         self._require_open()
-        layers = range(self._manifest.geometry.num_layers)
-        return [self._kept_of(names.topk_positions(layer)) for layer in layers]
+        return kept_of_layers(self._memory, self._kept, self._manifest)
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""
@@ -348,12 +347,6 @@ class Executor:
         self._require_open()
         if self.role == "prefill":
             raise UserError("this executor prefills alone", 'open it with role="both" or "decode"')
-
-    def _kept_of(self, name: str) -> Integers:
-        if name not in self._kept:
-            return np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
-        positions: Integers = self._memory.read(self._kept[name])[0]
-        return positions
 
     @property
     def _own_rows(self) -> list[int | None]:

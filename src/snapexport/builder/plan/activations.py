@@ -161,8 +161,9 @@ def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     window = (
         facts.num_attention_heads * geometry.L_obs * facts.head_dim * DTYPE_BYTES[options.dtype]
     )
-    positions = facts.num_key_value_heads * sum(layer.K for layer in geometry.layers) * 8
-    return logits + geometry.num_layers * window + positions
+    held = zip(geometry.heads_held(facts.num_key_value_heads), geometry.layers, strict=True)
+    positions = 8 * sum(heads * layer.K for heads, layer in held)
+    return logits + geometry.model_layers * window + positions
 
 
 def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:
