@@ -1,9 +1,9 @@
-"""Compresses the cache of one layer: vote, select, gather. Both prefill layouts share it.
+"""Compresses the caches of one layer: vote, select, gather. Both prefill layouts share it.
 
 Chunked prefill compresses in a graph of its own, compress.onnx; single-shot prefill in the layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, node
-from snapexport.graphs.passes.cache import cache_like
+from snapexport.graphs.passes.cache import cache_like, of_heads, query_heads
 from snapexport.graphs.passes.storage import Prompt, Storage
 
 
@@ -46,6 +46,18 @@ class PromptStates:
     sharing: int = 1
     votes: gs.Tensor | None = None
 
+    def of(self, graph: gs.Graph, heads: tuple[int, ...] | None) -> "PromptStates":
+        """The part of some KV heads; None: of all."""
+        if heads is None:
+            return self
+        own = query_heads(heads, self.query_window.shape[1] // self.key.shape[1])
+        return replace(
+            self,
+            query_window=of_heads(graph, self.query_window, own),
+            key=of_heads(graph, self.key, heads),
+            value=of_heads(graph, self.value, heads),
+        )
+
 
 def sharing(graph: gs.Graph, *, latent: bool) -> int:
     """The ranks that keep the same positions, in a graph with markers of collectives.
@@ -64,7 +76,20 @@ def compress_layer(
     states: PromptStates,
     storage: Storage,
 ) -> None:
-    """Append the layer's compression and its outputs: present.{l}.* and topk_positions.{l}."""
+    """Append the layer's compression and its outputs, for each of its caches c: present.{c}.* and
+    topk_positions.{c}."""
+    for index, _, heads in geometry.caches_of(layer):
+        _compress_cache(graph, geometry, index, scores, states.of(graph, heads), storage)
+
+
+def _compress_cache(
+    graph: gs.Graph,
+    geometry: CacheGeometry,
+    layer: int,
+    scores: Scores,
+    states: PromptStates,
+    storage: Storage,
+) -> None:
     layout = geometry.layers[layer]
     kept = [
         cache_like(tensor, fresh(graph, "kept"), layout.cache_slots)

@@ -23,6 +23,7 @@ from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.graphs.passes.decode_queries import DecodeQueries
 from snapexport.graphs.passes.draft_ring import DraftRing, FilledRing
 from snapexport.graphs.passes.extend_cache import ExtendCache
+from snapexport.graphs.passes.head_groups import HeadGroups
 from snapexport.graphs.passes.latents import Latents
 from snapexport.graphs.passes.prefill_cache import PrefillCache, QueryWindows
 from snapexport.graphs.passes.single_shot import SingleShot
@@ -96,7 +97,7 @@ def extend(
     options: GraphOptions = DEFAULTS,
 ) -> onnx.ModelProto:
     """The graph of one more chunk onto a compressed cache. `traced` is prefill's trace."""
-    passes: list[Pass] = [Latents(), ExtendCache(geometry, options)]
+    passes: list[Pass] = [Latents(), *_split(geometry), ExtendCache(geometry, options)]
     if options.attention_groups > 1:
         passes.append(AttentionGroups(options.attention_groups))
     graph = _imported(traced, options)
@@ -116,7 +117,7 @@ def decode(
 
     with_queries: adds output query.{l} [B,H,1,D].
     """
-    passes: list[Pass] = [Latents(), DecodeCache(geometry, options)]
+    passes: list[Pass] = [Latents(), *_split(geometry), DecodeCache(geometry, options)]
     if options.data_parallel_attention:
         passes.insert(0, BatchParallel())
     if with_queries:
@@ -154,6 +155,10 @@ def _imported(traced: onnx.ModelProto, options: GraphOptions) -> gs.Graph:
     if not options.mtp:
         graph.outputs = [one for one in graph.outputs if one.name != HIDDEN_STATES]
     return graph
+
+
+def _split(geometry: CacheGeometry) -> list[Pass]:
+    return [HeadGroups(geometry)] if geometry.head_groups else []
 
 
 def _sampling(options: GraphOptions) -> list[Pass]:

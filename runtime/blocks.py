@@ -118,7 +118,7 @@ class Blocks:
     def parked_from_slot(
         self, slot: int, prompt: Sequence[int], kept: Sequence[Integers]
     ) -> ParkedRow:
-        """A copy of what prefill left in a batch slot. kept: `topk_positions` of each layer."""
+        """A copy of what prefill left in a batch slot. kept: `topk_positions` of each cache."""
         states = {name: self._memory.read(one) for name, one in self._slots[slot].items()}
         for layer, (shape, positions) in enumerate(zip(self._geometry.layers, kept, strict=True)):
             window = np.array(shape.source_positions(len(prompt)), np.int64)

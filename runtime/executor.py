@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract import names
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.runtime.backend import Buffer, Buffers, DeviceError, GraphBackend
@@ -19,6 +18,7 @@ from snapexport.runtime.blocks import Blocks, ParkedRow
 from snapexport.runtime.decode_steps import DecodeSteps, Integers, Temperatures
 from snapexport.runtime.graph_set import GraphSet, Limits
 from snapexport.runtime.hand_over import Role, Row, digest_of, place_of, require_adoptable
+from snapexport.runtime.kept_positions import kept_of_caches, kept_of_layers
 from snapexport.runtime.mtp_drafts import MtpDrafts
 from snapexport.runtime.predictions import Prediction, Predictions
 from snapexport.runtime.prefill import Chunked, Prefill
@@ -167,8 +167,8 @@ class Executor:
         blocks = self._require_blocks()
         if in_blocks:
             return blocks.parked(prompt)
-        kept = self.topk_positions()
-        assert kept is not None, "a full cache is not extended"
+        assert self._prompts, "chunks were run before"
+        kept = kept_of_caches(self._memory, self._prompts.kept, self._manifest)
         return blocks.parked_from_slot(slot, prompt, kept)
 
     def prefill_prompt(
@@ -346,15 +346,13 @@ class Executor:
     def topk_positions(self) -> list[Integers] | None:
         """Return what the last prompt kept, int64 [Hkv,K] for each layer, -1 where unused.
 
-        None where nothing is compressed.
+        With head groups K is the largest of the layer's. None where nothing is compressed.
         """
         if self._graphs.full_cache:
             return None
         self._require_open()
         kept = self._prompts.kept if self._prompts else {}
-        none = np.empty((self._manifest.model.num_key_value_heads, 0), np.int64)
-        layers = map(names.topk_positions, range(self._manifest.geometry.num_layers))
-        return [self._memory.read(kept[one])[0] if one in kept else none for one in layers]
+        return kept_of_layers(self._memory, kept, self._manifest)
 
     def close(self) -> None:
         """Free the device's memory now. A second call does nothing."""

@@ -97,7 +97,7 @@ def assert_extends(case: Case, lengths: tuple[int, ...]) -> None:
         for layer, kept in enumerate(extended.kept(geometry)):
             assert np.array_equal(kept, want.kept[turn][layer]), f"{where} {turn} {layer}"
     row = present(
-        {n.replace("past_key_values", "present"): v for n, v in extended.row.items()}, build.layers
+        {n.replace("past_key_values", "present"): v for n, v in extended.row.items()}, build.caches
     )
     slots = Slots(build, [Compressed(extended.length, row, [])])
     for step in range(STEPS):

@@ -1,5 +1,6 @@
 """Gives a graph its cache inputs and outputs, and the attention that reads and writes them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
@@ -7,7 +8,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import cut, node
+from snapexport.graphs.passes.base import cut, fresh, int64s, node
 from snapexport.graphs.passes.storage import States, storage_of
 
 
@@ -78,3 +79,17 @@ def cache_like(states: gs.Tensor, name: str, slots: int) -> gs.Variable:
     """A cache tensor [B,Hkv,slots,D] for key or value states [B,Hkv,C,D]."""
     batch, kv_heads, _, head_dim = states.shape
     return gs.Variable(name, states.dtype, (batch, kv_heads, slots, head_dim))
+
+
+def query_heads(kv_heads: Sequence[int], queries: int) -> list[int]:
+    """The query heads of some KV heads, each of which has `queries` of them."""
+    return [head * queries + query for head in kv_heads for query in range(queries)]
+
+
+def of_heads(
+    graph: gs.Graph, states: gs.Tensor, heads: Sequence[int], axis: int = 1
+) -> gs.Variable:
+    """Some heads of states [B,H,C,D], or of [H] along the axis 0."""
+    shape = (*states.shape[:axis], len(heads), *states.shape[axis + 1 :])
+    part = gs.Variable(fresh(graph, "heads"), states.dtype, shape)
+    return node(graph, "Gather", [states, int64s(graph, *heads)], [part], axis=axis)[0]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from snapexport.builder import build
+from snapexport.builder.head_budget import HeadBudget
 from snapexport.builder.options import CACHE_FIELDS
 from snapexport.builder.presets import VOTE_FIELDS
 from snapexport.contract.geometry import CacheGeometry, Policy, topk_per_layer
@@ -69,6 +70,8 @@ class Case:
     softmax: str = "candidates"
     group: str = "mean"
     budget: str = "uniform"
+    head_budget: tuple[tuple[int, ...], ...] = ()
+    head_groups: int | None = None
     vote_queries: str = "prompt"
     prefill_chunk: int = 32
     batch: int = 3
@@ -97,6 +100,8 @@ class Case:
             return replace(full, tokens_per_step=self.tokens_per_step)
         K = 0 if self.policy == "streaming" else self.K
         room = self.L_max - self.L_sink - self.L_recent
+        if self.head_budget:
+            return self._of_heads(windows)
         voted = iter(topk_per_layer(self.budget, K, windows.count(0), room))
         return CacheGeometry(
             self.policy,
@@ -105,6 +110,26 @@ class Case:
             L_sink=tuple(0 if window else self.L_sink for window in windows),
             L_recent=tuple(window or self.L_recent for window in windows),
             K=tuple(0 if window else next(voted) for window in windows),
+            **{name: getattr(self, name) for name in _OF_GEOMETRY},
+        )
+
+    def _of_heads(self, windows: list[int]) -> CacheGeometry:
+        """A cache for each K that heads of a layer have, the smallest first."""
+        groups, columns = [], []
+        for window, row in zip(windows, self.head_budget, strict=True):
+            sizes = sorted(set(row))
+            groups.append(tuple(tuple(np.flatnonzero(np.array(row) == K).tolist()) for K in sizes))
+            ring = (0, window) if window else (self.L_sink, self.L_recent)
+            columns += [(*ring, K) for K in sizes]
+        L_sink, L_recent, K = zip(*columns, strict=True)
+        return CacheGeometry(
+            self.policy,
+            self.L_max,
+            len(columns),
+            L_sink=L_sink,
+            L_recent=L_recent,
+            K=K,
+            head_groups=tuple(groups),
             **{name: getattr(self, name) for name in _OF_GEOMETRY},
         )
 
@@ -123,6 +148,12 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     if case.vote_queries == "repeat":
         unused = ("L_obs", "vote", "softmax", "group")
     options.update(dict.fromkeys(unused))
+    if case.head_budget:
+        rows = tuple(tuple(map(float, row)) if any(row) else () for row in case.head_budget)
+        options["head_budget"] = out.with_suffix(".heads.json")
+        HeadBudget(len(case.head_budget[0]), rows).write(options["head_budget"], {})
+    else:
+        options["head_budget"] = None
     options["decode_batches"] = case.decode_batches or (case.batch,)  # fewer graphs: faster
     build(model_dir, out, **options)
 

@@ -83,13 +83,26 @@ def assert_same_topk(request: Compressed, want: OracleRun, where: str) -> None:
 def assert_cache(request: Compressed, want: OracleRun, case: Case, where: str) -> None:
     """Each cache slot holds the position that the geometry assigns to it, or zero."""
     for layer, pair in enumerate(request.cache):
-        for got, prompt in zip(pair, want.prompt_cache[layer], strict=True):
+        for got, prompt in zip(pair, _of_cache(want, case, layer), strict=True):
             expected = expected_slots(prompt, want, case, layer)
             used = expected.any(-1)
             error = np.abs(got[0] - expected)[used].max()
             assert error <= CACHED, f"{where} layer {layer}: cache differs by {error:.2e}"
             clean = case.policy == "full" or not got[0][~used].any()
             assert clean, f"{where} layer {layer}: unused slots are not zero"
+
+
+def _of_cache(want: OracleRun, case: Case, cache: int) -> list[NDArray[np.float32]]:
+    """The prompt's keys and values of the KV heads of a cache."""
+    groups = [
+        (layer, list(heads))
+        for layer, of_layer in enumerate(case.geometry.head_groups)
+        for heads in of_layer
+    ]
+    if not groups:
+        return [*want.prompt_cache[cache]]
+    layer, heads = groups[cache]
+    return [states[heads] for states in want.prompt_cache[layer]]
 
 
 def expected_slots(

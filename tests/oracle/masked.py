@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 
 from .on_disk import kept
 from .routing import watched
@@ -36,8 +36,8 @@ class OracleRun:
 
     prefill_logits [V], decode_logits [steps, V], tokens [steps + 1]: tokens[i] is fed at position
     L + i and tokens[i + 1] is the argmax of decode_logits[i]. Per layer: the prompt's keys and
-    values, [Hkv, L, D] each, topk_positions [Hkv, K] ascending (-1: unused), and vote_gaps [Hkv]
-    as `gap` has them. clear_routing: as `routing` tells.
+    values, [Hkv, L, D] each. Per layer, or per head group: topk_positions [Hkv, K] ascending (-1:
+    unused), and vote_gaps [Hkv] as `gap` has them. clear_routing: as `routing` tells.
     """
 
     prompt: tuple[int, ...]
@@ -71,15 +71,15 @@ def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: 
     model = load(model_dir, MASKED)
     with watched(model) as routing:
         logits, tokens, past = _greedy(model, prompt, steps, memory=memory)
-    layers, held = range(geometry.num_layers), _prompt_cache(past, len(prompt))
+    caches, held = range(geometry.num_layers), _prompt_cache(past, len(prompt))
     return OracleRun(
         tuple(prompt),
         logits[0],
         logits[1:],
         tokens,
         _in_pairs(held) if getattr(model.config, "rope_interleave", False) else held,
-        [memory.kept[layer].numpy() for layer in layers],
-        [memory.gaps[layer].numpy() for layer in layers],
+        [memory.kept[cache].numpy() for cache in caches],
+        [memory.gaps[cache].numpy() for cache in caches],
         routing.clear,
     )
 
@@ -143,9 +143,42 @@ class Scoring(NamedTuple):
     one_set: bool
 
 
+class CacheOf(NamedTuple):
+    """A cache of a layer. heads: its KV heads, as an index."""
+
+    cache: int
+    shape: LayerGeometry
+    heads: list[int] | slice
+
+
+def caches_of(geometry: CacheGeometry, layer: int) -> list[CacheOf]:
+    """A layer's caches: one, or one for each of its head groups."""
+    if not geometry.head_groups:
+        return [CacheOf(layer, geometry.layers[layer], slice(None))]
+    first = sum(map(len, geometry.head_groups[:layer]))
+    groups = enumerate(geometry.head_groups[layer], start=first)
+    return [CacheOf(cache, geometry.layers[cache], list(heads)) for cache, heads in groups]
+
+
+def voted(geometry: CacheGeometry, layer: int, kept: dict[int, Tensor], every: Tensor) -> Tensor:
+    """Bool [Hkv, N]: which of the positions `every` each KV head has kept. kept: by cache."""
+    masks = {
+        one.cache: (kept[one.cache][:, :, None] == every).any(1)
+        for one in caches_of(geometry, layer)
+    }
+    if not geometry.head_groups:
+        return masks[layer]
+    rows = [
+        (head, row)
+        for one in caches_of(geometry, layer)
+        for head, row in zip(one.heads, masks[one.cache], strict=True)
+    ]
+    return torch.stack([row for _, row in sorted(rows, key=lambda pair: pair[0])])
+
+
 @dataclass
 class Memory:
-    """The positions that each layer and KV head of one request may see."""
+    """The positions that each layer and KV head of one request may see. kept, gaps: by cache."""
 
     geometry: CacheGeometry
     prompt_length: int
@@ -166,17 +199,18 @@ class Memory:
 
     def visible_in_decode(self, layer: int, position: int) -> Tensor:
         """Bool [Hkv, position + 1]: sinks, the newest L_recent others, and what was kept."""
-        shape, every = self.geometry.layers[layer], torch.arange(position + 1)
+        (_, shape, _), *_ = caches_of(self.geometry, layer)
+        every = torch.arange(position + 1)
         sink = every < shape.L_sink
         recent = ~sink & (every > position - shape.L_recent)
-        voted = (self.kept[layer][:, :, None] == every).any(1)
-        return sink | recent | voted
+        return sink | recent | voted(self.geometry, layer, self.kept, every)
 
     def _remember(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
-        shape, window = self.geometry.layers[layer], query[:, -self.geometry.L_obs :]
-        scores = vote(window, key, shape, self.geometry, *scoring)
-        self.kept[layer] = keep(scores, shape)
-        self.gaps[layer] = gap(scores, shape.K)
+        window = query[:, -self.geometry.L_obs :]
+        for index, shape, heads in caches_of(self.geometry, layer):
+            scores = vote(window, key, shape, self.geometry, *scoring)[heads]
+            self.kept[index] = keep(scores, shape)
+            self.gaps[index] = gap(scores, shape.K)
 
 
 def causal(queries: int, keys: int) -> Tensor:

@@ -56,6 +56,8 @@ class RawBuild:
         self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
         self.layers: int = self.manifest["model"]["num_hidden_layers"]
         self.kv_heads: int = self.manifest["model"]["num_key_value_heads"]
+        groups = [] if prefix else self.manifest["geometry"]["head_groups"]
+        self.caches: int = sum(map(len, groups)) or self.layers
         self.chunk: int = self.manifest["prefill_chunk"]
         self.batch: int = self.manifest["batch"]
 
@@ -129,8 +131,8 @@ class RawBuild:
 
     def _compressed(self, length: int, out: dict[str, Array]) -> Compressed:
         none = np.zeros((1, self.kv_heads, 0), np.int64)
-        topk = [out.get(f"topk_positions.{i}", none)[0] for i in range(self.layers)]
-        return Compressed(length, present(out, self.layers), topk)
+        topk = [out.get(f"topk_positions.{i}", none)[0] for i in range(self.caches)]
+        return Compressed(length, present(out, self.caches), topk)
 
 
 class WithWeights:
@@ -155,7 +157,7 @@ class Slots:
     def __init__(self, build: RawBuild, requests: Sequence[Compressed]) -> None:
         """The first request also fills batch slots without a request. Their outputs are dropped."""
         self.session = build.decode_session
-        self.layers = build.layers
+        self.layers = build.caches
         self.used = len(requests)
         rows = [requests[i if i < self.used else 0] for i in range(build.batch)]
         self.prompt_length = np.array([row.length for row in rows])

@@ -20,7 +20,7 @@ class SeveralSlots:
         self, build: RawBuild, geometry: CacheGeometry, requests: Sequence[Compressed]
     ) -> None:
         """The first request also fills batch slots without a request."""
-        self.build, self.layers = build, build.layers
+        self.build, self.layers = build, build.caches
         self.sessions = {
             1: build.decode_session,
             geometry.tokens_per_step: build.session("verify"),

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 
-from .masked import MASKED, Scoring, causal, load
+from .masked import MASKED, Scoring, caches_of, causal, load, voted
 from .on_disk import kept
 from .routing import watched
 from .vote import gap, keep, vote
@@ -76,13 +76,16 @@ class TurnMemory:
 
     def visible(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         """Bool [Hkv,Q,N], or [1,Q,N] for all, for query [H,Q,D] and all keys [Hkv,N,D]."""
-        shape, (_, rows, _), total = self.geometry.layers[layer], query.shape, key.shape[1]
+        (_, shape, _), *_ = caches = caches_of(self.geometry, layer)
+        (_, rows, _), total = query.shape, key.shape[1]
         is_turn = total <= sum(map(len, self.turns))
         every, first = torch.arange(total), total - rows
-        kept = self.kept.get(layer, torch.full((1, shape.K), -1))
-        voted = (kept[:, :, None] == every).any(1)
+        if caches[0].cache not in self.kept:
+            held_before = torch.zeros((1, total), dtype=torch.bool)
+        else:
+            held_before = voted(self.geometry, layer, self.kept, every)
         newest = first if is_turn else total
-        held = (every < shape.L_sink) | (every >= newest - shape.L_recent) | voted
+        held = (every < shape.L_sink) | (every >= newest - shape.L_recent) | held_before
         visible = held[:, None] & causal(rows, total)
         if is_turn:
             visible = visible | (causal(rows, total) & (every >= first))
@@ -90,16 +93,31 @@ class TurnMemory:
         return visible
 
     def _vote(self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring) -> None:
-        """seen: bool [Hkv,N], equally many in each head."""
-        shape, width = self.geometry.layers[layer], self.geometry.L_obs
-        entries = torch.stack([row.nonzero()[:, 0] for row in seen])
-        rows = query.shape[1]
+        """seen: bool [Hkv,N], or [1,N] for all."""
+        rows, width = query.shape[1], self.geometry.L_obs
         window = query[:, [rows - 1 - (width - 1 - i) % rows for i in range(width)]]
+        queries = query.shape[0] // key.shape[0]
+        for index, shape, heads in caches_of(self.geometry, layer):
+            own = window.unflatten(0, (-1, queries))[heads].flatten(0, 1)
+            held = seen if len(seen) == 1 else seen[heads]
+            self._keep(index, shape, own, key[heads], held, scoring)
+
+    def _keep(
+        self,
+        of: int,
+        shape: LayerGeometry,
+        window: Tensor,
+        key: Tensor,
+        seen: Tensor,
+        scoring: Scoring,
+    ) -> None:
+        """of: the cache. seen: bool [Hkv,N], equally many in each head."""
+        entries = torch.stack([row.nonzero()[:, 0] for row in seen])
         index = entries.expand(key.shape[0], -1)[..., None].expand(-1, -1, key.shape[2])
         scores = vote(window, key.gather(1, index), shape, self.geometry, *scoring)
         chosen = keep(scores, shape)
         held = entries.expand(chosen.shape[0], -1)
-        self.kept[layer] = torch.where(chosen < 0, -1, held.gather(1, chosen.clamp(min=0)))
+        self.kept[of] = torch.where(chosen < 0, -1, held.gather(1, chosen.clamp(min=0)))
         gaps = gap(scores, shape.K)
         self.gaps += gaps[gaps > 0].tolist()  # a tie is no doubt
 

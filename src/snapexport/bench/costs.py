@@ -14,6 +14,7 @@ from snapexport.contract import names, safetensors
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import ITEM_BYTES
 from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.head_groups import CacheHeads
 from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.contract.safetensors import TensorSpan
 from snapexport.contract.tensors import OF_DTYPE
@@ -72,7 +73,7 @@ def _elements(name: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Costs of one layer, for all its heads.
+    """Costs of one layer for all its heads, or of one of its head groups.
 
     key, value: bytes of a position in prefill. slot: bytes of key and value of a cache slot in
     decode. fixed: further bytes of a request's cache (scales). pair: operations for a query token
@@ -110,7 +111,11 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        layers = (_layer(manifest, *layer, full_cache) for layer in enumerate(geometry.layers))
+        held = geometry.heads_held(manifest.model.num_key_value_heads)
+        layers = (
+            _layer(manifest, one, heads, shape, full_cache)
+            for one, heads, shape in zip(geometry.caches, held, geometry.layers, strict=True)
+        )
         return cls(Weights.of(build), tuple(layers), geometry.L_obs)
 
     def prefill(self, length: int) -> Work:
@@ -143,22 +148,28 @@ class Costs:
         return Work(votes + kept, self.L_obs * products)
 
 
-def _layer(manifest: Manifest, index: int, geometry: LayerGeometry, full_cache: bool) -> LayerCosts:
+def _layer(
+    manifest: Manifest, cache: CacheHeads, heads: int, geometry: LayerGeometry, full_cache: bool
+) -> LayerCosts:
+    """heads: KV heads of the cache."""
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
-    states = [specs[names.past_key(index)], specs[names.past_value(index)]]
+    # Those of the first layer: all have the same widths, and a full cache has no head groups.
+    states = [specs[names.past_key(0)], specs[names.past_value(0)]]
     # An int8 cache has scales of key and value, [B,Hkv,1,D].
-    scales = names.past_key_scale(index), names.past_value_scale(index)
-    key, value = (_position_bytes(spec, OF_DTYPE[manifest.dtype]) for spec in states)
+    scales = names.past_key_scale(0), names.past_value_scale(0)
+    key, value = (_position_bytes(spec, heads, OF_DTYPE[manifest.dtype]) for spec in states)
     slot, fixed = key + value, 0
     if not full_cache:
-        slot = sum(_position_bytes(spec, spec.dtype) for spec in states)
-        fixed = sum(_position_bytes(specs[n], specs[n].dtype) for n in scales if n in specs)
-    pair = 2 * manifest.model.num_attention_heads * sum(spec.shape[3] for spec in states)
-    window = manifest.model.sliding_window[index]
+        slot = sum(_position_bytes(spec, heads, spec.dtype) for spec in states)
+        of_scales = [specs[name] for name in scales if name in specs]
+        fixed = sum(_position_bytes(spec, heads, spec.dtype) for spec in of_scales)
+    model = manifest.model
+    queries = model.num_attention_heads // model.num_key_value_heads * heads
+    pair = 2 * queries * sum(spec.shape[3] for spec in states)
+    window = model.sliding_window[cache.layer]
     return LayerCosts(geometry, key, value, slot, pair, window, fixed)
 
 
-def _position_bytes(spec: TensorSpec, dtype: str) -> int:
-    """Bytes of one request and position of a cache [B,Hkv,S,D]."""
-    _, heads, _, dim = spec.shape
-    return heads * dim * ITEM_BYTES[dtype]
+def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:
+    """Bytes of one request and position of a cache [B,Hkv,S,D] of so many KV heads."""
+    return heads * spec.shape[3] * ITEM_BYTES[dtype]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.head_groups import MOST_GROUPS
 
 
 def require_apart(given: Mapping[str, Any]) -> None:
@@ -32,10 +33,42 @@ def require_apart(given: Mapping[str, Any]) -> None:
             "on what it extends",
             "leave one of them out",
         )
+    _require_head_groups(given)
     if queries == "repeat":
         _require_repetition(given)
     if given["tensor_parallel"] != 1:
         _require_ranks(given)
+
+
+def _require_head_groups(given: Mapping[str, Any]) -> None:
+    budget, most = given["budget"], given["head_groups"]
+    is_shared = given["head_budget"] is not None or budget == "heads"
+    if given["head_budget"] is not None and budget not in (None, "heads"):
+        raise UserError(
+            f"--head-budget shares K among KV heads, but --budget is {budget}",
+            "leave one of them out",
+        )
+    if most is not None and not is_shared:
+        raise UserError(
+            f"--head-groups {most} groups KV heads by their budgets, and --head-budget is missing",
+            "give a file of head budgets as --head-budget (docs/reference/head-budgets.md)",
+        )
+    if most is not None and not 2 <= most <= MOST_GROUPS:
+        raise UserError(
+            f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
+            "use 2 to 4: each group costs a decode step an attention of its own",
+        )
+    if is_shared and given["extend"] and given["attention_groups"] > 1:
+        raise UserError(
+            "--attention-groups is not supported with --extend and --head-budget, whose groups of "
+            "KV heads may not divide",
+            "leave one of them out",
+        )
+    if is_shared and given["vote_queries"] == "repeat":
+        raise UserError(
+            "--vote-queries repeat is not supported with --head-budget",
+            "leave one of them out",
+        )
 
 
 def _require_repetition(given: Mapping[str, Any]) -> None:
@@ -68,6 +101,7 @@ def _require_ranks(given: Mapping[str, Any]) -> None:
         "--link-weights": given["link_weights"],
         f"--tokens-per-step {given['tokens_per_step']}": given["tokens_per_step"] > 1,
         f"--vote-queries {given['vote_queries']}": given["vote_queries"] in ("pseudo", "repeat"),
+        "--head-budget": given["head_budget"] is not None or given["budget"] == "heads",
     }
     if found := [flag for flag, value in named.items() if value]:
         raise UserError(

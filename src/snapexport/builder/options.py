@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.builder.apart import require_apart
+from snapexport.builder.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
@@ -80,6 +81,8 @@ class BuildOptions(GraphOptions):
     softmax: str | None = _choice("softmax")
     group: str | None = _choice("group")
     budget: str | None = _choice("budget")
+    head_budget: Path | None = field(default=None, metadata={"metavar": "FILE"})
+    head_groups: int | None = None
     vote_queries: str | None = _choice("vote_queries")
     batch: int = 4
     decode_batches: tuple[int, ...] | None = None
@@ -184,10 +187,13 @@ class BuildOptions(GraphOptions):
         fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
         return fixed.get(name, default)
 
-    def geometry(self, model: ModelFacts, template_tail: int = 0) -> CacheGeometry:
+    def geometry(
+        self, model: ModelFacts, template_tail: int = 0, heads: HeadBudget | None = None
+    ) -> CacheGeometry:
         """The cache of `model` under these options. Raises UserError.
 
-        template_tail: tokens between a user's message and the answer in the chat template.
+        template_tail: tokens between a user's message and the answer in the chat template. heads:
+        in place of the file of --head-budget.
         """
         if self.L_max > model.max_position_embeddings:
             limit = model.max_position_embeddings
@@ -200,7 +206,18 @@ class BuildOptions(GraphOptions):
             return replace(full, tokens_per_step=self.tokens_per_step)
         if all(model.sliding_window):
             return self._rings_alone(model)
-        return self._compressed(model, template_tail)
+        geometry = self._compressed(model, template_tail)
+        if geometry.budget != "heads":
+            return geometry
+        if self.head_budget is not None:
+            heads = HeadBudget.read(self.head_budget)
+        if heads is None:
+            raise UserError(
+                "--budget heads needs the budget of each KV head",
+                "give a file of head budgets as --head-budget (docs/reference/head-budgets.md)",
+            )
+        most = _or(self.head_groups, DEFAULT_GROUPS)
+        return with_head_groups(geometry, heads, model, most)
 
     def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
         """All layers have windows: each has an exact ring, and no layer votes."""
@@ -227,7 +244,7 @@ class BuildOptions(GraphOptions):
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
         windows = model.sliding_window
-        budget = self._value("budget", "uniform")
+        budget = self._value("budget", "heads" if self.head_budget else "uniform")
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, windows.count(0), room))
         return CacheGeometry(
@@ -357,7 +374,10 @@ class BuildOptions(GraphOptions):
             )
 
 
-CACHE_FIELDS = ("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel", *_CHOICES)
+CACHE_FIELDS = (
+    *("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"),
+    *(*_CHOICES, "head_budget", "head_groups"),
+)
 
 
 def _or(given: int | None, default: int) -> int:

@@ -27,7 +27,7 @@ VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget", "vote_queries")
 
 def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
     """Raise UserError for an option that the preset fixes or does not use. None: not given."""
-    unused = [field for field in ("K", *VOTE_FIELDS) if given[field]]
+    unused = [field for field in ("K", *VOTE_FIELDS, "head_budget") if given[field]]
     if policy == "streaming" and unused:
         flag = flag_of(unused[0])
         raise UserError(

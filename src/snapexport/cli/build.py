@@ -64,8 +64,12 @@ CACHE = {
     "softmax": "attention among the eligible positions alone, or all keys up to the query "
     "(default: candidates)",
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
-    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV "
-    "(default: uniform)",
+    "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
+    "each KV head, by --head-budget (default: uniform)",
+    "head_budget": "K of each KV head, in a JSON file (docs/reference/head-budgets.md): the heads "
+    "of a layer share its cache slots (default: each has as many)",
+    "head_groups": "most groups of a layer's KV heads: a group's heads keep as many positions "
+    "(default: 2)",
     "vote_queries": "whose queries vote: the last --L-obs prompt tokens'; those of as many pseudo "
     "tokens, which the model writes after the prompt and forgets; or those of the whole prompt, "
     "which is fed a second time, for questions that come after compression: prefill takes twice as "

@@ -109,7 +109,8 @@ def _add_flag(
         kind = typing.get_args(hint)[0]
         parser.add_argument(name, type=kind, nargs="+", metavar=_METAVARS[kind], **settings)
     else:
-        parser.add_argument(name, type=hint, metavar=_METAVARS[hint], **settings)
+        metavar = field.metadata.get("metavar", _METAVARS[hint])
+        parser.add_argument(name, type=hint, metavar=metavar, **settings)
 
 
 _METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}

@@ -28,7 +28,7 @@ def kept_picture(
     """
     rows = [
         (_NAME.format(layer, head), place, positions[positions >= 0])
-        for layer, place in enumerate(geometry.layers)
+        for layer, place in enumerate(geometry.widest)
         for head, positions in enumerate(kept[layer])
     ]
     lines = [_row(*row, prompt_length, width) for row in rows[:MOST_ROWS]]

@@ -122,9 +122,9 @@ def _require_layers(manifest: Manifest) -> None:
     """Compare what the model and the geometry say of each layer."""
     model, geometry = manifest.model, manifest.geometry
     layers = model.num_hidden_layers
-    if not layers == geometry.num_layers == len(model.sliding_window):
+    if not layers == geometry.model_layers == len(model.sliding_window):
         raise UserError(
-            f"the manifest's model has {layers} layers, its geometry {geometry.num_layers}, and "
+            f"the manifest's model has {layers} layers, its geometry {geometry.model_layers}, and "
             f"{len(model.sliding_window)} have windows",
             REBUILD,
         )
@@ -139,17 +139,30 @@ def _require_layers(manifest: Manifest) -> None:
         _require_range("model.num_key_value_heads", model.num_key_value_heads, 1, 1)
         _require_range("model.qk_nope_head_dim", model.qk_nope_head_dim, 1, 1 << 14)
         _require_range("model.v_head_dim", model.v_head_dim, 1, 1 << 14)
-    for index, (window, layer) in enumerate(
-        zip(model.sliding_window, geometry.layers, strict=True)
-    ):
+    for one, layer in zip(geometry.caches, geometry.layers, strict=True):
+        window = model.sliding_window[one.layer]
         _require_range("model.sliding_window", window, 0, _POSITIONS)
         ring = (layer.L_sink, layer.L_recent, layer.K)
         if geometry.compresses and window and ring != (0, window, 0):
             raise UserError(
-                f"the manifest's layer {index} slides over {window} positions, and its cache has "
-                f"{ring[0]} + {ring[1]} + {ring[2]} slots",
+                f"the manifest's layer {one.layer} slides over {window} positions, and its cache "
+                f"has {ring[0]} + {ring[1]} + {ring[2]} slots",
                 REBUILD,
             )
+    _require_head_groups(manifest)
+
+
+def _require_head_groups(manifest: Manifest) -> None:
+    model, groups = manifest.model, manifest.geometry.head_groups
+    if not groups:
+        return
+    if sum(map(len, groups[0])) != model.num_key_value_heads:
+        raise UserError(
+            f"the manifest's head groups are not of {model.num_key_value_heads} KV heads", REBUILD
+        )
+    cuts = manifest.graph_options.attention_groups > 1 and manifest.graph_options.extend
+    if manifest.tensor_parallel > 1 or not manifest.geometry.compresses or cuts:
+        raise UserError("the manifest's head groups are not those of a build", REBUILD)
 
 
 def _require_options(manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from snapexport.contract.errors import UserError
+from snapexport.contract.head_groups import CacheHeads, HeadGroups, caches_of, require_groups
 
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -32,7 +33,8 @@ and a tokenizer may spell a number digit by digit (docs/retrieval.md)."""
 PYRAMID_BETA = 20
 """PyramidKV's beta: the last layer keeps about K / 20 positions (arXiv:2406.02069)."""
 
-BUDGETS = ("uniform", "pyramid")
+BUDGETS = ("uniform", "pyramid", "heads")
+"""Rules that share K: equally, among layers, or among the KV heads of each layer."""
 
 VOTE_QUERIES = ("prompt", "pseudo", "repeat")
 """Whose queries vote: the last W prompt tokens', those of W pseudo tokens, which the model writes
@@ -51,7 +53,7 @@ PerLayer = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """The cache slots of one layer; all its KV heads have the same number.
+    """The cache slots of one layer, or of a group of its KV heads: of each head as many.
 
     spare: ring slots beyond L_recent, 2 * (q - 1) for steps of q tokens. Such a step writes q slots
     in a row, so it skips up to q - 1 at the ring's end. And it overwrites up to q - 1 positions
@@ -105,13 +107,15 @@ class LayerGeometry:
 
 @dataclass(frozen=True, slots=True)
 class CacheGeometry:
-    """Geometry of all layers. Raises UserError for invalid values.
+    """Geometry of all caches: one for each layer, or for each group of its KV heads. Raises
+    UserError for invalid values.
 
     L_max: longest prompt, tokens. L_obs: W, the number of last prompt tokens whose queries vote
     (SnapKV). pool_kernel: P, the width of the pool over the votes (odd). vote, pool, softmax,
     group: the vote's options by name. vote_queries: whose queries vote, of VOTE_QUERIES. budget:
-    the rule that shared K among the layers.
-    tokens_per_step: q, the most tokens of a batch slot that a decode step takes.
+    the rule that shared K. tokens_per_step: q, the most tokens of a batch slot that a decode step
+    takes. head_groups: the KV heads of each cache. num_layers: of the model; with head_groups the
+    number of caches, of which L_sink, L_recent and K have a value each.
     """
 
     policy: Policy
@@ -129,6 +133,7 @@ class CacheGeometry:
     budget: str = "uniform"
     vote_queries: str = "prompt"
     tokens_per_step: int = 1
+    head_groups: HeadGroups = ()
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -137,6 +142,7 @@ class CacheGeometry:
         self._validate_tokens_per_step()
         for flag, value in self._per_layer().items():
             _require_layers(flag, value, self.num_layers)
+        require_groups(self.head_groups, self.num_layers)
         if self.policy != "full":
             self._validate_window()
             self._validate_topk()
@@ -203,6 +209,38 @@ class CacheGeometry:
             LayerGeometry(L_sink, L_recent, K, spare)
             for L_sink, L_recent, K in zip(*columns, strict=True)
         )
+
+    @property
+    def caches(self) -> tuple[CacheHeads, ...]:
+        """The layer and the KV heads of each cache."""
+        every = tuple(CacheHeads(layer, layer, None) for layer in range(self.num_layers))
+        return tuple(caches_of(self.head_groups)) or every
+
+    def caches_of(self, layer: int) -> tuple[CacheHeads, ...]:
+        """The caches of a layer of the model."""
+        return tuple(one for one in self.caches if one.layer == layer)
+
+    @property
+    def model_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.head_groups) or self.num_layers
+
+    def heads_held(self, kv_heads: int) -> tuple[int, ...]:
+        """The number of KV heads of each cache, of a model with `kv_heads` a layer."""
+        return tuple(kv_heads if one.heads is None else len(one.heads) for one in self.caches)
+
+    def head_slots(self, kv_heads: int) -> int:
+        """Cache slots of all KV heads of all layers."""
+        held = zip(self.heads_held(kv_heads), self.layers, strict=True)
+        return sum(heads * layer.cache_slots for heads, layer in held)
+
+    @property
+    def widest(self) -> tuple[LayerGeometry, ...]:
+        """Of each layer of the model, the cache with the most slots."""
+        by_layer: dict[int, list[LayerGeometry]] = {}
+        for one, shape in zip(self.caches, self.layers, strict=True):
+            by_layer.setdefault(one.layer, []).append(shape)
+        return tuple(max(shapes, key=lambda one: one.K) for shapes in by_layer.values())
 
     def _column(self, value: PerLayer) -> tuple[int, ...]:
         return (value,) * self.num_layers if isinstance(value, int) else value
@@ -271,7 +309,7 @@ class CacheGeometry:
 
     def as_full(self) -> "CacheGeometry":
         """The uncompressed cache of the same model: the baseline."""
-        return CacheGeometry.full(self.L_max, self.num_layers)
+        return CacheGeometry.full(self.L_max, self.model_layers)
 
 
 def _require_at_least(flag: str, value: int, least: int) -> None:

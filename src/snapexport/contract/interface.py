@@ -199,9 +199,9 @@ class _Facts:
             names.CHUNK_LENGTH: ("int64", (1,)),
         }
         states = self._caches(1)
-        for layer, one in enumerate(self._geometry.layers):
-            shape = (1, self._model.num_key_value_heads, one.cache_slots)
-            states[names.slot_positions(layer)] = ("int64", shape)
+        for index, one in enumerate(self._geometry.layers):
+            shape = (1, self._kv_heads[index], one.cache_slots)
+            states[names.slot_positions(index)] = ("int64", shape)
         presents = {names.present_of(name): spec for name, spec in states.items()}
         outputs |= self._hidden_states(1, chunk)
         return inputs | top_inputs | states, outputs | presents
@@ -221,9 +221,9 @@ class _Facts:
         inputs |= top_inputs | caches
         outputs |= {names.present_of(name): spec for name, spec in caches.items()}
         if self._options.attends_valid and not several:
-            for layer in range(self._layers):
-                outputs[names.attended_key(layer)] = caches[names.past_key(layer)]
-                outputs[names.attended_value(layer)] = caches[names.past_value(layer)]
+            for index in range(self._geometry.num_layers):
+                outputs[names.attended_key(index)] = caches[names.past_key(index)]
+                outputs[names.attended_value(index)] = caches[names.past_value(index)]
         return inputs, outputs | self._hidden_states(batch, self._tokens)
 
     def _places(self) -> Specs:
@@ -310,6 +310,12 @@ class _Facts:
         return rows, self._model.num_key_value_heads, slots, width
 
     @property
+    def _kv_heads(self) -> tuple[int, ...]:
+        """KV heads of each cache of decode."""
+        geometry = self._geometry.as_full() if self._full else self._geometry
+        return geometry.heads_held(self._model.num_key_value_heads)
+
+    @property
     def _stored(self) -> str:
         """The type of decode's caches."""
         return self._dtype if self._full else _NAMED[self._manifest.cache_dtype]
@@ -318,24 +324,24 @@ class _Facts:
         """Decode's caches, before the step."""
         geometry, stored = self._geometry, self._stored
         specs: Specs = {}
-        for layer, one in enumerate(geometry.layers):
-            slots = geometry.L_max if self._full else one.cache_slots
-            states = (names.past_key(layer), names.past_value(layer))
-            scales = (names.past_key_scale(layer), names.past_value_scale(layer))
+        for index, heads in enumerate(self._kv_heads):
+            slots = geometry.L_max if self._full else geometry.layers[index].cache_slots
+            states = (names.past_key(index), names.past_value(index))
+            scales = (names.past_key_scale(index), names.past_value_scale(index))
             for name, width in zip(states, self._widths, strict=True):
-                specs[name] = (stored, self._states(rows, slots, width))
+                specs[name] = (stored, (rows, heads, slots, width))
             if stored == "int8":
                 for name, width in zip(scales, self._widths, strict=True):
-                    specs[name] = ("float32", self._states(rows, 1, width))
+                    specs[name] = ("float32", (rows, heads, 1, width))
         return specs
 
     def _compressed(self) -> Specs:
         """One compressed prompt, and what it kept."""
         specs = {names.present_of(name): spec for name, spec in self._caches(1).items()}
-        for layer, one in enumerate(self._geometry.layers):
+        for index, one in enumerate(self._geometry.layers):
             if one.K:
-                shape = (1, self._model.num_key_value_heads, one.K)
-                specs[names.topk_positions(layer)] = ("int64", shape)
+                shape = (1, self._kv_heads[index], one.K)
+                specs[names.topk_positions(index)] = ("int64", shape)
         return specs
 
     def _windows(self) -> Specs:
@@ -345,8 +351,12 @@ class _Facts:
 
     def _queries(self) -> Specs:
         """Outputs of graphs made to tell the vote's hit rate."""
-        shape = (self._batch, self._model.num_attention_heads, 1, self._model.head_dim)
-        return {names.query(layer): (self._dtype, shape) for layer in range(self._layers)}
+        model = self._model
+        group = model.num_attention_heads // model.num_key_value_heads
+        return {
+            names.query(index): (self._dtype, (self._batch, group * heads, 1, model.head_dim))
+            for index, heads in enumerate(self._kv_heads)
+        }
 
 
 _WITHOUT_WEIGHTS = "compress.onnx", "vote.onnx"

@@ -130,7 +130,7 @@ def _bytes(grid: Grid) -> int:
 
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:
-    slots = sum(layer.cache_slots for layer in system.geometry.layers)
-    return (
-        manifest.batch * slots * manifest.model.position_values * DTYPE_BYTES[manifest.cache_dtype]
-    )
+    model = manifest.model
+    slots = system.geometry.head_slots(model.num_key_value_heads)
+    slot_values = model.position_values // model.num_key_value_heads
+    return manifest.batch * slots * slot_values * DTYPE_BYTES[manifest.cache_dtype]

@@ -42,7 +42,7 @@ class HitRate:
     @classmethod
     def zero(cls, system: System, steps: int) -> "HitRate":
         """Nothing counted yet."""
-        shape = system.geometry.num_layers, steps
+        shape = system.geometry.model_layers, steps
         hits, seen = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         return cls(system.name, system.slots, hits, seen)
 
@@ -130,7 +130,7 @@ def _watch(
 
 
 def _count(vote: Vote, executor: Executor, length: int, step: int) -> None:
-    for layer, place in enumerate(vote.geometry.layers):
+    for layer, place in enumerate(vote.geometry.widest):
         if place.K:
             looked = _looked_at(executor, layer, length, step, place)
             vote.rate.add(step, layer, _mask(vote.kept[layer], looked, place), looked)

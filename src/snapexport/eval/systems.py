@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.builder.derive import derive
+from snapexport.builder.head_budget import HeadBudget
 from snapexport.builder.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
 from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.builder.staging import scratch
@@ -91,7 +92,7 @@ class SystemMaker:
         choices = self._of_queries(choices | changes) | changes
         try:
             options = BuildOptions(model="", out=Path(), L_max=self.L_max, policy=policy, **choices)
-            geometry = options.geometry(self.model)
+            geometry = options.geometry(self.model, heads=self._head_budget())
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
             raise UserError(
@@ -110,6 +111,10 @@ class SystemMaker:
         unused = other | ({"vote", "softmax", "group", "L_obs"} if repeats else set())
         return {name: value for name, value in choices.items() if name not in unused}
 
+    def _head_budget(self) -> HeadBudget | None:
+        """The budgets of the build's own head groups, if it has some."""
+        return HeadBudget.of(self.own, self.model) if self.own.head_groups else None
+
     def _like_the_build(self, policy: Policy, slots: int, changes: Choices) -> Choices:
         """The build's choices in so many slots, except those that one of the two policies fixes."""
         own = typical_layer(self.own, self.model)
@@ -121,6 +126,8 @@ class SystemMaker:
         if policy != self.own.policy:
             for one in (policy, self.own.policy):
                 dictated |= PRESET_DEFAULTS.get(one, {}).keys()
+        if "head_budget" in changes:
+            dictated |= {"budget"}
         choices = {name: value for name, value in choices.items() if name not in dictated}
         if both_vote:
             sinks = {"L_sink": DEFAULT_L_SINK, **choices, **PRESETS[policy], **changes}["L_sink"]
@@ -142,9 +149,14 @@ def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
 
 
 def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
-    """A layer without a sliding window, with the mean K of all such layers. Raises UserError."""
-    pairs = zip(geometry.layers, model.sliding_window, strict=True)
-    layers = [layer for layer, window in pairs if not window]
+    """A layer without a sliding window, with the mean K of all heads of such layers. Raises
+    UserError."""
+    held = geometry.heads_held(model.num_key_value_heads)
+    layers = [
+        layer
+        for one, heads, layer in zip(geometry.caches, held, geometry.layers, strict=True)
+        for _ in range(0 if model.sliding_window[one.layer] else heads)
+    ]
     if not layers:
         raise UserError(
             "every layer of the model has a sliding window, whose ring loses nothing",
@@ -167,13 +179,15 @@ def _parse(name: str) -> tuple[Policy, Choices]:
     return policy, changes
 
 
-def _value(name: str, field: str, value: str) -> int | str:
+def _value(name: str, field: str, value: str) -> int | str | Path:
     if field not in _FIELDS:
         raise UserError(
             f"'{name}': a cache has no field '{field}'", f"its fields are {', '.join(_FIELDS)}"
         )
     if field in VOTE_FIELDS:
         return value
+    if field == "head_budget":
+        return Path(value)
     try:
         return int(value)
     except ValueError:

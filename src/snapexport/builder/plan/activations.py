@@ -162,10 +162,11 @@ def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     window = (
         facts.num_attention_heads * geometry.L_obs * facts.head_dim * DTYPE_BYTES[options.dtype]
     )
-    positions = facts.num_key_value_heads * sum(layer.K for layer in geometry.layers) * 8
+    held = zip(geometry.heads_held(facts.num_key_value_heads), geometry.layers, strict=True)
+    positions = 8 * sum(heads * layer.K for heads, layer in held)
     voting = sum(layer.K > 0 for layer in geometry.layers) if geometry.repeats else 0
     votes = 2 * voting * facts.num_key_value_heads * geometry.L_max * _FP32  # before and after
-    return logits + geometry.num_layers * window + positions + votes
+    return logits + geometry.model_layers * window + positions + votes
 
 
 def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) -> bool:

@@ -57,8 +57,9 @@ class Alternative:
     @property
     def compression(self) -> float:
         """Compression: cache slots of the full cache / cache slots of this one."""
-        full = self.geometry.L_max * self.geometry.num_layers
-        return full / sum(layer.cache_slots for layer in self.geometry.layers)
+        kv_heads, geometry = self.model.facts.num_key_value_heads, self.geometry
+        full = geometry.L_max * geometry.model_layers * kv_heads
+        return full / geometry.head_slots(kv_heads)
 
 
 def alternatives(request: PlanRequest, model: PlannedModel) -> list[Alternative]:

@@ -94,6 +94,11 @@ def _require_gpus(request: PlanRequest) -> None:
             "--batch is not supported with --devices, which finds the largest batch",
             "leave it out",
         )
+    if request["head_budget"] is not None or request["budget"] == "heads":
+        raise UserError(
+            "--head-budget is not supported with --devices, which share the KV heads",
+            "leave one of them out",
+        )
 
 
 def _require_one(role: str, shares: list[Share], request: PlanRequest, devices: int) -> None:

@@ -155,13 +155,13 @@ def token_bytes(model: ModelFacts, dtype: DType) -> int:
 def request_bytes(
     model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType, *, drafts: bool = False
 ) -> int:
-    """Bytes of decode's cache of one request: 2 x [Hkv,S_l,D] in each layer l.
+    """Bytes of decode's cache of one request: 2 x [Hkv,S_l,D] in each layer or head group l.
 
     int8 adds scales: 2 x [Hkv,1,D] in fp32. drafts: with the ring of multi-token prediction.
     """
-    slots = sum(layer.cache_slots for layer in geometry.layers)
-    slots += geometry.draft_ring if drafts else 0
-    states = slots * position_bytes(model, dtype)
+    slots = geometry.head_slots(model.num_key_value_heads)
+    slots += model.num_key_value_heads * geometry.draft_ring if drafts else 0
+    states = slots * position_bytes(model, dtype) // model.num_key_value_heads
     return states + (token_bytes(model, "fp32") if dtype == "int8" else 0)
 
 

@@ -99,7 +99,7 @@ def page_data(
         "bare": prompt.bare(),
         "spans": packed(prompt.spans()),
         "heads": len(kept[0]) if kept else 0,
-        "layers": [layer_regions(place, length) for place in geometry.layers] if kept else [],
+        "layers": [layer_regions(place, length) for place in geometry.widest] if kept else [],
         "bits": packed(kept_bits(kept, length)),
     }
 

@@ -47,7 +47,7 @@ def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
     """How much of the prompt is kept, in a sentence."""
     if not compressed:
         return "The cache is the full one: every position is kept, by every head of every layer."
-    regions = [layer_regions(place, length) for place in geometry.layers]
+    regions = [layer_regions(place, length) for place in geometry.widest]
     held = [one["sinks"] + length - one["ring"] + one["kept"] for one in regions]
     if min(held) == length:
         return f"All {length:,} positions are held: nothing was dropped."
@@ -66,7 +66,7 @@ def _facts(geometry: CacheGeometry, length: int, kept: Sequence[Positions]) -> s
 
 
 def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, str]:
-    layers = geometry.layers
+    layers = geometry.widest
     facts = {
         "layers × KV heads": f"{len(layers)} × {heads}",
         "cache slots of a layer": _span(place.cache_slots for place in layers),
