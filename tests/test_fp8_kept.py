@@ -26,6 +26,8 @@ from tests.oracle.raw import RawBuild
 from tests.quantized_files import edit_tensors, quantize_to_fp8
 from tests.test_quantized import DTYPES, by_transformers
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("qwen3", "qwen3-moe", "deepseek-v3")
 SCALES = ".row_scales"
 SMALL: dict[str, Any] = {"L_max": 64, "L_recent": 16, "K": 8, "L_obs": 4, "prefill_chunk": 32}

@@ -20,6 +20,8 @@ from snapexport.exporter.tensor_file import Tensor
 from tests.oracle import checkpoints
 from tests.trace_cache import of_one_process
 
+pytestmark = pytest.mark.slow
+
 CHUNK = 24
 BATCHES = (1, 3)
 PREFILL, DECODE = inspect.unwrap(trace.trace_prefill), inspect.unwrap(trace.trace_decode)

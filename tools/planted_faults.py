@@ -38,6 +38,7 @@ GEOMETRY = ("test_geometry.py",)
 FUNCTIONS = ("test_functions.py",)
 SCHEDULER = ("runtime/test_scheduler.py",)
 LLM = ("runtime/test_llm.py",)
+REPEAT = ("test_parity_repeat.py",)
 
 FAULTS = (
     # The cache's arithmetic.
@@ -169,6 +170,24 @@ FAULTS = (
         'if delta.finish_reason == "error":\n            self._executor.',
         'if delta.finish_reason == "never":\n            self._executor.',
         (*LLM, "runtime/test_*failures.py"),
+    ),
+    Fault(
+        "repetition: a row does not see itself",
+        "is_seen = LessOrEqual (position, row_column)",
+        "is_seen = Less (position, row_column)",
+        REPEAT,
+    ),
+    Fault(
+        "repetition: the votes of another prompt stay",
+        "for one in self.votes.values():\n            self._memory.zero(one)",
+        "for one in ():\n            self._memory.zero(one)",
+        REPEAT,
+    ),
+    Fault(
+        "parked rows: a row of another session is used",
+        "return session == others and longer[: len(tokens)] == tokens",
+        "return longer[: len(tokens)] == tokens",
+        ("runtime/test_row_files.py",),
     ),
     Fault(
         "prompt cache: another prompt's chunk is taken as held",

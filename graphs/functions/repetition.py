@@ -43,8 +43,8 @@ RepetitionVotes <first_row, scale, softcap> (query_window, key, prompt_length) =
   first_position = Add (prompt_length, offset)
   row_position = Add (first_position, row)
   row_column = Unsqueeze (row_position, rest)
-  is_past = LessOrEqual (position, row_column)
-  bias = Where (is_past, no_vote, lowest)
+  is_seen = LessOrEqual (position, row_column)
+  bias = Where (is_seen, no_vote, lowest)
   masked = Add (scores, bias)
   attention = Softmax <axis = -1> (masked)
   # Of all rows, and of all query heads of a KV head.
