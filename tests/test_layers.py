@@ -25,7 +25,16 @@ ALLOWED = {
     "engines": {"contract"},
     "bench": {"contract", "runtime", "builder", "graphs", "vault", "plots"},
     "serving": {"contract", "runtime", "builder"},
-    "eval": {"contract", "exporter", "runtime", "builder", "serving", "vault", "plots"},
+    "eval": {
+        "contract",
+        "exporter",
+        "runtime",
+        "builder",
+        "serving",
+        "vault",
+        "plots",
+        "plugins.reference",
+    },
     "cli": {
         "contract",
         "runtime",
@@ -39,6 +48,9 @@ ALLOWED = {
 }
 """The packages that each package may import."""
 
+SINGLE = "graphs.markers", "runtime.chat", "plugins.reference"
+"""Modules that may be permitted without their package."""
+
 
 def imported(file: Path) -> Iterator[str]:
     """The parts of snapexport that a file imports, also inside functions."""
@@ -51,7 +63,7 @@ def imported(file: Path) -> Iterator[str]:
             parts = name.split(".")
             if parts[0] == "snapexport" and len(parts) > 1:
                 part = ".".join(parts[1:3])
-                yield part if part in ("graphs.markers", "runtime.chat") else parts[1]
+                yield part if part in SINGLE else parts[1]
 
 
 def test_imports_between_packages_run_one_way() -> None:

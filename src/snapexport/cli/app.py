@@ -21,6 +21,7 @@ import snapexport
 from snapexport.cli import (
     bench,
     build,
+    calibrate,
     chat,
     demo,
     diff,
@@ -51,6 +52,7 @@ COMMANDS = {
     "serve": serve,
     "dynamo": dynamo,
     "eval": evaluate,
+    "calibrate": calibrate,
     "bench": bench,
     "demo": demo,
 }

@@ -82,14 +82,14 @@ class BuildProgress(_OneLine):
 
 
 class AnswerProgress(_OneLine):
-    """A bar that counts answers, with the time that is left."""
+    """A bar that counts answers, or what `counted` names, with the time that is left."""
 
-    def __init__(self, total: int) -> None:
-        columns = TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    def __init__(self, total: int, counted: str = "answers") -> None:
+        columns = TextColumn(counted), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         super().__init__(*columns, total=total)
 
     def advance(self) -> None:
-        """One more answer."""
+        """One more is done."""
         self._bars.advance(self._line)
 
 

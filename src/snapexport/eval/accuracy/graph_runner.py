@@ -99,6 +99,13 @@ class GraphRunner(SequenceRunner):
             out = self._run(self._decode, feed)
             yield Call(self._decode, feed, out[names.LOGITS])
 
+    def prompt_states(self, prompt: Array) -> Feed:
+        """The outputs of prefill's last chunk: caches of the whole prompt, and what votes."""
+        out: Feed = {}
+        for scalars in self._prefill_scalars(prompt):
+            out = self._run(self._prefill, scalars | self._past(self._prefill, out))
+        return out
+
     def _compressed(self, out: Feed, prompt: Array) -> Feed:
         """The caches after compress, from the caches and query windows of the last chunk, or from
         the votes of the repeated prompt."""
