@@ -84,6 +84,9 @@ class RankExecutor(Executor):
     ) -> Integers:
         _refuse("multi-token prediction")
 
+    def repeat(self, slot: int, prompt: Sequence[int], index: int) -> Prediction:
+        _refuse("the repetition of a prompt")
+
     def accept(self, slot: int, count: int) -> None:
         with self._together("accept", slot, count):
             super().accept(slot, count)
