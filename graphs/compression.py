@@ -120,7 +120,7 @@ def select(
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(name, np.int64, shape)
     sizes = {"K": [layout.K], "pool_kernel": [1, geometry.pool_kernel], **_window(layout)}
-    if states.votes:
+    if states.votes is not None:
         call(graph, "SelectVoted", [states.votes, states.prompt_length], [positions], **sizes)
         return positions
     voting = [_voting(graph, states), scored(graph, states), states.prompt_length]

@@ -384,8 +384,7 @@ def test_lm_eval_command_line_prints_errors_without_a_traceback(
         "lm_eval.__main__.cli_evaluate", lambda: lm_eval.simple_evaluate(**arguments)
     )
     assert main() == 2
-    error = capsys.readouterr().err
-    assert f"error: {tmp_path} is not a build directory" in error
+    assert f"error: {tmp_path} is not a build directory" in (error := capsys.readouterr().err)
     assert "\n\nhint: make one with" in error
 
 
@@ -398,5 +397,4 @@ lm = SnapexportLM(build={str(snapstream)!r}, threads=1)
 lm.loglikelihood([Instance("loglikelihood", {{}}, ("The old", " clock"), 0)])
 print(*[name for name in ("torch", "transformers", "onnx") if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == "", done.stdout
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr

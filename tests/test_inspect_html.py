@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from snapexport.builder import build
 from snapexport.cli.app import main
-from snapexport.cli.page import TokenizedPrompt, render, whole_file
+from snapexport.cli.page import TokenizedPrompt, render
 from snapexport.cli.page.data import kept_bits, layer_regions, packed
+from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
@@ -294,14 +295,17 @@ def test_a_page_on_a_full_disk_is_an_error_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(UserError, match="No space left"), whole_file(tmp_path / "a") as write:
+    with (
+        pytest.raises(UserError, match="No space left"),
+        whole_file(tmp_path / "a", "--html") as write,
+    ):
         write("text")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_page_behind_a_symlink_keeps_the_symlink(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("page")
-    with whole_file(tmp_path / "link") as write:
+    with whole_file(tmp_path / "link", "--html") as write:
         write("text\r\n")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "page").read_bytes() == b"text\r\n"

@@ -51,8 +51,6 @@ def function(
 
     if name in EXPERTS:
         return onnx.parser.parse_function(experts.text(name, biased))
-    if name in ("RepetitionVotes", "SelectVoted"):
-        return onnx.parser.parse_function(repetition.text(name, vote, softcapped, pool_kernel))
     return onnx.parser.parse_function(_text(name, vote, softcapped, pool_kernel, spare))
 
 
@@ -64,6 +62,8 @@ def _text(
         "RingFill": ring_fill.TEXT,
         "QueryWindow": query_window.TEXT,
         "SnapKVSelect": snapkv_select.text(vote, softcapped, pool_kernel),
+        "RepetitionVotes": repetition.votes_text(softcapped),
+        "SelectVoted": repetition.select_text(vote, pool_kernel),
         "SnapStreamGather": snapstream_gather.TEXT,
         "ExtendGather": extend_gather.text(spare),
         "Int8Scale": int8_cache.SCALE_TEXT,

@@ -16,7 +16,14 @@ SnapKVSelect: pool, then keep the K highest of the eligible positions. KVzip doe
 
 from collections.abc import Mapping
 
-from snapexport.graphs.functions.snapkv_select import CONSTANTS, ELIGIBLE, KEPT, SCORES, parts
+from snapexport.graphs.functions.snapkv_select import (
+    CONSTANTS,
+    ELIGIBLE,
+    KEPT,
+    SCORES,
+    pool_text,
+    scores_text,
+)
 
 _VOTES = (
     """
@@ -79,7 +86,11 @@ SelectVoted <L_sink, L_recent, K, pool_kernel> (largest, prompt_length) => (topk
 )
 
 
-def text(name: str, choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
-    """One of the two as ONNX text, for the option `pool` (see STAGES)."""
-    whole = {"RepetitionVotes": _VOTES, "SelectVoted": _SELECT}[name]
-    return whole % parts(choices, softcapped, pool_kernel)
+def votes_text(softcapped: bool) -> str:
+    """RepetitionVotes as ONNX text."""
+    return _VOTES % {"scores": scores_text(softcapped)}
+
+
+def select_text(choices: Mapping[str, str], pool_kernel: int) -> str:
+    """SelectVoted as ONNX text, for the option of the stage `pool`."""
+    return _SELECT % {"pool": pool_text(choices, pool_kernel)}

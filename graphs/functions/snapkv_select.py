@@ -111,11 +111,16 @@ _TEXT = _HEAD + CONSTANTS + _POSITIONS + ELIGIBLE + SCORES + _VOTES + KEPT
 
 def text(choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
     """SnapKVSelect as ONNX text, for one option of each stage (see STAGES)."""
-    return _TEXT % parts(choices, softcapped, pool_kernel)
-
-
-def parts(choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> dict[str, str]:
-    """What stands for `%(name)s` in a text: an option of each stage, and the scores."""
     stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
-    stages["pool"] %= {"kernel": f"[1, {pool_kernel}]"}
-    return stages | {"scores": _SOFTCAPPED if softcapped else _PLAIN}
+    stages["pool"] = pool_text(choices, pool_kernel)
+    return _TEXT % (stages | {"scores": scores_text(softcapped)})
+
+
+def pool_text(choices: Mapping[str, str], pool_kernel: int) -> str:
+    """The stage `pool`."""
+    return STAGES["pool"][choices["pool"]] % {"kernel": f"[1, {pool_kernel}]"}
+
+
+def scores_text(softcapped: bool) -> str:
+    """The end of SCORES."""
+    return _SOFTCAPPED if softcapped else _PLAIN

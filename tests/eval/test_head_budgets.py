@@ -55,6 +55,7 @@ def test_build_takes_what_calibrate_writes(
         (["--length", "64"], "passages of 64 tokens tell nothing"),
         (["--length", "513"], "a prompt has up to 512"),
         (["--documents", "nowhere.txt"], "cannot read nowhere.txt"),
+        (["--out", "/nowhere/heads.json"], "cannot write /nowhere/heads.json"),
     ],
 )
 def test_calibrate_refuses_what_tells_nothing(

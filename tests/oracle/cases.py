@@ -151,7 +151,8 @@ def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:
     if case.head_budget:
         rows = tuple(tuple(map(float, row)) if any(row) else () for row in case.head_budget)
         options["head_budget"] = out.with_suffix(".heads.json")
-        HeadBudget(len(case.head_budget[0]), rows).write(options["head_budget"], {})
+        text = HeadBudget(len(case.head_budget[0]), rows).text({})
+        options["head_budget"].write_text(text)
     else:
         options["head_budget"] = None
     options["decode_batches"] = case.decode_batches or (case.batch,)  # fewer graphs: faster

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
 from snapexport.contract.outside import read_object
@@ -70,11 +69,11 @@ class HeadBudget:
                 rows[one.layer][head] = float(shape.K)
         return cls(kv_heads, tuple(tuple(row) if any(row) else () for row in rows))
 
-    def write(self, path: Path, calibration: dict[str, Any]) -> None:
-        """Write the file. calibration: what was measured."""
+    def text(self, calibration: dict[str, Any]) -> str:
+        """The content of a file. calibration: what was measured."""
         layers = [[round(one, 2) for one in row] for row in self.layers]
         found = {"format": FORMAT, "kv_heads": self.kv_heads, "calibration": calibration}
-        write_whole(path, json.dumps(found | {"layers": layers}) + "\n")
+        return json.dumps(found | {"layers": layers}) + "\n"
 
     def require_model(self, model: ModelFacts) -> None:
         """Raise UserError for budgets of another model, or a model whose heads cannot differ."""

@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from snapexport.cli.console import OUT, AnswerProgress
+from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
 
@@ -67,10 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     if tokenizer is None:
         raise UserError(f"{build.directory} has no tokenizer.json", "copy the checkpoint's into it")
     chosen = passages(read_documents(arguments.documents), tokenizer, length, count)
-    with AnswerProgress(len(chosen), "passages") as progress:
-        budget = calibrated(build, [one.ids for one in chosen], progress.advance)
     told = {"passages": [one.name for one in chosen], "tokens": length}
-    budget.write(arguments.out, told | {"kept": build.manifest.geometry.held_whole})
+    with whole_file(arguments.out, "--out") as write:
+        with AnswerProgress(len(chosen), "passages") as progress:
+            budget = calibrated(build, [one.ids for one in chosen], progress.advance)
+        write(budget.text(told | {"cache_slots": build.manifest.geometry.held_whole}))
     shares = [max(row) / (sum(row) / len(row)) for row in budget.layers if row]
     report = {"file": str(arguments.out), **told, "largest_share_of_mean": round(max(shares), 2)}
     if arguments.json:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.cli import page, prompt
+from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
@@ -50,7 +51,7 @@ def found(
     """The kept positions of a prompt, if one is given; written to a page, if --html is given."""
     if given is None:
         return None
-    with page.whole_file(html) if html else nullcontext() as write:
+    with whole_file(html, "--html") if html else nullcontext() as write:
         kept = kept_positions(build, given, backend)
         if write:
             write(html_page(build, given, kept))

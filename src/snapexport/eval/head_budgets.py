@@ -33,11 +33,12 @@ def require_votes(build: Build) -> None:
             f"{build.directory} has no vote to measure",
             "calibrate with a build of --policy snapstream that prefills chunk by chunk",
         )
-    if geometry.head_groups or geometry.repeats or build.manifest.tensor_parallel > 1:
+    if geometry.head_groups or geometry.vote_queries != "prompt":
         raise UserError(
-            f"{build.directory} has head groups, several ranks, or a vote of the repeated prompt",
+            f"{build.directory} has head groups, or other --vote-queries than prompt",
             "calibrate with a build of the same model without them",
         )
+    build.require_one_rank("calibrate")
     if build.manifest.model.kv_lora_rank or build.manifest.model.num_key_value_heads == 1:
         raise UserError(
             f"the layers of {build.directory} have one KV head each: there is nothing to share",
@@ -48,11 +49,10 @@ def require_votes(build: Build) -> None:
 def calibrated(
     build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
 ) -> HeadBudget:
-    """The mean budgets of all prompts (token ids). Raises UserError as `require_votes` does.
+    """The mean budgets of all prompts (token ids), by a build that `require_votes` has taken.
 
     on_prompt: called after each.
     """
-    require_votes(build)
     each = []
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(build) as runner:
         for prompt in prompts:
