@@ -1,6 +1,7 @@
 """Builds that were changed or written by another version are refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -14,6 +15,8 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import MANIFEST, Manifest
 
 Fields = dict[str, Any]
+
+LM_HEAD = "weights/lm_head.weight.safetensors"
 
 
 @pytest.fixture
@@ -77,7 +80,8 @@ def test_a_changed_byte_of_a_graph_is_refused(build_copy: Path, name: str) -> No
         (lambda d: (d / MANIFEST).write_text("[]"), "does not hold a JSON object"),
         (lambda d: (d / f"{MANIFEST}.sha256").unlink(), "is missing"),
         (lambda d: (d / "decode.onnx").unlink(), "is missing"),
-        (lambda d: (d / "weights/lm_head.weight.safetensors").write_bytes(b"x"), "bytes"),
+        (lambda d: os.truncate(d / LM_HEAD, 40), "has 40 bytes, the manifest says"),
+        (lambda d: (d / LM_HEAD).open("ab").write(b"x"), "bytes, the manifest says"),
     ],
 )
 def test_missing_and_damaged_files_of_a_build_are_refused(

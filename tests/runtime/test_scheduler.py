@@ -301,6 +301,18 @@ def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds()
     assert scheduler.schedule().moves == ((1, 0),)
 
 
+def test_requests_get_the_slots_that_moved_ones_left() -> None:
+    scheduler = Scheduler(batch=2, chunk=4, decode_batches=(1, 2))
+    for i in range(2):
+        scheduler.add(i, 4)
+    while len(scheduler.schedule().decode) < 2:
+        pass
+    scheduler.finish(0)
+    assert scheduler.schedule().moves == ((1, 0),)
+    scheduler.add(2, 4)
+    assert [chunk.slot for chunk in scheduler.schedule().prefill] == [1]
+
+
 def test_a_cancel_in_prefill_frees_the_slot_for_the_next_request() -> None:
     scheduler = Scheduler(batch=1, chunk=4)
     scheduler.add(0, 100)
