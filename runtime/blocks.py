@@ -73,6 +73,7 @@ class Blocks:
         buffers = allocate(self._memory, entry, given | self._row | after)
         self._graph = BoundGraph(backend, "extend", entry, buffers)
         self._chunk: int = specs[names.INPUT_IDS].shape[1]
+        self._voters = geometry.block_voters(self._chunk)
         self._length = 0
 
     def begin(self, parked: ParkedRow | None) -> None:
@@ -89,12 +90,18 @@ class Blocks:
     def run(
         self, slot: int, prompt: Sequence[int], start: int, end: int, temperature: float
     ) -> Prediction:
-        """Take the tokens at positions [start, end); the prompt's last ones fill the batch slot."""
-        assert start == self._length and 0 < end - start <= self._chunk
-        arrays = self._graph.arrays
-        write_tokens(arrays, prompt[start:end], temperature)
-        arrays[names.POSITION_IDS][0] = np.arange(start, start + self._chunk)
-        arrays[names.CHUNK_LENGTH][:] = end - start
+        """Take the tokens at positions [start, end); the prompt's last ones fill the batch slot.
+
+        The prompt's last tokens are fed behind every other block, and vote on it.
+        """
+        assert start == self._length and start < end
+        arrays, count = self._graph.arrays, end - start
+        positions = np.arange(start, start + self._chunk)
+        voters = self._voters if end < len(prompt) else 0
+        write_tokens(arrays, [*prompt[start:end], *prompt[len(prompt) - voters :]], temperature)
+        positions[count:] = -1
+        arrays[names.POSITION_IDS][0] = positions
+        arrays[names.CHUNK_LENGTH][:] = count + voters
         self._graph.run()
         for name, after in self._copied.items():
             self._memory.copy(self._row[name], after)

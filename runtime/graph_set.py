@@ -28,6 +28,7 @@ class Limits:
     compressed row. longest_prompt: tokens of a prompt. positions: tokens are fed at positions below
     it. pseudo_tokens: written after each prompt of more than `held_whole` tokens. repeats: whether
     such a prompt is repeated. drafts: whether it drafts tokens itself (`Executor.draft`).
+    block_voters: of a prompt's last tokens, which each of its blocks but the last has room for.
     """
 
     batch: int
@@ -43,6 +44,7 @@ class Limits:
     held_whole: int = 0
     repeats: bool = False
     drafts: bool = False
+    block_voters: int = 0
 
     @classmethod
     def of(
@@ -75,6 +77,7 @@ class Limits:
             held_whole=manifest.geometry.held_whole,
             repeats=manifest.geometry.repeats and not full_cache,
             drafts=drafts,
+            block_voters=manifest.geometry.block_voters(manifest.prefill_chunk),
         )
 
     def repeated_chunks(self, prompt_length: int) -> int:

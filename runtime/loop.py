@@ -47,7 +47,11 @@ class Loop:
         self._tokenizer = tokenizer
         limits = self._limits = executor.limits
         self._scheduler = Scheduler(
-            limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
+            limits.batch,
+            limits.prefill_chunk,
+            max_num_batched_tokens,
+            limits.decode_batches,
+            limits.block_voters,
         )
         self._parked = parked
         self._most_drafted = limits.tokens_per_step - 1 if speculates else 0

@@ -17,7 +17,7 @@ Invariants
   before other prompts, and between the chunks of one, but not between the blocks of one: these
   share a row.
 - The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
-  where L <= C. Onto a compressed row they are blocks, which follow each other and are equally long.
+  where L <= C. Onto a compressed row they are blocks, which follow each other (`block_end`).
 - A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk, apart from
   what follows a last chunk. On average over many steps the limit holds.
 - A running request moves to a lower batch slot if all running requests then fit a smaller decode
@@ -89,13 +89,15 @@ class Scheduler:
         chunk: int,
         max_num_batched_tokens: int | None = None,
         decode_batches: Sequence[int] = (),
+        block_voters: int = 0,
     ) -> None:
         """Raise UserError for a limit that leaves nothing for prefill.
 
         batch: batch slots. chunk: tokens. max_num_batched_tokens: None for `chunk + batch`.
-        decode_batches: those of `Limits`; if empty, every step runs all batch slots.
+        decode_batches: those of `Limits`; if empty, every step runs all batch slots. block_voters:
+        as in `Limits`.
         """
-        self._chunk = chunk
+        self._chunk, self._voters = chunk, block_voters
         self._decode_batches = decode_batches or (batch,)
         most = chunk + batch if max_num_batched_tokens is None else max_num_batched_tokens
         if most <= batch:
@@ -235,7 +237,8 @@ class Scheduler:
             repeated = current.repeated
             current.repeated += 1
         elif current.in_blocks:
-            start, end = current.done, _block_end(current.done, current.prompt_length, self._chunk)
+            start = current.done
+            end = block_end(start, current.prompt_length, self._chunk, self._voters)
         else:
             end = min(current.done + self._chunk, current.prompt_length)
             start = max(0, end - self._chunk)
@@ -250,10 +253,13 @@ class Scheduler:
         return Chunk(current.request_id, current.slot, start, end, is_last, repeated)
 
 
-def _block_end(start: int, end: int, chunk: int) -> int:
-    """Return the end of the block at `start`: blocks of equal size, up to one token.
+def block_end(start: int, end: int, chunk: int, voters: int) -> int:
+    """Return the end of the block at `start` of a prompt that ends at `end`.
 
-    A last block of few tokens would leave the vote to these few.
+    The prompt's last `voters` tokens go behind each block but the last, which has them. So counted
+    all blocks are equally long, up to one token: a short one would leave the vote to few.
     """
-    blocks = -(-(end - start) // chunk)
-    return start + -(-(end - start) // blocks)
+    if end - start <= chunk:
+        return end
+    blocks = -(-(end - voters - start) // (chunk - voters))
+    return start + -(-(end - voters - start) // blocks)

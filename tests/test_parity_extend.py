@@ -53,13 +53,15 @@ class Extended:
                 [every, request.topk[layer]], axis=1
             )[None]
 
-    def take(self, ids: Sequence[int]) -> Array:
-        """One turn of up to a chunk -> logits [V]."""
-        chunk = self.build.chunk
+    def take(self, ids: Sequence[int], voters: Sequence[int] = ()) -> Array:
+        """One turn -> logits [V]. voters: tokens that vote behind it."""
+        chunk, count = self.build.chunk, len(ids) + len(voters)
+        positions = self.length + np.arange(chunk)[None]
+        positions[0, len(ids) : count] = -1
         feeds = {
-            "input_ids": padded(ids, chunk, 0),
-            "position_ids": self.length + np.arange(chunk)[None],
-            "chunk_length": np.array([len(ids)]),
+            "input_ids": padded([*ids, *voters], chunk, 0),
+            "position_ids": positions,
+            "chunk_length": np.array([count]),
         }
         out = run_graph(self.session, feeds | self.row)
         self.length += len(ids)
@@ -82,17 +84,19 @@ class Extended:
         return kept
 
 
-def assert_extends(case: Case, lengths: tuple[int, ...]) -> None:
+def assert_extends(case: Case, lengths: tuple[int, ...], voters: tuple[int, ...] = ()) -> None:
+    """voters: how many of the last tokens vote behind each turn."""
     build, geometry = cases.built(case), case.geometry
     checkpoint = cases.checkpoint(case.checkpoint)
-    ids, want = turns.first_clear(checkpoint, lengths, geometry, STEPS, VOCABULARY)
+    ids, want = turns.first_clear(checkpoint, lengths, geometry, STEPS, VOCABULARY, voters)
     extended, where = Extended(build), f"{case} {lengths}"
     for turn, tokens in enumerate(ids):
         if turn == 0 and (len(tokens) > build.chunk or build.single_shot):
             logits, request = prefill_and_compress(build, tokens)
             extended.start(request, geometry)
         else:
-            logits = extended.take(tokens)
+            voting = tokens[:0] if not voters else ids[-1][len(ids[-1]) - voters[turn] :]
+            logits = extended.take(tokens, voting)
         assert_logits(logits, want.logits[turn], f"{where} turn {turn}")
         for layer, kept in enumerate(extended.kept(geometry)):
             assert np.array_equal(kept, want.kept[turn][layer]), f"{where} {turn} {layer}"
@@ -117,6 +121,11 @@ def test_turns_agree_with_transformers(name: str, lengths: tuple[int, ...]) -> N
     assert_extends(Case(name, extend=True), lengths)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_end_of_a_prompt_votes_on_blocks(name: str) -> None:
+    assert_extends(Case(name, extend=True), (24, 24, 3, 31, 30), (8, 1, 8, 0, 0))
+
+
 VARIANTS: list[dict[str, Any]] = [
     {"target": "portable"},
     {"target": "portable", "checkpoint": "gpt-oss"},
@@ -137,6 +146,7 @@ VARIANTS: list[dict[str, Any]] = [
 def test_every_option_extends(options: dict[str, Any]) -> None:
     case = Case(**{"extend": True} | options)
     assert_extends(case, (14, 16, 16, 9, 3, 16))
+    assert_extends(case, (8, 8, 8, 8, 16), (0, 8, 8, 8, 0))
 
 
 @pytest.mark.parametrize(("cache_dtype", "share"), [("fp16", 0.01), ("int8", 0.2)])

@@ -4,6 +4,10 @@ Each layer lays its cached entries out in the order of their positions, with the
 Then the chunk attends as in prefill, its last queries vote, and what was kept, what leaves the ring
 and the chunk itself compete for the K places. Entries stand for positions in the vote: it pools
 over neighbours in the cache.
+
+Behind a chunk's own tokens others may follow whose position_ids are -1. They attend as if the text
+went on with them, vote, and are not kept: so a prompt's end votes on each of its blocks (FINCH,
+arXiv:2408.00167).
 """
 
 from dataclasses import dataclass
@@ -128,7 +132,8 @@ def _pasts(graph: gs.Graph, layer: int, rows: list[gs.Variable], slots: int) -> 
 class _Chunk:
     """The chunk's inputs, and what every layer computes of them alike.
 
-    total_length: int64 [1], of the prompt up to the chunk's last valid token.
+    taken: int64 [1], valid tokens that have a position: they come into the cache.
+    total_length: int64 [1], of the prompt up to the last of these.
     """
 
     def __init__(self, graph: gs.Graph, L_obs: int) -> None:
@@ -137,8 +142,19 @@ class _Chunk:
         self.length = graph_input(graph, names.CHUNK_LENGTH)
         self.positions = gs.Variable(names.POSITION_IDS, np.int64, (1, self.tokens))
         self.first = self._take_first()
-        (self.total_length,) = node(graph, "Add", [self.first, self.length])
+        self.taken = self._taken()
+        (self.total_length,) = node(graph, "Add", [self.first, self.taken])
         self._rows: gs.Tensor | None = None
+
+    def _taken(self) -> gs.Tensor:
+        graph = self._graph
+        row = computed_range(graph, 0, self.tokens)
+        (flat,) = node(graph, "Reshape", [self.positions, int64s(graph, -1)])
+        (has_position,) = node(graph, "GreaterOrEqual", [flat, int64s(graph, 0)])
+        (is_valid,) = node(graph, "Less", [row, self.length])
+        (is_taken,) = node(graph, "And", [has_position, is_valid])
+        (counted,) = node(graph, "Cast", [is_taken], to=_INT64)
+        return node(graph, "ReduceSum", [counted, int64s(graph, 0)])[0]
 
     def _take_first(self) -> gs.Tensor:
         """The chunk's first position, int64 [1], in the place of past_length."""
@@ -176,7 +192,8 @@ class _Chunk:
 class _Entries:
     """The entries of layers of one shape: of a cache in the order of positions, then of the chunk.
 
-    count: N = S + C. valid: int64 [1], cached entries. total: int64 [1], with the chunk's.
+    count: N = S + C. valid: int64 [1], cached entries. total: int64 [1], with the chunk's, but for
+    those that only vote.
     """
 
     def __init__(
@@ -187,7 +204,7 @@ class _Entries:
         self._slots, self.count = shape.cache_slots, shape.cache_slots + chunk.tokens
         self._index = computed_range(graph, 0, self.count)
         self.valid = self._valid(held)
-        (self.total,) = node(graph, "Add", [self.valid, chunk.length])
+        (self.total,) = node(graph, "Add", [self.valid, chunk.taken])
         (end,) = node(graph, "Add", [self.valid, int64s(graph, chunk.tokens)])
         self.place = [self.valid, end]
         self._source = self._sources(shape)

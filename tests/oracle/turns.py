@@ -1,7 +1,8 @@
 """Computes the expected answer of a build that takes a prompt in turns, compressing after each.
 
 A turn's tokens attend to what the turns before left, and to each other. Then the turn's last
-queries vote over everything that its last token saw, as if that were a whole prompt.
+queries vote over everything that its last token saw, as if that were a whole prompt. Behind a turn
+the prompt's last tokens may vote, as if the text went on with them: then they are forgotten.
 """
 
 from collections.abc import Sequence
@@ -48,15 +49,27 @@ class TurnsRun:
 @kept
 @torch.no_grad()
 def run(
-    model_dir: Path, turns: Sequence[Sequence[int]], geometry: CacheGeometry, steps: int
+    model_dir: Path,
+    turns: Sequence[Sequence[int]],
+    geometry: CacheGeometry,
+    steps: int,
+    voters: Sequence[int] = (),
 ) -> TurnsRun:
-    """All turns, then `steps` tokens greedily from what is kept."""
+    """All turns, then `steps` tokens greedily from what is kept.
+
+    voters: how many of the last turn's last tokens vote behind each turn; none if empty.
+    """
     memory, model, past = TurnMemory(geometry, turns), load(model_dir, MASKED), DynamicCache()
     logits, tokens, kept = [], [], []
+    voters = [*(voters or [0] * len(turns)), *[0] * steps]
     with watched(model) as routing:
         for index, feed in enumerate([*turns, *[None] * steps]):
-            ids = torch.tensor([tokens[-1:] if feed is None else list(feed)])
+            voting = list(turns[-1][len(turns[-1]) - voters[index] :])
+            ids = torch.tensor([(tokens[-1:] if feed is None else list(feed)) + voting])
+            memory.voters = len(voting)
             out = model(ids, past_key_values=past, logits_to_keep=1, use_cache=True, memory=memory)
+            if voting:
+                past.crop(-len(voting))
             logits.append(out.logits[0, -1].numpy())
             if index < len(turns):
                 kept.append([memory.kept[layer].numpy() for layer in range(geometry.num_layers)])
@@ -71,6 +84,8 @@ class TurnMemory:
 
     geometry: CacheGeometry
     turns: Sequence[Sequence[int]]
+    voters: int = 0
+    """Of the tokens that are fed next, the last ones, which are not kept."""
     kept: dict[int, Tensor] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
 
@@ -78,8 +93,8 @@ class TurnMemory:
         """Bool [Hkv,Q,N], or [1,Q,N] for all, for query [H,Q,D] and all keys [Hkv,N,D]."""
         (_, shape, _), *_ = caches = caches_of(self.geometry, layer)
         (_, rows, _), total = query.shape, key.shape[1]
-        is_turn = total <= sum(map(len, self.turns))
         every, first = torch.arange(total), total - rows
+        is_turn = first < sum(map(len, self.turns))
         if caches[0].cache not in self.kept:
             held_before = torch.zeros((1, total), dtype=torch.bool)
         else:
@@ -89,7 +104,8 @@ class TurnMemory:
         visible = held[:, None] & causal(rows, total)
         if is_turn:
             visible = visible | (causal(rows, total) & (every >= first))
-            self._vote(layer, query, key, visible[:, -1], scoring)
+            seen = visible[:, -1] & (every < total - self.voters)
+            self._vote(layer, query, key, seen, scoring)
         return visible
 
     def _vote(self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring) -> None:
@@ -124,12 +140,17 @@ class TurnMemory:
 
 @cache
 def first_clear(
-    model_dir: Path, lengths: tuple[int, ...], geometry: CacheGeometry, steps: int, vocabulary: int
+    model_dir: Path,
+    lengths: tuple[int, ...],
+    geometry: CacheGeometry,
+    steps: int,
+    vocabulary: int,
+    voters: tuple[int, ...] = (),
 ) -> tuple[list[list[int]], TurnsRun]:
-    """Random turns of these lengths whose answer is clear, and the answer."""
+    """Random turns of these lengths whose answer is clear, and the answer. voters: as in `run`."""
     for seed in range(100):
         rng = np.random.default_rng([*lengths, seed])
         turns = [rng.integers(3, vocabulary, n).tolist() for n in lengths]
-        if (found := run(model_dir, turns, geometry, steps)).is_clear:
+        if (found := run(model_dir, turns, geometry, steps, voters)).is_clear:
             return turns, found
     raise AssertionError(f"no clear turns of {lengths}")

@@ -30,18 +30,29 @@ def joined(ids: list[list[int]]) -> list[int]:
     return [token for turn in ids for token in turn]
 
 
-def expected(lengths: tuple[int, ...], case: Case = CASE) -> tuple[list[list[int]], list[int]]:
+def expected(
+    lengths: tuple[int, ...], case: Case = CASE, voters: tuple[int, ...] = ()
+) -> tuple[list[list[int]], list[int]]:
     """Clear turns of these lengths, and the greedy tokens behind the last."""
-    checkpoint = cases.checkpoint(case.checkpoint)
-    ids, want = turns.first_clear(checkpoint, lengths, case.geometry, STEPS, VOCABULARY)
+    where = cases.checkpoint(case.checkpoint), lengths, case.geometry
+    ids, want = turns.first_clear(*where, STEPS, VOCABULARY, voters)
     return ids, want.tokens
 
 
-@pytest.mark.parametrize("lengths", [(20,), (32,), (24, 23, 23), (30,) * 5])
+@pytest.mark.parametrize("lengths", [(20,), (32,), (21, 21, 28), (24, 24, 24, 24, 23, 31)])
 @pytest.mark.parametrize("case", [CASE, Case("deepseek-v3", extend=True)], ids=str)
 def test_a_prompt_in_blocks_agrees_with_transformers(case: Case, lengths: tuple[int, ...]) -> None:
-    ids, tokens = expected(lengths, case)
+    voters = (*[case.geometry.L_obs] * (len(lengths) - 1), 0)
+    ids, tokens = expected(lengths, case, voters)
     (answer,) = llm(case, prefill="blocks").generate([joined(ids)], GREEDY)
+    assert list(answer.token_ids) == tokens
+
+
+def test_the_end_of_a_long_turn_votes_on_its_blocks() -> None:
+    (first, *more), tokens = expected((90, 22, 30), CASE, (0, 8, 0))
+    model = llm(parked_rows=1)
+    model.generate([first], GREEDY)
+    (answer,) = model.generate([first + joined(more)], GREEDY)
     assert list(answer.token_ids) == tokens
 
 
@@ -169,13 +180,14 @@ def test_the_row_that_was_used_longest_ago_goes_first() -> None:
     assert found(rows, 1, 1).token_ids == (1,)
 
 
+@pytest.mark.parametrize("voters", [0, 1, 4])
 @pytest.mark.parametrize(("done", "length"), [(0, 1), (0, 8), (0, 9), (5, 30), (0, 33), (31, 32)])
-def test_blocks_follow_each_other_and_are_equally_long(done: int, length: int) -> None:
-    scheduler = Scheduler(batch=1, chunk=8)
+def test_blocks_follow_each_other_and_are_equally_long(done: int, length: int, voters: int) -> None:
+    scheduler = Scheduler(batch=1, chunk=8, block_voters=voters)
     scheduler.add(0, length, done, in_blocks=True)
     blocks: list[tuple[int, int]] = []
     while not blocks or blocks[-1][1] < length:
         blocks += [(one.start, one.end) for one in scheduler.schedule().prefill]
-    sizes = [end - start for start, end in blocks]
+    sizes = [end - start + voters * (end < length) for start, end in blocks]
     assert [start for start, _ in blocks] == [done, *(end for _, end in blocks[:-1])]
     assert max(sizes) <= 8 and max(sizes) - min(sizes) <= 1

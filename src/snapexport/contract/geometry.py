@@ -262,6 +262,10 @@ class CacheGeometry:
         """Whether the prompt is fed again, so that the queries of all its tokens vote."""
         return self.vote_queries == "repeat" and any(layer.K for layer in self.layers)
 
+    def block_voters(self, chunk: int) -> int:
+        """A prompt's last tokens that vote on each of its blocks: W, and at most half a chunk."""
+        return min(self.L_obs, chunk // 2) if any(layer.K for layer in self.layers) else 0
+
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt: the full-length cache holds what votes behind it."""

@@ -19,7 +19,7 @@ from snapexport.contract.latents import LatentSizes
 from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.contract.targets import CacheDType, DType, Target
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
