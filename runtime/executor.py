@@ -174,11 +174,11 @@ class Executor:
     def prefill_prompt(
         self, slot: int, prompt: Sequence[int], temperature: float = 1.0
     ) -> Prediction:
-        """Run all chunks of a prompt that is alone, cut as the scheduler cuts them."""
-        chunk, length = self.limits.prefill_chunk, len(prompt)
-        for end in [*range(chunk, length, chunk), length]:
-            prediction = self.prefill(slot, prompt, max(0, end - chunk), end, temperature)
-        for index in range(self.limits.repeated_chunks(length)):
+        """Run all chunks of a prompt that is alone, or all blocks, cut as the scheduler does."""
+        run = self.prefill if self.limits.longest_prefill else self.extend
+        for start, end in self.limits.cuts(len(prompt)):
+            prediction = run(slot, prompt, start, end, temperature)
+        for index in range(self.limits.repeated_chunks(len(prompt))):
             prediction = self.repeat(slot, prompt, index)
         return prediction
 

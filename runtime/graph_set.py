@@ -11,6 +11,7 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import BASELINE, MTP, MTP_PREFILL, GraphName, Manifest
 from snapexport.runtime.hand_over import Role
 from snapexport.runtime.repetition import repeated_starts
+from snapexport.runtime.scheduler import block_end
 
 PrefillForm = Literal["chunks", "blocks", "both"]
 """chunks: into a cache of full length, which is then compressed. blocks: onto a compressed row.
@@ -79,6 +80,19 @@ class Limits:
             drafts=drafts,
             block_voters=manifest.geometry.block_voters(manifest.prefill_chunk),
         )
+
+    def cuts(self, prompt_length: int) -> list[tuple[int, int]]:
+        """[start, end) of a prompt's chunks, or of its blocks where there are no chunks."""
+        chunk = self.prefill_chunk
+        if self.longest_prefill:
+            ends = [*range(chunk, prompt_length, chunk), prompt_length]
+            return [(max(0, end - chunk), end) for end in ends]
+        blocks, start = list[tuple[int, int]](), 0
+        while start < prompt_length:
+            end = block_end(start, prompt_length, chunk, self.block_voters)
+            blocks.append((start, end))
+            start = end
+        return blocks
 
     def repeated_chunks(self, prompt_length: int) -> int:
         """Chunks in which prefill repeats a prompt; 0: it does not."""

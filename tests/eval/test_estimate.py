@@ -39,6 +39,15 @@ def test_an_estimate_counts_pseudo_tokens(vault_build: Build, clock: None) -> No
     assert wanted[1] - wanted[0] == pytest.approx(modes * (CHUNK + STEP * steps))
 
 
+def test_an_estimate_counts_blocks(vault_build: Build, clock: None) -> None:
+    """Prompts of 250 tokens are three blocks of 128, each with the 8 tokens that vote."""
+    wanted = [
+        estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=chosen)).seconds
+        for chosen in (("full", "streaming"), ("full", "snapstream:prefill=blocks"))
+    ]
+    assert wanted[1] - wanted[0] == pytest.approx(2 * 3 * CHUNK)
+
+
 def test_the_memory_of_an_estimate_is_that_of_weights_and_caches(vault_build: Build) -> None:
     both = vault_grid(vault_build, lengths=(250,), policies=("full", "snapstream"))
     one = vault_grid(vault_build, lengths=(250,), policies=("full",))

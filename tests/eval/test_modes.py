@@ -67,6 +67,15 @@ def test_snapstream_answers_what_streaming_has_lost(together: list[Outcome]) -> 
     assert mean(together, "full", "agnostic") > 0.8
 
 
+def test_prompts_in_blocks_answer_a_question_at_their_end(
+    vault_build: Build, together: list[Outcome]
+) -> None:
+    in_blocks = "snapstream:prefill=blocks"
+    blocks = outcomes(vault_build, policies=(in_blocks, "streaming:prefill=blocks"))
+    assert mean(blocks, in_blocks, "aware") >= mean(together, "snapstream", "aware") - 0.2
+    assert mean(blocks, "streaming:prefill=blocks", "aware") < 0.3
+
+
 def test_the_first_token_is_right_even_when_the_cache_lost_the_answer(
     together: list[Outcome],
 ) -> None:

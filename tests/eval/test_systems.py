@@ -150,6 +150,8 @@ def test_the_full_cache_is_one_system_at_any_budgets() -> None:
         ("snapstream", 600, "'snapstream' in 600 slots: --kv-budget 600 is more than --L-max 512"),
         ("streaming:K=8", 64, "--policy streaming keeps no top-k"),
         ("sage:L_obs=4", 64, "--policy sage means --L-obs 1"),
+        ("snapstream:prefill=rows", 64, "prefill 'rows' is not known"),
+        ("full:prefill=blocks", 64, "--extend is for compressed caches"),
         ("full:L_sink=4", 64, "'full:L_sink=4': --policy full keeps everything"),
     ],
 )
@@ -164,6 +166,15 @@ def test_a_model_with_only_sliding_layers_is_refused() -> None:
     facts = model((32, 32))
     with pytest.raises(UserError, match="every layer of the model has a sliding window"):
         typical_layer(geometry(facts), facts)
+
+
+def test_a_system_may_take_prompts_in_blocks() -> None:
+    facts = model()
+    names = "snapstream", "snapstream:prefill=blocks,L_obs=3", "streaming:prefill=blocks"
+    chunks, blocks, streaming = found(geometry(facts), facts, names, [64])
+    assert (chunks.in_blocks, blocks.in_blocks, streaming.in_blocks) == (False, True, True)
+    assert blocks.geometry == replace(chunks.geometry, L_obs=3)
+    assert [one.report()["prefill"] for one in (chunks, blocks)] == ["chunks", "blocks"]
 
 
 def test_queries_that_vote_are_the_builds_unless_a_policy_names_others() -> None:

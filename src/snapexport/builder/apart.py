@@ -29,8 +29,8 @@ def require_apart(given: Mapping[str, Any]) -> None:
     queries = given["vote_queries"] or "prompt"
     if given["extend"] and queries != "prompt":
         raise UserError(
-            f"--extend is not supported with --vote-queries {queries}: a block's own queries vote "
-            "on what it extends",
+            f"--extend is not supported with --vote-queries {queries}: the end of a block or "
+            "of its prompt votes",
             "leave one of them out",
         )
     _require_head_groups(given)

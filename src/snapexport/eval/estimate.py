@@ -89,14 +89,21 @@ def _windows(grid: Grid) -> int:
 
 
 def _behind(grid: Grid, length: int, chunk: float, step: float) -> float:
-    """Seconds for what votes behind one prompt in all systems.
+    """Seconds for one prompt in all systems, beyond the chunks that they share.
 
-    Pseudo tokens are decode steps and a chunk, a repetition is all chunks again.
+    Pseudo tokens are decode steps and a chunk, a repetition is all chunks again. Blocks are shared
+    with no other system.
     """
     counts = [one.geometry.pseudo_tokens for one in grid.systems]
     repeats = sum(one.geometry.repeats for one in grid.systems)
     again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
+    again += sum(_blocks(grid, one, length) for one in grid.systems if one.in_blocks)
     return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)
+
+
+def _blocks(grid: Grid, system: System, tokens: int) -> int:
+    chunk = grid.build.manifest.prefill_chunk
+    return math.ceil(tokens / (chunk - system.geometry.block_voters(chunk)))
 
 
 def _chunks(grid: Grid, tokens: int) -> int:

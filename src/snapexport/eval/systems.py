@@ -19,6 +19,7 @@ from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
+from snapexport.contract.graph_options import require_one_of
 from snapexport.contract.manifest import ModelFacts
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
@@ -28,6 +29,8 @@ from snapexport.runtime.prompts import load_tokenizer
 Choices = dict[str, Any]
 """Fields of BuildOptions: whole numbers and names."""
 
+PREFILLS = ("chunks", "blocks")
+
 _FIELDS = tuple(name for name in CACHE_FIELDS if name != "kv_budget")
 
 
@@ -36,11 +39,13 @@ class System:
     """One cache. name: "POLICY" or "POLICY:field=value,...". slots: cache slots of a layer.
 
     A layer with a sliding window has as many slots as its window instead, whatever the policy.
+    in_blocks: whether prompts go block by block onto the compressed row.
     """
 
     name: str
     slots: int
     geometry: CacheGeometry
+    in_blocks: bool = False
 
     @property
     def ring(self) -> int:
@@ -61,12 +66,13 @@ class System:
             "vote": geometry.vote_options,
             "budget": geometry.budget,
             "vote_queries": geometry.vote_queries,
+            "prefill": "blocks" if self.in_blocks else "chunks",
         }
 
     @property
     def votes(self) -> bool:
-        """Whether any layer keeps voted positions."""
-        return any(layer.K for layer in self.geometry.layers)
+        """Whether a compress step keeps voted positions: blocks have none."""
+        return not self.in_blocks and any(layer.K for layer in self.geometry.layers)
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,12 @@ class SystemMaker:
 
     def _system(self, name: str, slots: int | None) -> System:
         policy, changes = _parse(name)
+        in_blocks = changes.pop("prefill", None) == "blocks"
         choices = self._like_the_build(policy, slots, changes) if slots else {}
         choices = self._of_queries(choices | changes) | changes
         try:
-            options = BuildOptions(model="", out=Path(), L_max=self.L_max, policy=policy, **choices)
+            choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
+            options = BuildOptions(model="", out=Path(), **choices)
             geometry = options.geometry(self.model, heads=self._head_budget())
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
@@ -100,7 +108,7 @@ class SystemMaker:
                 f"{error.hint}; here a field is written as in snapstream:L_obs=8, and the budget "
                 "is one of --budgets",
             ) from None
-        return System(name, slots or self.L_max, geometry)
+        return System(name, slots or self.L_max, geometry, in_blocks)
 
     def _of_queries(self, choices: Choices) -> Choices:
         """The choices without those that votes of other queries than the build's do not share."""
@@ -180,9 +188,13 @@ def _parse(name: str) -> tuple[Policy, Choices]:
 
 
 def _value(name: str, field: str, value: str) -> int | str | Path:
+    if field == "prefill":
+        require_one_of("prefill", value, PREFILLS)
+        return value
     if field not in _FIELDS:
         raise UserError(
-            f"'{name}': a cache has no field '{field}'", f"its fields are {', '.join(_FIELDS)}"
+            f"'{name}': a cache has no field '{field}'",
+            f"its fields are {', '.join(_FIELDS)}, and prefill=blocks",
         )
     if field in VOTE_FIELDS:
         return value
@@ -205,33 +217,37 @@ class LoadedSystems:
         self._threads = threads
         self._tokenizer = load_tokenizer(build.directory)
         self._prompt_cache: PromptCache | None = None
-        self._derived: dict[tuple[CacheGeometry, bool], Build] = {}
+        self._derived: dict[tuple[CacheGeometry, bool, bool], Build] = {}
 
     def load(self, systems: Sequence[System]) -> list[LLM]:
         """One LLM for each system, in order."""
-        return [self._load(system.geometry) for system in systems]
+        return [self._load(system.geometry, in_blocks=system.in_blocks) for system in systems]
 
     def watch(self, geometry: CacheGeometry) -> LLM:
         """An LLM whose executor shows the queries of each decoded token."""
         return self._load(geometry, with_queries=True)
 
-    def _load(self, geometry: CacheGeometry, with_queries: bool = False) -> LLM:
+    def _load(
+        self, geometry: CacheGeometry, with_queries: bool = False, in_blocks: bool = False
+    ) -> LLM:
         executor = open_executor(
-            self._build_of(geometry, with_queries),
+            self._build_of(geometry, with_queries, in_blocks),
             backend="onnxruntime",
             threads=self._threads,
             prompt_cache=self._prompt_cache,
+            prefill="blocks" if in_blocks else "chunks",
         )
         self._prompt_cache = executor.prompt_cache
         return LLM.from_executor(executor, self._tokenizer)
 
-    def _build_of(self, geometry: CacheGeometry, with_queries: bool) -> Build:
+    def _build_of(self, geometry: CacheGeometry, with_queries: bool, in_blocks: bool) -> Build:
         """The build of a cache. Each is made once: the hit rates use the same ones again."""
-        key = geometry, with_queries
+        key = geometry, with_queries, in_blocks
         if key not in self._derived:
             out = self._directory / str(len(self._derived))
+            options = replace(self._build.manifest.graph_options, extend=in_blocks)
             self._derived[key] = derive(
-                self._build, geometry, out, with_queries=with_queries, link_weights=True
+                self._build, geometry, out, options, with_queries=with_queries, link_weights=True
             )
         return self._derived[key]
 
