@@ -38,7 +38,7 @@ GEOMETRY = ("test_geometry.py",)
 FUNCTIONS = ("test_functions.py",)
 SCHEDULER = ("runtime/test_scheduler.py",)
 LLM = ("runtime/test_llm.py",)
-REPEAT = ("test_parity_repeat.py",)
+REPEAT = ("test_parity_repeat.py", "test_vote_queries.py")
 
 FAULTS = (
     # The cache's arithmetic.
@@ -182,6 +182,18 @@ FAULTS = (
         "for one in self.votes.values():\n            self._memory.zero(one)",
         "for one in ():\n            self._memory.zero(one)",
         REPEAT,
+    ),
+    Fault(
+        "blocks: the end of a prompt does not vote on them",
+        "voters = self._voters if end < len(prompt) else 0",
+        "voters = 0",
+        ("runtime/test_blocks.py",),
+    ),
+    Fault(
+        "blocks: tokens that only vote are kept",
+        'node(graph, "And", [has_position, is_valid])',
+        'node(graph, "And", [is_valid, is_valid])',
+        ("test_parity_extend.py",),
     ),
     Fault(
         "parked rows: a row of another session is used",
