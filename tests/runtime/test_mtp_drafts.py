@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ VARIANTS = [
     CASE,
     replace(CASE, prefill_chunk=8),
     replace(CASE, prefill_chunk=96, decode_batches=(1, 3)),
+    replace(CASE, top_tokens=16),
 ]
 """A chunk shorter than the ring; a single shot, with requests that move to lower batch slots."""
 
@@ -111,6 +113,25 @@ def test_output_of_four_tokens_a_step_is_that_without_drafts(made: Made) -> None
     directory = cases.built(replace(CASE, tokens_per_step=4)).directory
     single, several = (LLM(directory, threads=1, speculates=s) for s in (False, True))
     assert outputs(several, params) == outputs(single, params)
+    assert made
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"cache_dtype": "fp16"}, {}),
+        ({"policy": "streaming"}, {}),
+        ({"extend": True}, {"prefill": "blocks"}),
+        ({"target": "portable", "top_tokens": 16}, {}),
+    ],
+    ids=str,
+)
+def test_output_with_drafts_is_that_without(
+    changes: dict[str, Any], options: dict[str, Any], made: Made
+) -> None:
+    directory = cases.built(replace(CASE, **changes)).directory
+    single, several = (LLM(directory, threads=1, speculates=s, **options) for s in (False, True))
+    assert outputs(several, [PARAMS] * 4) == outputs(single, [PARAMS] * 4)
     assert made
 
 
