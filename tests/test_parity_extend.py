@@ -25,6 +25,7 @@ LENGTHS = [
 ]
 """Turns of 1 token, shorter than the window, of a whole chunk; after prompts below the sinks, at
 the ring's end, and of L_max. The first is prefilled where it is longer than a chunk."""
+TWENTY = (30, 7, 12, 3, 9, 16, 5, 8, 11, 2, 6, 13, 4, 10, 1, 9, 7, 5, 12, 8)
 
 
 class Extended:
@@ -119,6 +120,10 @@ FAMILIES = (
 @pytest.mark.parametrize("name", FAMILIES)
 def test_turns_agree_with_transformers(name: str, lengths: tuple[int, ...]) -> None:
     assert_extends(Case(name, extend=True), lengths)
+
+
+def test_twenty_turns_agree_with_transformers() -> None:
+    assert_extends(Case(extend=True), TWENTY)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

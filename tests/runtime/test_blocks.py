@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.errors import UserError
@@ -119,6 +121,42 @@ def test_a_cancelled_turn_leaves_the_next_as_it_was() -> None:
     for turn in range(2, 5):
         (answer,) = model.generate([joined(ids[:turn])], GREEDY)
     assert list(answer.token_ids) == tokens
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=5),
+    cancelled=st.lists(st.integers(0, 6), min_size=5, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_a_conversation_is_as_without_those_who_left(
+    lengths: list[int], cancelled: list[int], seed: int
+) -> None:
+    """Beside each turn another conversation, which is cancelled after some steps."""
+    random, short = np.random.default_rng(seed), SamplingParams(max_tokens=3, ignore_eos=True)
+    said = [random.integers(3, VOCABULARY, length).tolist() for length in lengths]
+    other = random.integers(3, VOCABULARY, 50).tolist()
+    answers: list[list[tuple[int, ...]]] = []
+    for has_others in (False, True):
+        model, prompt = llm(parked_rows=8), list[int]()
+        answers.append([])
+        for turn, steps in zip(said, cancelled, strict=False):
+            if has_others:
+                leaves = model.submit(model.read(other[: 10 + 8 * steps], short))
+                for _ in range(steps):
+                    model.step()
+            prompt = prompt + turn
+            mine = model.submit(model.read(prompt, short))
+            tokens: list[int] = []
+            while model.busy:
+                tokens += [
+                    t for one in model.step() if one.request_id == mine for t in one.token_ids
+                ]
+                if has_others:
+                    model.cancel(leaves)
+            answers[-1].append(tuple(tokens))
+            prompt = prompt + tokens
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
