@@ -66,7 +66,8 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)           ## all tests but the slow ones
 	$(PYTEST) -m "not slow" --ignore tests/rtx --ignore tests/real_model
 
-# Of several ranks, of commands as processes, and of hostile requests.
+# Of several ranks, of commands as processes, of hostile requests; and of what few builds have: experts,
+# latents, quantized checkpoints, sliding layers, head groups, several tokens a step, hand-over.
 test-slow: export PYTHONDONTWRITEBYTECODE =
 test-slow: $(STAMP)      ## the slow tests
 	$(PYTEST) -m slow --ignore tests/rtx --ignore tests/real_model
@@ -171,7 +172,7 @@ soak: MINUTES ?= 5
 soak: $(SERVED)          ## requests with cancels, then 200 clients of whom half leave, 10 minutes
 	$(FUZZ).soak $(SERVED) --requests $(REQUESTS) --minutes $(MINUTES)
 
-planted-faults: $(STAMP) ## plant faults in a copy, and see that tests catch each, an hour
+planted-faults: $(STAMP) ## plant faults in a copy, and see that tests catch each, 15 minutes
 	$(BIN)/python tools/planted_faults.py
 
 fuzz: $(STAMP)           ## files from outside, mutated, and builds that are killed: 20 minutes

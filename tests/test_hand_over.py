@@ -17,6 +17,8 @@ from snapexport.runtime.requests import OutputDelta, Request, SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "fp32": Case(),
     "fp16": Case(cache_dtype="fp16"),

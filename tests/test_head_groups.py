@@ -17,6 +17,7 @@ from tests.test_parity_extend import LENGTHS, assert_extends
 from tests.test_parity_verify import TOKENS, assert_verifies
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 TWO_HEADS = ((5, 19), (20, 4))
 FOUR_HEADS = ((6, 12, 20, 10), (3, 21, 3, 21))

@@ -24,6 +24,7 @@ from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 NAME = "deepseek-v3-mtp"
 RING = 16

@@ -10,6 +10,7 @@ from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 NAMES = ("qwen3-moe", "qwen3-moe-sparse")
 CASES = [Case(name, L_max=160, baseline=True) for name in NAMES]

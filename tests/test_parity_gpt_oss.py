@@ -11,6 +11,7 @@ from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
 from tests.test_cache_dtype import build_of, logits, noise
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 LENGTHS = (1, 8, 23, 24, 25, 32, 33, 65, 95, 96)
 """Below, at and above the window, the chunks and the cache."""

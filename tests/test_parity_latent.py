@@ -12,6 +12,7 @@ from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
 from tests.test_parity_architectures import LENGTHS, with_baseline
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 LATENT = ("deepseek-v2", "deepseek-v2-groups", "deepseek-v3")
 

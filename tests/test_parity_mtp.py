@@ -20,6 +20,7 @@ from tests.oracle.raw_drafts import DraftSlots, RawDrafts, prefilled
 from tests.test_int4 import dequantized
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 NAME = "deepseek-v3-mtp"
 STEPS = 32

@@ -26,6 +26,7 @@ from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
 from tests.oracle.raw import RawBuild
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 LENGTHS = (1, 8, 23, 24, 25, 33, 48, 49, 72, 95, 96)
 """Below the window, at its edges, at those of the chunks, and up to four windows long.

@@ -15,6 +15,7 @@ from tests.oracle.raw import Slots
 from tests.oracle.raw_steps import SeveralSlots
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 LENGTHS = (2, 21, 90)
 """Prompts below the sinks, just over the ring's end, and long enough that most is dropped."""

@@ -33,6 +33,8 @@ from tests.quantized_files import (
 )
 from tests.test_weights import is_same, weights_of
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MXFP4 = Quantization("mxfp4")
 

@@ -20,6 +20,7 @@ from tests.oracle.drafts import Drafts
 from tests.test_hand_over import hand_over
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
 
 NAME = "deepseek-v3-mtp-right"
 STEPS, RING = 32, 16
