@@ -1,6 +1,6 @@
 """Plants faults one at a time in a copy of the repository, and reports whether tests catch them.
 
-    python tools/planted_faults.py                  all faults, an hour on 2 cores
+    python tools/planted_faults.py                  all faults, 15 minutes on 2 cores
     python tools/planted_faults.py --only ring      those whose name contains a word
     python tools/planted_faults.py --list           whether each fault's place is found, in a second
 
@@ -317,15 +317,14 @@ def find(root: Path, text: str) -> list[Path]:
 
 def tests_of(root: Path, fault: Fault) -> list[str]:
     """The existing test files that a fault's patterns match."""
-    found = {str(file) for pattern in fault.tests for file in (root / "tests").glob(pattern)}
-    return sorted(found)
+    return sorted({str(file) for one in fault.tests for file in root.glob(f"tests/{one}")})
 
 
 def pass_tests(root: Path, tests: list[str]) -> bool:
     """Run test files up to the first failure. Traces come from this repository's cache."""
-    options = ["-x", "-q", "-o", f"cache_dir={ROOT / '.pytest_cache'}"]
+    cache = f"cache_dir={ROOT / '.pytest_cache'}"
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-o", cache, *tests]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):  # neither passed nor failed: nothing was tested
         raise SystemExit(f"error: {' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -341,10 +340,10 @@ def verdict(root: Path, fault: Fault, passing: set[str]) -> Verdict:
         return Verdict(fault.name, "not planted: its tests are not found")
     (place,) = places
     shown = str(place.relative_to(root))
-    if fresh := [test for test in tests if test not in passing]:
-        if not pass_tests(root, fresh):
-            return Verdict(fault.name, "not planted: its tests fail without it", shown)
-        passing.update(fresh)
+    fresh = [test for test in tests if test not in passing]
+    if fresh and not pass_tests(root, fresh):
+        return Verdict(fault.name, "not planted: its tests fail without it", shown)
+    passing.update(fresh)
     before, start = place.read_text(), time.monotonic()
     place.write_text(before.replace(fault.old, fault.new))
     try:
@@ -373,8 +372,8 @@ def list_places(faults: list[Fault]) -> bool:
     sound = True
     for fault in faults:
         places, tests = find(ROOT, fault.old), tests_of(ROOT, fault)
-        shown = [str(place.relative_to(ROOT)) for place in places]
-        print(f"{fault.name}: {', '.join(shown) or 'NOWHERE'}; {len(tests)} test files")
+        shown = ", ".join(str(place.relative_to(ROOT)) for place in places) or "NOWHERE"
+        print(f"{fault.name}: {shown}; {len(tests)} test files")
         sound = sound and len(places) == 1 and bool(tests)
     return sound
 
@@ -391,8 +390,7 @@ def main() -> None:
     verdicts, passing = [], set[str]()
     with scratch_copy() as root:
         for fault in faults:
-            verdicts.append(verdict(root, fault, passing))
-            one = verdicts[-1]
+            verdicts.append(one := verdict(root, fault, passing))
             print(f"{one.verdict}: {one.fault} ({one.place}, {one.seconds} s)", flush=True)
     print(json.dumps([asdict(one) for one in verdicts]))
     raise SystemExit(any(one.verdict != "caught" for one in verdicts))

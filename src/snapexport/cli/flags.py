@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from snapexport.contract.graph_options import PREFILLS
 from snapexport.runtime.open_executor import BACKENDS
-
-PREFILLS = ("chunks", "blocks")
 
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:

@@ -19,6 +19,9 @@ from snapexport.contract.targets import (
     targets_with,
 )
 
+PREFILLS = ("chunks", "blocks")
+"""How prompts are taken: blocks need `GraphOptions.extend`."""
+
 DecodeAttention = Literal["all", "valid"]
 DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
 

@@ -19,7 +19,7 @@ from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
-from snapexport.contract.graph_options import require_one_of
+from snapexport.contract.graph_options import PREFILLS, require_one_of
 from snapexport.contract.manifest import ModelFacts
 from snapexport.runtime.llm import LLM
 from snapexport.runtime.open_executor import open_executor
@@ -28,8 +28,6 @@ from snapexport.runtime.prompts import load_tokenizer
 
 Choices = dict[str, Any]
 """Fields of BuildOptions: whole numbers and names."""
-
-PREFILLS = ("chunks", "blocks")
 
 _FIELDS = tuple(name for name in CACHE_FIELDS if name != "kv_budget")
 
