@@ -32,3 +32,22 @@ def test_an_interrupt_while_modules_load_ends_without_traceback(after: float) ->
     _, error = process.communicate(timeout=60)
     assert "Traceback" not in error
     assert process.returncode == 130
+
+
+def test_a_signal_ends_the_program_before_modules_are_freed() -> None:
+    """Libraries clean up as ever. A native thread that uses a freed module would abort the end."""
+    program = """if True:
+        import atexit, os, signal
+        from snapexport import start
+        from snapexport.cli import app
+
+        class Module:
+            def __del__(self):
+                os.abort()
+
+        module = Module()
+        app.main = lambda: atexit.register(print, "clean") and signal.raise_signal(signal.SIGTERM)
+        start.main()
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, "clean\n")

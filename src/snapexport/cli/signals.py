@@ -1,11 +1,18 @@
 """Ends the program quietly on SIGINT and SIGTERM. Imports nothing heavy: it runs first."""
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+
+class EndedBySignal(SystemExit):
+    """A signal ends the program, with 128 + the signal's number as its exit status."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
 
 
 def end_on_signals() -> None:
@@ -15,7 +22,7 @@ def end_on_signals() -> None:
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+    raise EndedBySignal(number)
 
 
 class Interrupts:
