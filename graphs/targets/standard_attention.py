@@ -7,7 +7,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, int64s, node, written
+from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
 from snapexport.graphs.passes.storage import cast
 from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.window_masks import WindowMasks
@@ -82,15 +82,20 @@ def _decode_attention(
     out: gs.Tensor,
     scores: dict[str, Any],
 ) -> None:
-    """Attention of one query per head: folds a KV head's query heads into rows.
+    """Attention of one query per head, without a mask.
 
-    This is 1.5 to 3 times faster in ONNX Runtime. It excludes a mask, which would need as many rows
-    as there are folded queries.
+    In fp32, the CPU's dtype, queries are scaled first: ONNX Runtime's product of one row reads keys
+    as they lie if it has no factor, and rearranges them in each step if it has one. Else a KV
+    head's query heads are folded into rows, so that keys are read once for all of them.
     """
     batch, heads, _, head_dim = query.shape
-    kv_heads = inputs[0].shape[1]
-    rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
-    folded = node(graph, "Reshape", [query, rows])
-    attended = node(graph, "Attention", folded + inputs, **scores)
+    if query.dtype == np.float32:
+        factor = gs.Constant(fresh(graph, "scale"), np.array(scores["scale"], np.float32))
+        queries, scores = node(graph, "Mul", [query, factor]), scores | {"scale": 1.0}
+    else:
+        kv_heads = inputs[0].shape[1]
+        rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
+        queries = node(graph, "Reshape", [query, rows])
+    attended = node(graph, "Attention", queries + inputs, **scores)
     shape = int64s(graph, batch, 1, heads, inputs[1].shape[3])
     node(graph, "Reshape", [*attended, shape], [out])
