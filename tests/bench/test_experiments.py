@@ -14,9 +14,11 @@ from snapexport.bench import checkpoints, turns
 from snapexport.bench.__main__ import main
 from snapexport.bench.devices import Device
 from snapexport.bench.experiments import context, equal_memory, overhead, peers
+from snapexport.bench.results import Results
 from snapexport.bench.setup import Setup
 from snapexport.bench.turns import Case, Group
 from snapexport.contract import safetensors
+from snapexport.contract.errors import UserError
 
 DRY_RUN = ["--device", "cuda", "--dry-run", "--threads", "1", "--rounds", "1"]
 
@@ -244,6 +246,27 @@ def test_peers_are_compared_with_snapstream_of_equal_weight_bits() -> None:
         for name, bits, one in rows
     ]
     assert [row["times_ours"] for row in peers.summary({"decode": decode})] == [1, 1, 1.5, 3]
+
+
+def test_equal_tokens_end_at_the_first_that_differs_from_the_references() -> None:
+    answers = [
+        {"system": peers.REFERENCE, "passage": 0, "tokens": [5, 6, 7]},
+        {"system": peers.REFERENCE, "passage": 1, "tokens": [5, 6, 7]},
+        {"system": "other", "passage": 0, "tokens": [5, 9, 7]},
+        {"system": "other", "passage": 1, "tokens": [5, 6]},
+        {"system": "other", "passage": 2, "tokens": [5, 6, 7]},
+    ]
+    assert peers.equal_tokens(answers) == {peers.REFERENCE: [3, 3], "other": [1, 2]}
+    assert peers.equal_tokens(answers[2:]) == {}
+
+
+def test_peers_refuse_a_text_that_is_missing_or_too_short(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, quick=True)
+    results = Results("peers", "", None)
+    for text, message in ((tmp_path / "no.txt", "is no file"), (tmp_path / "a.txt", "tokens, not")):
+        (tmp_path / "a.txt").write_text("a few words")
+        with pytest.raises(UserError, match=message):
+            peers.run(setup, peers.Options(text=str(text)), results)
 
 
 def test_integrated_prefill_weighs_short_chunks_as_much_as_long_ones() -> None:

@@ -1,6 +1,7 @@
 """A peer's process: its answers, and the errors of one that cannot start."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from snapexport.bench.peers import PLUGINS, snapexport_build
 from snapexport.bench.peers.process import PeerError, Variant, Worker
 from snapexport.contract.build_directory import Build
+from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests import SamplingParams
 
 
 def variant(options: dict[str, Any], python: Path | None = Path(sys.executable)) -> Variant:
@@ -29,6 +32,18 @@ def test_peer_process_answers_for_a_snapexport_build(tiny_build: Build) -> None:
         worker.close()
     with pytest.raises(PeerError, match="ended with status -9"):
         worker.ask("step")
+
+
+def test_peer_answers_with_the_likeliest_tokens(tiny_build: Build) -> None:
+    prompt = list(range(3, 40))
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    with closing(LLM(tiny_build.directory)) as llm:
+        (expected,) = llm.generate([prompt], params)
+    worker = Worker(variant({"build": str(tiny_build.directory), "threads": 1}))
+    try:
+        assert worker.answer(prompt, 6) == worker.answer(prompt, 6) == list(expected.token_ids)
+    finally:
+        worker.close()
 
 
 def test_peer_that_cannot_be_loaded_reports_its_error(tmp_path: Path) -> None:

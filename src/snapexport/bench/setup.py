@@ -8,6 +8,7 @@ from typing import Any
 from snapexport.bench import checkpoints
 from snapexport.bench.builds import Builds
 from snapexport.bench.devices import Device
+from snapexport.bench.from_gguf import checkpoint_of
 from snapexport.bench.results import Results, Summary
 from snapexport.bench.tables import Table
 from snapexport.bench.turns import Row
@@ -49,16 +50,21 @@ class Setup:
         return GraphOptions(decode_attention="valid" if self.device.name == "cuda" else None)
 
     def model(self, name: str = "small", dtype: DType = "fp32") -> Path:
-        """The directory of one of our checkpoints by name, or of another by its path."""
+        """The directory of one of our checkpoints by name, or of another by its path.
+
+        A GGUF file is written as a checkpoint first.
+        """
         if self.quick or name == BUNDLED:
             return CHECKPOINT
+        if name.endswith(".gguf"):
+            return checkpoint_of(Path(name), self.work / "checkpoints")
         if "/" in name:
             return Path(name)
         return checkpoints.make(name, dtype, self.work / "checkpoints")
 
     def builds(self, name: str = "small", **options: Any) -> Builds:
         """Of that checkpoint."""
-        dtype: DType = "fp32"
+        dtype: DType = options.pop("dtype", "fp32")
         if self.device.name == "cuda":
             dtype, options = self.dtype, CUDA | options
         if self.quick:

@@ -72,17 +72,20 @@ class ExecutorSystem:
         self._inputs = np.zeros((3, executor.limits.batch), np.int64)
         self._rng = generator(_GREEDY)
 
-    def prefill(self, slot: int, prompt: Sequence[int]) -> None:
+    def prefill(self, slot: int, prompt: Sequence[int]) -> int:
         """From a prompt to its first token, from which the slot will go on."""
-        prediction = self.executor.prefill_prompt(slot, prompt)
-        self._inputs[:, slot] = sample(prediction, _GREEDY, self._rng), len(prompt), len(prompt)
+        token = sample(self.executor.prefill_prompt(slot, prompt), _GREEDY, self._rng)
+        self._inputs[:, slot] = token, len(prompt), len(prompt)
+        return token
 
-    def decode(self, active: int) -> None:
+    def decode(self, active: int) -> list[int]:
         """One more token for each of the slots below `active`; the others may be lost."""
         predictions = self.executor.decode(*self._inputs[:, :active])
         for slot in range(active):
             self._inputs[0, slot] = sample(predictions[slot], _GREEDY, self._rng)
         self._inputs[1, :active] += 1
+        tokens: list[int] = self._inputs[0, :active].tolist()
+        return tokens
 
     def compress(self, prompt_length: int) -> None:
         """The compress step of the prompt that was prefilled last, once more, into slot 0."""

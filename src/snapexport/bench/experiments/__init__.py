@@ -30,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "peers1b": peers.PEERS1B,
     "scale1b": context.SCALE1B,
     "host": host.HOST,
+    "peers_smollm2": peers.PEERS_SMOLLM2,
     "top_tokens": top_tokens.TOP_TOKENS,
     "prepack": prepack.PREPACK,
     "conversation": conversation.CONVERSATION,
@@ -41,4 +42,4 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 PAGE = tuple(EXPERIMENTS)[:8]
-"""Those of docs/performance.md; `all` on the CPU."""
+"""`all` on the CPU: those of docs/performance.md that need nothing fetched."""

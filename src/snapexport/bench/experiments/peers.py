@@ -4,10 +4,12 @@ Each runs in a process of its own interpreter (`bench/peers/`), and sleeps while
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +20,10 @@ from snapexport.bench.results import Results
 from snapexport.bench.setup import Experiment, Setup
 from snapexport.bench.tables import Table, spread_ms
 from snapexport.bench.turns import Case, Row, Timed, alone, rounded
+from snapexport.contract.errors import UserError
+
+REFERENCE = "transformers, dynamic"
+"""The system that others' answers are compared with."""
 
 NOTES = (
     "decoding behind long contexts: snapexport, transformers and kvpress stand behind caches of "
@@ -33,7 +39,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """kv_budget: cache slots of SnapStream, and of kvpress. bits: of the weights."""
+    """kv_budget: cache slots of SnapStream, and of kvpress. bits: of the weights.
+
+    text: a file; each system goes on with `passages` passages of it, as long as the first of
+    `prompts`, by `answer_tokens` tokens. Empty: answers are not compared.
+    """
 
     checkpoint: str = "small"
     bits: tuple[int, ...] = (32, 4)
@@ -43,31 +53,43 @@ class Options:
     rounds: int = 5
     steps: int = 4
     prompt_rounds: int = 3
+    text: str = ""
+    passages: int = 4
+    answer_tokens: int = 48
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
-    """First tokens, then one context after the other."""
+    """The systems whose weights have as many bits take turns. They are in memory together."""
     results.note(*NOTES)
-    probes = setup.device.probes()
-    with ExitStack() as stack:
-        workers = list(_loaded(variants(setup, options), results, stack))
-        first_token = _first_token(setup, options)
-        for prompt in options.prompts:
-            cases = [
-                Case("ttft", one.labels | {"prompt": prompt}, timed, warm=False)
-                for one, worker in workers
-                if one.prompts
-                and (timed := _tried(results, one, partial(first_token, worker, prompt)))
-            ]
-            results.measure("ttft", alone(cases), options.prompt_rounds, probes)
-        for context in options.contexts:
-            cases = [
-                Case("decode", one.labels | {"context": context}, step, options.steps)
-                for one, worker in workers
-                if context in one.contexts
-                and (step := _tried(results, one, partial(_step, worker, context)))
-            ]
-            results.measure("decode", alone(cases), options.rounds, probes)
+    passages = _passages(setup, options)
+    for bits in options.bits:
+        with ExitStack() as stack:
+            chosen = variants(setup, replace(options, bits=(bits,)))
+            workers = list(_loaded(chosen, results, stack))
+            _measure(setup, options, workers, results)
+            _answer(workers, passages, options, results)
+
+
+def _measure(
+    setup: Setup, options: Options, workers: Iterable[tuple[Variant, Worker]], results: Results
+) -> None:
+    """First tokens, then one context after the other."""
+    probes, first_token = setup.device.probes(), _first_token(setup, options)
+    for prompt in options.prompts:
+        cases = [
+            Case("ttft", one.labels | {"prompt": prompt}, timed, warm=False)
+            for one, worker in workers
+            if one.prompts and (timed := _tried(results, one, partial(first_token, worker, prompt)))
+        ]
+        results.measure("ttft", alone(cases), options.prompt_rounds, probes)
+    for context in options.contexts:
+        cases = [
+            Case("decode", one.labels | {"context": context}, step, options.steps)
+            for one, worker in workers
+            if context in one.contexts
+            and (step := _tried(results, one, partial(_step, worker, context)))
+        ]
+        results.measure("decode", alone(cases), options.rounds, probes)
 
 
 def variants(setup: Setup, options: Options) -> Iterator[Variant]:
@@ -80,7 +102,10 @@ def variants(setup: Setup, options: Options) -> Iterator[Variant]:
         contexts=options.contexts,
         longest_prompt=max(options.prompts),
         kv_budget=options.kv_budget,
-        builds=lambda weights: setup.builds(options.checkpoint, weights=weights),
+        builds=lambda weights, dtype: setup.builds(
+            options.checkpoint, weights=weights, dtype=dtype
+        ),
+        gguf=options.checkpoint if options.checkpoint.endswith(".gguf") else None,
         peers_python=setup.peers_python,
         kvpress_python=setup.kvpress_python,
     )
@@ -112,7 +137,10 @@ def _tried(results: Results, variant: Variant, action: Callable[[], T]) -> T | N
 
 
 def _first_token(setup: Setup, options: Options) -> Callable[[Worker, int], Timed]:
-    """Times first tokens, after a warm-up. No prompt comes twice: some systems cache prefixes."""
+    """Times first tokens, after a warm-up at the shortest prompt.
+
+    No prompt comes twice: some systems cache prefixes.
+    """
     config = json.loads((setup.model(options.checkpoint) / "config.json").read_text())
     rng, vocab_size = np.random.default_rng(0), config["vocab_size"]
 
@@ -120,10 +148,62 @@ def _first_token(setup: Setup, options: Options) -> Callable[[Worker, int], Time
         def timed() -> float:
             return worker.ask("first_token", tokens=rng.integers(3, vocab_size, length).tolist())
 
-        timed()
+        if length == min(options.prompts):
+            timed()
         return timed
 
     return warmed
+
+
+def _passages(setup: Setup, options: Options) -> list[list[int]]:
+    """The beginning of the text, cut into prompts that do not overlap. Raises UserError."""
+    if not options.text:
+        return []
+    from tokenizers import Tokenizer
+
+    path, length = Path(options.text), options.prompts[0]
+    if not path.is_file():
+        raise UserError(f"{path} is no file", "name a text file, or an empty text")
+    tokenizer = Tokenizer.from_file(str(setup.model(options.checkpoint) / "tokenizer.json"))
+    ids: list[int] = tokenizer.encode(path.read_text(), add_special_tokens=False).ids
+    if len(ids) < length * options.passages:
+        raise UserError(
+            f"{path} has {len(ids)} tokens, not {length * options.passages}",
+            "name a longer text, or use fewer passages",
+        )
+    return [ids[length * n :][:length] for n in range(options.passages)]
+
+
+def _answer(
+    workers: Iterable[tuple[Variant, Worker]],
+    passages: Sequence[Sequence[int]],
+    options: Options,
+    results: Results,
+) -> None:
+    """A row of each system and passage: the tokens that it goes on with."""
+    for one, worker in workers:
+        if not one.prompts:
+            continue
+        for number, passage in enumerate(passages):
+            results.tell(f"answers of {one.name}", number, len(passages))
+            if results.has("answers", labels := one.labels | {"passage": number}):
+                continue
+            answer = partial(worker.answer, passage, options.answer_tokens)
+            if (tokens := _tried(results, one, answer)) is not None:
+                results.add("answers", labels | {"tokens": tokens})
+
+
+def equal_tokens(answers: Iterable[Row]) -> dict[str, list[int]]:
+    """By system, tokens before the first that differs from the reference's, of each passage."""
+    rows = list(answers)
+    reference = {row["passage"]: row["tokens"] for row in rows if row["system"] == REFERENCE}
+    equal: dict[str, list[int]] = {}
+    for row in rows:
+        if right := reference.get(row["passage"]):
+            pairs = zip(row["tokens"], right, strict=False)
+            count = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            equal.setdefault(row["system"], []).append(count)
+    return equal
 
 
 def _step(worker: Worker, context: int) -> Timed:
@@ -158,8 +238,11 @@ def tables(report: Row) -> Iterator[Table]:
     first = {(row["system"], row["prompt"]): row for row in sections["ttft"]}
     decode = {(row["system"], row["context"]): row for row in sections["decode"]}
     times = {(row["system"], row["context"]): row["times_ours"] for row in report["summary"]}
+    equal = equal_tokens(sections.get("answers", []))
     heads = ["", *(f"TTFT, {n:,}: s" for n in prompts)]
     heads += [head for n in contexts for head in (f"step, {n:,}: ms", "x SnapStream's")]
+    if equal:
+        heads.append(f"equal tokens of {settings['answer_tokens']}")
     cells = []
     for name in (row["system"] for row in sections["versions"]):
         cells.append([name])
@@ -169,6 +252,8 @@ def tables(report: Row) -> Iterator[Table]:
         for n in contexts:
             ratio = times.get((name, n))
             cells[-1] += [spread_ms(decode.get((name, n))), f"{ratio:.2f}" if ratio else ""]
+        if equal:
+            cells[-1].append(", ".join(map(str, sorted(equal.get(name, [])))))
     notes = [f"- {row['system']}: {row['why']}" for row in sections["failed"]]
     pairs = {pair for row in sections["versions"] for pair in row.items() if pair[0] != "system"}
     if pairs:
@@ -192,4 +277,17 @@ PEERS1B = replace(
     help="the same with 1.2 G parameters in 4 bits, at 1K",
     cpu=Options("1b", bits=(4,), contexts=(1024,), prompts=(1024,), prompt_rounds=1),
     quick=Options("1b", (4,), contexts=(256,), prompts=(128,), kv_budget=128, rounds=2),
+)
+# Real weights, so that answers can be compared. The last position of the model is 8,191.
+PEERS_SMOLLM2 = replace(
+    PEERS,
+    help="the same with SmolLM2-135M and its answers, after `make real-model-quality`",
+    cpu=Options(
+        "build/real-model/SmolLM2-135M-Instruct.Q4_1.gguf",
+        bits=(32, 16, 4),
+        contexts=(1024, 7900),
+        prompts=(1024, 7900),
+        prompt_rounds=1,
+        text="build/real-model/documents/debian-faq.txt",
+    ),
 )

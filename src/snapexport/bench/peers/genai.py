@@ -74,9 +74,13 @@ class Genai:
         self._generator: Any = None
 
     def first_token(self, tokens: Sequence[int]) -> None:
+        self._begin(tokens, self._longest)
+
+    def _begin(self, tokens: Sequence[int], least: int) -> None:
+        """The first token. A text may end behind `least` tokens alone."""
         self._generator = None  # one cache at a time
         params = self._og.GeneratorParams(self._model)
-        params.set_search_options(max_length=self._longest, min_length=self._longest)
+        params.set_search_options(max_length=self._longest, min_length=least)
         self._generator = self._og.Generator(self._model, params)
         self._generator.append_tokens(np.array(tokens, np.int32))
         self.step()
@@ -86,6 +90,17 @@ class Genai:
 
     def step(self) -> None:
         self._generator.generate_next_token()
+
+    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Fewer where the text ends."""
+        self._begin(tokens, 0)
+        while len(self._written(tokens)) < count and not self._generator.is_done():
+            self.step()
+        return self._written(tokens)
+
+    def _written(self, prompt: Sequence[int]) -> list[int]:
+        written: list[int] = self._generator.get_sequence(0)[len(prompt) :].tolist()
+        return written
 
 
 class Graph:

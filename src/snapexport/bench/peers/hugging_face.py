@@ -13,7 +13,7 @@ ROOM = 256
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """Each cache of transformers, and kvpress."""
+    """Each cache of transformers, in fp32 and in bf16, and kvpress."""
     from snapexport.bench.peers.process import Variant
 
     model = {"model": scene.model, "threads": scene.threads}
@@ -21,6 +21,9 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         name, options = f"transformers, {cache}", model | {"cache": cache}
         prompts = cache != "compiled"  # which compiles decoding alone
         yield Variant(name, 32, scene.peers_python, __file__, options, scene.contexts, prompts)
+    options = model | {"cache": "static", "dtype": "bfloat16"}
+    name = "transformers in bf16, static"
+    yield Variant(name, 16, scene.peers_python, __file__, options, scene.contexts)
     options = model | {"cache": "dynamic", "kept": scene.kv_budget}
     name, python = "kvpress SnapKVPress", scene.kvpress_python
     yield Variant(name, 32, python, __file__, options, scene.contexts)
@@ -29,26 +32,29 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
 class Transformers:
     """cache: dynamic, static, or compiled (static, torch.compile). kept: entries after SnapKV."""
 
-    def __init__(self, model: str, cache: str, threads: int, kept: int | None = None) -> None:
+    def __init__(
+        self, model: str, cache: str, threads: int, kept: int | None = None, dtype: str = "float32"
+    ) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(threads)
         self._torch, self._kept = torch, kept
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.float32, attn_implementation="sdpa"
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         ).eval()
         self._is_static, self._compiles = cache != "dynamic", cache == "compiled"
         self._forward = self._model
         self._cache: Any = None
-        self._position = 0
+        self._position = self._likeliest = 0
 
     def first_token(self, tokens: Sequence[int]) -> None:
         self._cache = self._empty(len(tokens))
         press = self._press(self._kept / len(tokens)) if self._kept else nullcontext()
         with self._torch.inference_mode(), press:
             ids = self._torch.tensor([list(tokens)])
-            self._model(input_ids=ids, past_key_values=self._cache, logits_to_keep=1)
+            out = self._model(input_ids=ids, past_key_values=self._cache, logits_to_keep=1)
+        self._position, self._likeliest = len(tokens), int(out.logits.argmax())
 
     def fill(self, context: int) -> None:
         """Random keys and values; after SnapKV, as many as it keeps."""
@@ -60,7 +66,8 @@ class Transformers:
         shape = (1, config.num_key_value_heads, length, config.head_dim)
         with self._torch.inference_mode():
             for layer in range(config.num_hidden_layers):
-                self._cache.update(self._torch.randn(shape), self._torch.randn(shape), layer)
+                keys, values = (self._torch.randn(shape).to(self._model.dtype) for _ in range(2))
+                self._cache.update(keys, values, layer)
         if self._compiles:
             # For this length alone: a graph that serves others too would be slower.
             self._torch._dynamo.reset()
@@ -68,13 +75,24 @@ class Transformers:
             self.step()
 
     def step(self) -> None:
+        self._decode(1)
+
+    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+        self.first_token(tokens)
+        written = [self._likeliest]
+        while len(written) < count:
+            written.append(int(self._decode(written[-1]).logits[0, -1].argmax()))
+        return written
+
+    def _decode(self, token: int) -> Any:
         with self._torch.inference_mode():
-            self._forward(
-                input_ids=self._torch.ones((1, 1), dtype=self._torch.int64),
+            out = self._forward(
+                input_ids=self._torch.tensor([[token]]),
                 position_ids=self._torch.tensor([[self._position]]),
                 past_key_values=self._cache,
             )
         self._position += 1
+        return out
 
     def _empty(self, length: int) -> Any:
         from transformers import DynamicCache, StaticCache

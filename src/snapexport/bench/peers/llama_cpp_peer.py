@@ -45,19 +45,25 @@ _ROTATED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
 
 def variants(scene: "Scene") -> Iterator["Variant"]:
-    """Weights of 32 and of 4 bits."""
+    """Weights of 32, 16 and 4 bits, and the file that the checkpoint was made from."""
     from snapexport.bench.peers.process import Variant
 
     common = {"model": scene.model, "directory": scene.files, "threads": scene.threads}
-    for weights, bits in {"F32": 32, "Q4_0": 4}.items():
+    files = {"F32": 32, "F16": 16, "Q4_0": 4}
+    if scene.gguf:
+        files[scene.gguf] = 4
+    for weights, bits in files.items():
         options = common | {"longest": max(scene.contexts), "weights": weights}
-        name = f"llama.cpp {weights}"
+        name = f"llama.cpp {weights if weights != scene.gguf else 'on the file itself'}"
         yield Variant(name, bits, scene.peers_python, __file__, options, scene.contexts)
 
 
 def make(model: str, directory: str, weights: str, longest: int, threads: int) -> "LlamaCpp":
-    """A GGUF file of these weights."""
-    path = written(Path(model), Path(directory), weights, threads)
+    """Of these weights, or of a GGUF file."""
+    if weights.endswith(".gguf"):
+        path = Path(weights)
+    else:
+        path = written(Path(model), Path(directory), weights, threads)
     return LlamaCpp(path, longest + ROOM, threads)
 
 
@@ -108,6 +114,17 @@ class LlamaCpp:
     def step(self) -> None:
         self._decode([1])
 
+    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+        self.first_token(tokens)
+        vocabulary = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+        written: list[int] = []
+        while True:
+            logits = self._api.llama_get_logits_ith(self._context, -1)
+            written.append(int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax()))
+            if len(written) == count:
+                return written
+            self._decode(written[-1:])
+
     def _decode(self, tokens: Sequence[int]) -> None:
         ids = (self._api.llama_token * len(tokens))(*tokens)
         status = self._api.llama_decode(self._context, self._api.llama_batch_get_one(ids, len(ids)))
@@ -117,7 +134,7 @@ class LlamaCpp:
 
 
 def written(model: Path, directory: Path, weights: str, threads: int) -> Path:
-    """The file of these weights: F32 or Q4_0; made where it is missing."""
+    """The file of these weights: F32, F16 or Q4_0; made where it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
     out = directory / f"{model.name}.{weights}.gguf"
     unfinished = out.with_name(out.name + ".partial")

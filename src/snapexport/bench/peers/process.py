@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from snapexport.bench.builds import Builds
 from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Quantization
+from snapexport.contract.targets import DType
 
 _WORKER = Path(__file__).with_name("worker.py")
 _PAUSE = 0.05
@@ -30,10 +31,11 @@ class PeerError(UserError):
 class Scene:
     """What a plug-in chooses its variants by.
 
-    files: the directory for the checkpoint in a peer's own format.
+    files: the directory for the checkpoint in a peer's own format. gguf: the file that the
+    checkpoint was made from, or None.
 
-    bits: of the wanted weights. builds: quantization of the weights -> build. peers_python,
-    kvpress_python: interpreters, or None.
+    bits: of the wanted weights. builds: quantization and dtype of the weights -> builds.
+    peers_python, kvpress_python: interpreters, or None.
     """
 
     bits: tuple[int, ...]
@@ -43,7 +45,8 @@ class Scene:
     contexts: tuple[int, ...]
     longest_prompt: int
     kv_budget: int
-    builds: Callable[[Quantization | None], Builds]
+    builds: Callable[[Quantization | None, DType], Builds]
+    gguf: str | None = None
     peers_python: Path | None = None
     kvpress_python: Path | None = None
 
@@ -99,6 +102,14 @@ class Worker:
 
     def ask(self, do: str, **given: Any) -> float:
         """Run a command. Returns its seconds. Raises PeerError."""
+        return float(self._told(do, given)["seconds"])
+
+    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The `count` likeliest tokens after a prompt, one by one. Raises PeerError."""
+        gave = self._told("answer", {"tokens": list(tokens), "count": count})["gave"]
+        return [int(token) for token in gave]
+
+    def _told(self, do: str, given: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin
         if Worker._asked_last is not self:
             time.sleep(_PAUSE)
@@ -112,13 +123,13 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
-    def _read(self) -> float:
+    def _read(self) -> dict[str, Any]:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
             raise PeerError(f"its process ended with status {self._process.wait()}")
-        answer = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         if "failed" in answer:
             raise PeerError(answer["failed"])
         self.versions |= answer.get("versions", {})
-        return float(answer["seconds"])
+        return answer

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from snapexport.bench.peers.process import Scene, Variant
     from snapexport.contract.manifest import Quantization
+    from snapexport.contract.targets import DType
 
 PACKAGES = ("snapexport", "onnxruntime")
 
@@ -16,7 +17,7 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
     """Each cache with each kind of weights.
 
     Prepacked: with a second copy of the weights, as the libraries have that rearrange theirs.
-    Weights of 4 bits always are.
+    Weights of 4 bits always are. Caches of a dtype of their own stand beside fp32 alone.
     """
     from snapexport.bench.builds import IN_INT8, PLAIN
     from snapexport.bench.peers.process import Variant
@@ -29,15 +30,21 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
         "SnapStream in int8": (scene.kv_budget, IN_INT8, False),
         "full": (None, PLAIN, False),
     }
-    weights: dict[int, Quantization | None] = {32: None, 4: "int4"}
+    weights: dict[int, tuple[Quantization | None, DType]] = {
+        32: (None, "fp32"),
+        16: (None, "fp16"),
+        4: ("int4", "fp32"),
+    }
     for bits in scene.bits:
+        quantization, dtype = weights[bits]
+        builds = scene.builds(quantization, dtype)
         for cache, (budget, form, prepack) in caches.items():
-            if prepack and weights[bits]:
+            if (prepack and bits != 32) or (form != PLAIN and dtype != "fp32"):
                 continue
-            build = scene.builds(weights[bits]).get(max(scene.contexts), budget, form=form)
+            build = builds.get(max(scene.contexts), budget, form=form)
             directory = str(build.directory.absolute())
             options = {"build": directory, "threads": scene.threads, "prepack": prepack}
-            name, python = f"snapexport {weights[bits] or 'fp32'}, {cache}", Path(sys.executable)
+            name, python = f"snapexport {quantization or dtype}, {cache}", Path(sys.executable)
             yield Variant(name, bits, python, __file__, options, scene.contexts)
 
 
@@ -67,3 +74,7 @@ class Snapexport:
 
     def step(self) -> None:
         self._filled.step(self._context, 1)
+
+    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+        first = self._system.prefill(0, tokens)
+        return [first, *(self._system.decode(1)[0] for _ in range(count - 1))]

@@ -1,9 +1,9 @@
 """The program of a peer's process: `worker.py PLUGIN_FILE {"option": ...}`. Imports no snapexport.
 
 It reads a command as a line of JSON from standard input, runs it, answers with a line, and sleeps
-until the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N} or
-{"do": "step"}. The answer is {"seconds": ...}, or {"failed": ...} with the reason. The first
-answer is that of loading, and has "versions".
+until the next: {"do": "first_token", "tokens": [...]}, {"do": "fill", "context": N}, {"do": "step"}
+or {"do": "answer", "tokens": [...], "count": N}. The answer is {"seconds": ..., "gave": ...}, or
+{"failed": ...} with the reason. The first answer is that of loading, and has "versions".
 """
 
 import importlib.util
@@ -34,8 +34,8 @@ def main() -> None:
                 found[package] = version(package)
         return {"versions": found}
 
-    def obey(do: str, **given: Any) -> None:
-        getattr(peer, do)(**given)
+    def obey(do: str, **given: Any) -> dict[str, Any]:
+        return {"gave": getattr(peer, do)(**given)}
 
     _answer(answers, load)
     for line in sys.stdin:
@@ -50,11 +50,11 @@ def _plugin(path: str) -> Any:
     return module
 
 
-def _answer(answers: TextIO, action: Callable[[], dict[str, Any] | None]) -> None:
+def _answer(answers: TextIO, action: Callable[[], dict[str, Any]]) -> None:
     """Do it, and answer with the seconds and what it gave, or why it failed."""
     started = time.perf_counter()
     try:
-        given = action() or {}
+        given = action()
         answer: dict[str, Any] = {"seconds": time.perf_counter() - started, **given}
     except Exception as error:  # whatever a library raises is the result's to tell
         answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
