@@ -7,8 +7,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
-from snapexport.graphs.passes.base import cut, fresh, int64s, node, written
+from snapexport.graphs.passes.base import cut, int64s, node, written
 from snapexport.graphs.passes.storage import cast
+from snapexport.graphs.targets.composed_attention import scaled
 from snapexport.graphs.targets.folded_rows import FoldedRows
 from snapexport.graphs.targets.window_masks import WindowMasks
 
@@ -90,8 +91,7 @@ def _decode_attention(
     """
     batch, heads, _, head_dim = query.shape
     if query.dtype == np.float32:
-        factor = gs.Constant(fresh(graph, "scale"), np.array(scores["scale"], np.float32))
-        queries, scores = node(graph, "Mul", [query, factor]), scores | {"scale": 1.0}
+        queries, scores = [scaled(graph, query, scores["scale"])], scores | {"scale": 1.0}
     else:
         kv_heads = inputs[0].shape[1]
         rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)

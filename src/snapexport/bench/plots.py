@@ -272,6 +272,7 @@ _PICTURES: dict[str, dict[str, tuple[str, Callable[[Row], Figure]]]] = {
     "naive": {"naive": ("decode", _one(_naive))},
     "peers": {"peers": ("decode", _POINTS)},
     "peers1b": {"peers1b": ("decode", _POINTS)},
+    "peers_smollm2": {"peers_smollm2": ("decode", _POINTS)},
     "scale1b": {"scale1b": ("decode", _one(_context))},
     "host": {"host": ("host", _one(_host))},
 }
