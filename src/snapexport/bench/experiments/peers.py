@@ -59,7 +59,7 @@ class Options:
 
 
 def run(setup: Setup, options: Options, results: Results) -> None:
-    """The systems whose weights have as many bits take turns. They are in memory together."""
+    """The systems whose weights have equally many bits are loaded together, and take turns."""
     results.note(*NOTES)
     passages = _passages(setup, options)
     for bits in options.bits:

@@ -10,7 +10,7 @@ A plug-in is one file of this folder. It loads without snapexport, which its int
         def first_token(tokens)   from a prompt to its first logits, with an empty cache
         def fill(context)         stand behind context - 1 tokens, so that a step attends to context
         def step()                one more token
-        def answer(tokens, count) -> list[int]     so many tokens after a prompt, the likeliest
+        def answer(tokens, count) -> list[int]    the `count` likeliest tokens, one by one
 
 To add one: write the file, add it to PLUGINS, add its packages to peers.txt.
 """
