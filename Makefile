@@ -91,6 +91,8 @@ TEXTS := $(REAL_MODEL)/documents
 # The documents that go on for pages, unlike the quotations.
 LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-policy developers-reference \
 	filesystem-hierarchy jargon-file maintainers-guide)
+NARROW := $(BIN)/snapexport build --model $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf --L-max 2304 --kv-budget 512 \
+	--batch 1 --baseline --overwrite
 FIVE := full snapstream streaming snapkv sage
 WHOSE := full snapstream streaming snapstream:vote_queries=pseudo
 
@@ -133,7 +135,17 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--out $(REAL_MODEL)/agnostic
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 1024 --budgets 128 256 \
 		--policies $(WHOSE) --out $(REAL_MODEL)/agnostic_text
-	for of in text text4096 answers excerpt needles needles128 tasks caches agnostic agnostic_text; do \
+	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 8000 \
+		--budgets 256 512 1024 2048 4096 --policies $(FIVE) --out $(REAL_MODEL)/text8000
+	$(NARROW) --out $(REAL_MODEL)/fp32.build
+	$(NARROW) --cache-dtype int8 --out $(REAL_MODEL)/int8.build
+	$(NARROW) --weights int4 --out $(REAL_MODEL)/int4.build
+	$(NARROW) --weights int4 --cache-dtype int8 --out $(REAL_MODEL)/int4_int8.build
+	for of in fp32 int8 int4 int4_int8; do \
+		$(QUALITY)/$$of.build --documents $(TEXTS) --passages 16 --continuation 48 --lengths 2048 \
+			--budgets 256 1024 --out $(REAL_MODEL)/text_$$of; \
+		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/text_$$of --against $(REAL_MODEL)/text_fp32; done
+	for of in text text4096 text8000 answers excerpt needles needles128 tasks caches agnostic agnostic_text; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.

@@ -1,11 +1,13 @@
 """Prints what `snapexport eval --out` left as the tables of docs/real-model.md.
 
-usage: python tools/real_model_tables.py FOLDER...
+usage: python tools/real_model_tables.py FOLDER... [--against FOLDER]
 
 Records of all folders are put together: a cache of one evaluation is compared with a cache of
-another one passage by passage, where both have the passage.
+another one passage by passage, where both have the passage. With --against losses are those
+against the full cache of that evaluation, which may be of another build.
 """
 
+import argparse
 import json
 import math
 import statistics
@@ -104,6 +106,24 @@ def differences(found: Sequence[Continuation], name: str, slots: Sequence[int]) 
     return [mean(values, "+") if values else "" for values in own]
 
 
+def against(found: Sequence[Continuation], others: Sequence[Continuation]) -> str:
+    """What caches lose of the others' full cache's log likelihood, passage by passage."""
+    full = {(one.length, one.passage): one.nll for one in others if one.system == "full"}
+    losses: dict[tuple[int, str, int], list[float]] = {}
+    for one in found:
+        if (one.length, one.passage) in full:
+            loss = one.nll - full[one.length, one.passage]
+            losses.setdefault((one.length, one.system, one.slots), []).append(loss)
+    body = [[*map(str, key), str(len(own)), mean(own)] for key, own in losses.items()]
+    return table(("tokens", "cache", "slots", "passages", "lost against it"), body)
+
+
+def continuations(folders: Iterable[str]) -> list[Continuation]:
+    """The records on running text."""
+    lines = chain.from_iterable(records(Path(folder)) for folder in folders)
+    return unique(Continuation(**one) for one in lines if "nll" in one)
+
+
 def needles(found: Sequence[Outcome]) -> str:
     """Prompts answered, by task, mode, cache and slots."""
     groups: dict[tuple[str, str, str, int], list[float]] = {}
@@ -127,10 +147,20 @@ def parted(row: dict[str, Any]) -> Row:
     return row["system"], *counts, f"{median} ({low} to {high})", share, bare(row["whole"])
 
 
-def main(folders: Sequence[str]) -> None:
+def main(given: Sequence[str]) -> None:
     """Print the tables of all the folders' records, a record of two folders once."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER")
+    parser.add_argument("--against", metavar="FOLDER")
+    arguments = parser.parse_args(given)
+    folders = arguments.folders
     lines = list(chain.from_iterable(records(Path(folder)) for folder in folders))
-    forced = unique(Continuation(**one) for one in lines if "nll" in one)
+    forced = continuations(folders)
+    if arguments.against:
+        print(against(forced, continuations([arguments.against])))
+        return
     for length in sorted({one.length for one in forced}):
         print("\n".join(texts(forced, length)))
     if outcomes := unique(Outcome(**one) for one in lines if "task" in one):

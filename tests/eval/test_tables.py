@@ -35,6 +35,16 @@ def test_caches_of_two_evaluations_are_compared_passage_by_passage(
     assert printed.endswith("| snapstream | -.250 (.000) |\n\n")
 
 
+def test_losses_against_another_builds_full_cache(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = journal(tmp_path / "other", replace(FULL, nll=1.5))
+    unknown = replace(OWN, passage="b:0")
+    real_model_tables.main([journal(tmp_path / "a", FULL, OWN, unknown), "--against", other])
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows == ["| 100 | full | 900 | 1 | .500 |", "| 100 | snapstream | 8 | 1 | .750 |", ""]
+
+
 def test_a_number_below_one_has_no_zero_before_its_point() -> None:
     values = {0.0384: ".038", -0.0052: "-.005", 1.5: "1.500", -1.25: "-1.250"}
     assert [real_model_tables.bare(one) for one in values] == list(values.values())
