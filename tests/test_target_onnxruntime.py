@@ -1,5 +1,7 @@
 """Fast operators of the onnxruntime target, against plain operators and numbers."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery
 from snapexport.graphs.passes.base import Pass, int64s, node
+from snapexport.graphs.targets import standard_attention
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.skip_norm import SkipNorm
@@ -21,8 +24,10 @@ from snapexport.graphs.targets.skip_norm import SkipNorm
 Arrays = dict[str, NDArray[Any]]
 
 
-def run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+def run(model: onnx.ModelProto | Path, inputs: Arrays) -> Arrays:
+    """model: a path where weights lie in files beside it."""
+    given = model if isinstance(model, Path) else model.SerializeToString()
+    session = ort.InferenceSession(given, providers=["CPUExecutionProvider"])
     outputs = [value.name for value in session.get_outputs()]
     return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
@@ -47,6 +52,42 @@ def test_onnxruntime_vote_over_the_prompt_equals_one_over_the_whole_cache(
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_decode_attention_gives_the_same_whether_query_heads_are_folded(
+    tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are folded where a KV head's keys are too many for the processor's cache."""
+    trace, geometry = Traces.of(tiny_build).decode, tiny_build.manifest.geometry
+    by_head = surgery.decode(trace, geometry, "onnxruntime")
+    monkeypatch.setattr(standard_attention, "_MIB", 0)
+    folded = surgery.decode(trace, geometry, "onnxruntime")
+    assert [queries_of(model) for model in (by_head, folded)] == ["Mul", "Reshape"]
+    copied = Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+    for model, name in ((by_head, "by_head.onnx"), (folded, "folded.onnx")):
+        onnx.save(model, copied / name)
+    inputs = decode_inputs(by_head, position=40)
+    found, expected = (run(copied / f"{name}.onnx", inputs) for name in ("folded", "by_head"))
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def queries_of(model: onnx.ModelProto) -> str:
+    """The operator that makes the queries of the first Attention."""
+    attention = next(one for one in model.graph.node if one.op_type == "Attention")
+    return next(one.op_type for one in model.graph.node if attention.input[0] in one.output)
+
+
+def decode_inputs(model: onnx.ModelProto, position: int) -> Arrays:
+    """Random caches behind a prompt of `position` tokens, and a token for each batch slot."""
+    rng, inputs = np.random.default_rng(0), dict[str, NDArray[Any]]()
+    for value in model.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            inputs[value.name] = rng.standard_normal(shape, np.float32)
+        else:
+            inputs[value.name] = np.full(shape, position)
+    return inputs
 
 
 def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs.Graph:

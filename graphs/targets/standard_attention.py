@@ -15,6 +15,9 @@ from snapexport.graphs.targets.window_masks import WindowMasks
 
 _NONE = gs.Variable.empty
 
+_NARROW_HEAD = 64
+_MIB = 1 << 20
+
 
 @dataclass(frozen=True)
 class StandardAttention:
@@ -76,6 +79,15 @@ def _causal_attention(
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 
 
+def _fits_cache(slots: int, head_dim: int) -> bool:
+    """Whether a KV head's keys in fp32 are few enough to be read once for each query head.
+
+    Measured with groups of 2 to 7 query heads (docs/performance.md): wide heads lose above 2,048 to
+    4,096 slots, narrow ones above 32,768.
+    """
+    return 4 * slots * head_dim <= _MIB * (4 if head_dim <= _NARROW_HEAD else 1)
+
+
 def _decode_attention(
     graph: gs.Graph,
     query: gs.Tensor,
@@ -85,15 +97,16 @@ def _decode_attention(
 ) -> None:
     """Attention of one query per head, without a mask.
 
-    In fp32, the CPU's dtype, queries are scaled first: ONNX Runtime's product of one row reads keys
-    as they lie if it has no factor, and rearranges them in each step if it has one. Else a KV
-    head's query heads are folded into rows, so that keys are read once for all of them.
+    ONNX Runtime's product of one row reads keys in fp32 as they lie if it has no factor, and
+    rearranges them in each step if it has one: queries are scaled before. Its price is that each
+    query head reads its KV head's keys by itself, from the processor's cache if they fit into it.
+    Else a KV head's query heads are folded into rows, so that keys are read once for all of them.
     """
     batch, heads, _, head_dim = query.shape
-    if query.dtype == np.float32:
+    _, kv_heads, slots, _ = inputs[0].shape
+    if query.dtype == np.float32 and (heads == kv_heads or _fits_cache(slots, head_dim)):
         queries, scores = [scaled(graph, query, scores["scale"])], scores | {"scale": 1.0}
     else:
-        kv_heads = inputs[0].shape[1]
         rows = int64s(graph, batch, kv_heads, heads // kv_heads, head_dim)
         queries = node(graph, "Reshape", [query, rows])
     attended = node(graph, "Attention", queries + inputs, **scores)

@@ -15,6 +15,7 @@ from snapexport.bench import devices, memory, plots
 from snapexport.bench.devices import bandwidth, matmul
 from snapexport.cli import app, bench
 from snapexport.cli.bench_view import BenchProgress
+from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
 from snapexport.start import end_on_signals
 from tests.bench import triton
@@ -59,6 +60,19 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
     """All printed text, and its last line as JSON."""
     printed = capsys.readouterr().out
     return printed, json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("fixed_memory", "no_plots")
+def test_bench_foretells_time_and_memory_on_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_build: Build,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(ERR, "_force_terminal", True)
+    assert run(tiny_build, "--baseline", "--contexts", 16, "--out", tmp_path / "out", *FAST) == 0
+    told = "snapstream and full, prompts of 16 tokens, 2 rounds: about 0 s, "
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fixed_memory")

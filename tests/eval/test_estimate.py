@@ -13,8 +13,8 @@ CHUNK, STEP = 2.0, 0.25
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which a chunk takes 2 s, and a decode step .25 s."""
-    calls = iter([CHUNK, STEP * module.STEPS] * 9)
-    monkeypatch.setattr(module, "_timed", lambda action: (action(), next(calls))[1])
+    monkeypatch.setattr(module, "chunk_seconds", lambda executor, length: CHUNK)
+    monkeypatch.setattr(module, "step_seconds", lambda executor, active: STEP)
 
 
 def test_an_estimate_counts_chunks_and_decoded_tokens(vault_build: Build, clock: None) -> None:

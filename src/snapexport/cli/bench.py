@@ -22,13 +22,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snapexport.bench.options import BenchOptions, LoadOptions
 from snapexport.bench.results import Results
 from snapexport.cli import bench_view, flags
-from snapexport.cli.console import ERR
+from snapexport.cli.console import ERR, print_estimate
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError, needs_extra
+
+if TYPE_CHECKING:
+    from snapexport.bench.speed import Plan
 
 HELP = "speed and memory, with their rooflines; a server under load"
 RESULTS = "results.json"
@@ -72,10 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement that was checked; nothing is loaded."""
+    """A measurement that was checked; nothing is loaded.
+
+    foretell: prints an estimate of its time and memory; None where a server's speed decides.
+    """
 
     results: Results
     run: Callable[[], None]
+    foretell: Callable[[], None] | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         job = _speed(arguments) if arguments.server is None else _load(arguments)
     out = arguments.out or _beside(arguments.build, "load" if arguments.server else "bench")
     with _directory(out):
+        if job.foretell and ERR.is_terminal:
+            job.foretell()
         try:
             with bench_view.BenchProgress() as progress:
                 job.results.tell = progress.tell
@@ -109,7 +119,18 @@ def _speed(arguments: argparse.Namespace) -> Job:
     threads = options.threads or machine.cores()
     results = Results("speed", "snapexport bench", plan.options, threads)
     results.summary, results.about = speed.summary, plan.about()
-    return Job(results, lambda: speed.run(plan, results, Device(threads=threads)))
+    device = Device(threads=threads)
+    return Job(results, lambda: speed.run(plan, results, device), lambda: _foretell(plan))
+
+
+def _foretell(plan: "Plan") -> None:
+    from snapexport.bench.estimate import estimate
+
+    expected = estimate(plan)
+    caches = " and ".join(spec.name for spec in plan.specs)
+    contexts = ", ".join(map(str, plan.contexts))
+    what = f"{caches}, prompts of {contexts} tokens, {plan.options.repeat} rounds"
+    print_estimate(what, expected.seconds, expected.nbytes)
 
 
 def _load(arguments: argparse.Namespace) -> Job:

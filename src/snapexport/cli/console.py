@@ -24,6 +24,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from snapexport.contract.bytes import spelled
+
 # A "?" for what the encoding lacks is better than no output.
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="replace")
@@ -91,6 +93,22 @@ class AnswerProgress(_OneLine):
     def advance(self) -> None:
         """One more is done."""
         self._bars.advance(self._line)
+
+
+def print_estimate(what: str, seconds: float, nbytes: int) -> None:
+    """Tell on standard error what is to be done, how long that takes and what it holds."""
+    ERR.print(
+        f"{what}: about {_duration(seconds)}, {spelled(nbytes)} of weights and caches",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Such as 40 s, 5 min or 3.2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class TimeLeft:

@@ -23,22 +23,17 @@ examples:
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from snapexport.cli import flags
-from snapexport.cli.console import ERR, OUT, AnswerProgress
+from snapexport.cli.console import ERR, OUT, AnswerProgress, print_estimate
 from snapexport.contract.build_directory import Build
-from snapexport.contract.bytes import spelled
 from snapexport.contract.errors import needs_extra
 from snapexport.eval.options import DEFAULT_TASKS, MODES, EvalOptions
 from snapexport.eval.tasks import TASKS
-
-if TYPE_CHECKING:
-    from snapexport.eval.estimate import Estimate
-    from snapexport.eval.grid import Grid
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
@@ -90,7 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     grid = make_grid(build, options)
     evaluation = Evaluation(grid, arguments.out)
     if ERR.is_terminal:
-        _print_estimate(grid, estimate(grid))
+        what = f"{grid.records} answers and continuations of {len(grid.systems)} caches"
+        expected = estimate(grid)
+        print_estimate(what, expected.seconds, expected.nbytes)
     try:
         with AnswerProgress(grid.records) as progress:
             for _ in evaluation.run():
@@ -116,22 +113,6 @@ def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
         print(json.dumps(report))
     else:
         _print_report(report)
-
-
-def _print_estimate(grid: "Grid", expected: "Estimate") -> None:
-    ERR.print(
-        f"{grid.records} answers and continuations of {len(grid.systems)} caches: about "
-        f"{_duration(expected.seconds)}, {spelled(expected.nbytes)} of weights and caches",
-        style="dim",
-        soft_wrap=True,
-    )
-
-
-def _duration(seconds: float) -> str:
-    """Such as 40 s, 5 min or 3.2 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 _HEADINGS = {

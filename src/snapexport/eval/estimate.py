@@ -4,39 +4,23 @@ A chunk and a decode step are timed on this machine; the rest is counted.
 """
 
 import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-
-import numpy as np
 
 from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.manifest import Manifest
 from snapexport.eval.grid import Grid
 from snapexport.eval.systems import System
-from snapexport.runtime.executor import Executor
 from snapexport.runtime.open_executor import open_executor
+from snapexport.runtime.pace import Estimate, chunk_seconds, step_seconds
 from snapexport.runtime.repetition import repeated_starts
-
-STEPS = 3
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """seconds: by the clock, on this machine. nbytes: of weights and caches, in memory at once."""
-
-    seconds: float
-    nbytes: int
 
 
 def estimate(grid: Grid) -> Estimate:
     """Time two chunks and a few decode steps of the build. Raises UserError."""
     executor = open_executor(grid.build, backend="onnxruntime", threads=grid.options.threads)
     try:
-        _chunk(executor, 1)  # the first run reads the weights from the disk
-        chunks = {n: _timed(partial(_chunk, executor, n)) for n in grid.requests.lengths}
-        step = _timed(partial(_steps, executor)) / STEPS
+        chunk_seconds(executor, 1)  # the first run reads the weights from the disk
+        chunks = {n: chunk_seconds(executor, n) for n in grid.requests.lengths}
+        step = step_seconds(executor, grid.build.manifest.batch)
     finally:
         executor.close()
     parts = _of_tasks, _of_continuations, _of_instructions
@@ -108,25 +92,6 @@ def _blocks(grid: Grid, system: System, tokens: int) -> int:
 
 def _chunks(grid: Grid, tokens: int) -> int:
     return math.ceil(tokens / grid.build.manifest.prefill_chunk)
-
-
-def _chunk(executor: Executor, length: int) -> None:
-    """One chunk amid a prompt of that length: what a chunk costs grows with those before it."""
-    chunk = min(length, executor.limits.prefill_chunk)
-    start = (length - chunk) // 2
-    executor.prefill(0, [length % 97] * (length + 1), start, start + chunk)
-
-
-def _steps(executor: Executor) -> None:
-    ones = np.ones(executor.limits.batch, np.int64)
-    for position in range(STEPS):
-        executor.decode(ones, ones + position, ones)
-
-
-def _timed(action: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
 
 
 def _bytes(grid: Grid) -> int:
