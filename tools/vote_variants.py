@@ -32,7 +32,7 @@ from snapexport.eval.grid import Grid, make_grid
 from snapexport.eval.options import EvalOptions
 from snapexport.plugins.reference import Vote
 
-_WATCHED = "watched"
+_WATCHED, _TEXT = "watched", "text"
 _P = 31
 _SAFEGUARD = 0.2
 
@@ -186,6 +186,9 @@ CHOICES: dict[str, Choice] = {
     "causal softmax": partial(by_vote, softmax="causal"),
     "maximum over a group's heads": partial(by_vote, group="max"),
     "squared votes": partial(by_vote, vote="sum-squares"),
+    "squared votes, maximum over a group's heads": partial(
+        by_vote, vote="sum-squares", group="max"
+    ),
     "P = 7": partial(by_vote, pool_kernel=7),
     "P = 63": partial(by_vote, pool_kernel=63),
     "value norms": by_value,
@@ -202,7 +205,7 @@ CHOICES: dict[str, Choice] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids: a prompt, and what is fed behind it."""
+    """Token ids: a prompt, and what is fed behind it. kind: the task, or "text"."""
 
     kind: str
     name: str
@@ -211,12 +214,12 @@ class Sample:
 
 
 def samples(grid: Grid) -> Iterator[Sample]:
-    """Needles with their right answers, then passages with their texts."""
+    """Each task's needles with their right answers, then passages with their texts."""
     for number, cell in enumerate(grid.requests.cells()):
         one = grid.requests.sample(cell)
-        yield Sample("needle", str(number), one.context_ids + one.question_ids, one.reference_ids)
+        yield Sample(cell.task, str(number), one.context_ids + one.question_ids, one.reference_ids)
     for prompt in grid.prompts:
-        yield Sample("text", str(prompt.passage.name), prompt.prompt_ids, prompt.continuation_ids)
+        yield Sample(_TEXT, str(prompt.passage.name), prompt.prompt_ids, prompt.continuation_ids)
 
 
 def held(heads: Heads, layer: LayerGeometry, kept: Tensor, count: int) -> Tensor:
@@ -271,7 +274,7 @@ class Model:
 Row = dict[str, Any]
 
 
-def measured(model: Model, grid: Grid, sample: Sample) -> Iterator[Row]:
+def measured(model: Model, grid: Grid, sample: Sample, choices: Sequence[str]) -> Iterator[Row]:
     """A row for the full cache, then for each choice and number of slots."""
     prefilled, count = model.prefill(sample.prompt), len(sample.rest) - 1
     systems = {one.slots: one.geometry for one in grid.systems if one.name != "full"}
@@ -280,17 +283,18 @@ def measured(model: Model, grid: Grid, sample: Sample) -> Iterator[Row]:
     causal = everything.tril(len(sample.prompt))[None]
     yield row(sample, "full", 0, model.losses(sample.rest, [causal] * len(prefilled)))
     for slots, geometry in systems.items():
-        for name, choice in CHOICES.items():
+        for name in choices:
             masks = []
             for heads, layer in zip(prefilled, geometry.layers, strict=True):
                 inside = tokens[layer.L_sink : len(tokens) - layer.L_recent]
-                masks.append(held(heads, layer, choice(heads, layer, inside), count))
+                kept = CHOICES[name](heads, layer, inside)
+                masks.append(held(heads, layer, kept, count))
             yield row(sample, name, slots, model.losses(sample.rest, masks))
 
 
 def row(sample: Sample, name: str, slots: int, losses: list[float]) -> Row:
     """nats: summed over an answer, and a token's mean of a text."""
-    nats = sum(losses) if sample.kind == "needle" else statistics.fmean(losses)
+    nats = statistics.fmean(losses) if sample.kind == _TEXT else sum(losses)
     one = {"kind": sample.kind, "sample": sample.name, "choice": name, "slots": slots}
     return one | {"nats": round(nats, 5)}
 
@@ -316,7 +320,9 @@ def main() -> None:
     parser.add_argument("--documents", type=Path, nargs="+", required=True)
     parser.add_argument("--length", type=int, default=2048, help="tokens of a prompt")
     parser.add_argument("--budgets", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--needles", type=int, default=4, help="at each of five depths")
+    parser.add_argument("--tasks", nargs="+", default=["niah_single"])
+    parser.add_argument("--needles", type=int, default=4, help="of a task at each of five depths")
+    parser.add_argument("--choices", nargs="+", choices=CHOICES, default=list(CHOICES))
     parser.add_argument("--passages", type=int, default=20)
     parser.add_argument("--seed", type=int, default=200)
     parser.add_argument("--threads", type=int)
@@ -325,7 +331,7 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     options = EvalOptions(
-        tasks=("niah_single",),
+        tasks=tuple(given.tasks),
         lengths=(given.length,),
         depths=(0.1, 0.3, 0.5, 0.7, 0.9),
         samples=given.needles,
@@ -344,7 +350,7 @@ def main() -> None:
     model = Model(checkpoint, grid.build.manifest.geometry.L_obs)
     rows: list[Row] = []
     for sample in samples(grid):
-        rows += measured(model, grid, sample)
+        rows += measured(model, grid, sample, given.choices)
         if given.out:
             given.out.write_text(json.dumps(rows, indent=0) + "\n")
     print("\n".join(table(rows)))
