@@ -101,7 +101,7 @@ def test_systems_inherit_the_builds_choices() -> None:
     assert (plain.L_sink, plain.K, plain.L_obs, plain.pool_kernel) == (2, 30, 5, 3)
     assert (plain.vote, plain.group) == ("sum-squares", "max")
     assert other == replace(plain, L_obs=9)
-    assert (sage.L_obs, sage.pool_kernel, sage.vote) == (1, 1, "sum-squares")
+    assert (sage.L_obs, sage.pool_kernel, sage.vote) == (1, 1, "sum")
     assert (snapkv.L_sink, snapkv.softmax, snapkv.pool_kernel) == (0, "causal", 7)
     assert (streaming.L_sink, streaming.L_recent, streaming.K) == (2, 40, 0)
 

@@ -14,5 +14,5 @@ STAGES = {
     "group": group.OPTIONS,
 }
 
-DEFAULTS = {"softmax": "candidates", "vote": "sum", "pool": "avg", "group": "mean"}
-"""SnapStream's vote."""
+DEFAULTS = {"softmax": "candidates", "vote": "sum-squares", "pool": "avg", "group": "mean"}
+"""SnapStream's vote, but for its sum: squares kept more on every model that was measured."""

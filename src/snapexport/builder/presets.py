@@ -16,9 +16,11 @@ PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
     "full": {},
 }
 
-PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int]] = {
-    # SnapKV's own code has 5 or 7.
-    "snapkv": {"pool_kernel": 7},
+PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int | str]] = {
+    # One query votes: its squares would weigh the heads of a group otherwise.
+    "sage": {"vote": "sum"},
+    # SnapKV's own code has a pool kernel of 5 or 7.
+    "snapkv": {"pool_kernel": 7, "vote": "sum"},
 }
 """A preset's defaults, from its paper."""
 

@@ -126,7 +126,7 @@ class CacheGeometry:
     K: PerLayer
     L_obs: int = DEFAULT_L_OBS
     pool_kernel: int = DEFAULT_POOL_KERNEL
-    vote: str = "sum"
+    vote: str = "sum-squares"
     pool: str = "avg"
     softmax: str = "candidates"
     group: str = "mean"
