@@ -94,6 +94,8 @@ LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-poli
 NARROW := $(BIN)/snapexport build --model $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf --L-max 2304 --kv-budget 512 \
 	--batch 1 --baseline --overwrite
 FIVE := full snapstream streaming snapkv sage
+VARIANTS := $(BIN)/python tools/vote_variants.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf \
+	$(REAL_MODEL)/batch1.build --documents $(TEXTS)
 WHOSE := full snapstream streaming snapstream:vote_queries=pseudo
 
 real-model-quality: export OMP_WAIT_POLICY = passive
@@ -125,6 +127,10 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware --budgets 128 --policies full snapstream \
 		snapstream:softmax=causal snapstream:group=max snapstream:pool_kernel=21 snapstream:L_recent=31 \
 		snapstream:L_recent=93 snapstream:budget=pyramid snapstream:L_obs=24 snapkv:L_obs=32 --out $(REAL_MODEL)/needles128
+	$(VARIANTS) --out $(REAL_MODEL)/votes.json
+	$(VARIANTS) --needles 6 --passages 1 --seed 5000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
+	$(VARIANTS) --tasks phrase_4 phrase_12 --length 1024 --needles 2 --passages 1 --seed 7000 \
+		--out $(REAL_MODEL)/votes_words.json
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 phrase_12 niah_multikey lines kv \
 		vt niah_multivalue niah_multiquery phrase_32 --lengths 1024 --depths .25 .75 --samples 2 --seed 300 \
 		--modes aware --policies full --out $(REAL_MODEL)/tasks

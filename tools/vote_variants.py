@@ -182,7 +182,7 @@ def nothing(heads: Heads, layer: LayerGeometry, tokens: Sequence[str]) -> Tensor
 
 
 CHOICES: dict[str, Choice] = {
-    "as built": by_vote,
+    "summed votes": by_vote,
     "causal softmax": partial(by_vote, softmax="causal"),
     "maximum over a group's heads": partial(by_vote, group="max"),
     "squared votes": partial(by_vote, vote="sum-squares"),
