@@ -25,7 +25,8 @@ def test_the_simulation_loses_what_the_product_loses(
     masks = []
     for heads, layer in zip(model.prefill(prompt), geometry.layers, strict=True):
         tokens = [""] * (length - layer.L_sink - layer.L_recent)
-        kept = by_vote(heads, layer, tokens, pool_kernel=geometry.pool_kernel)
+        options = {"pool_kernel": geometry.pool_kernel, "vote": geometry.vote}
+        kept = by_vote(heads, layer, tokens, **options)
         masks.append(held(heads, layer, kept, len(rest) - 1))
     score = LLM(tiny_build.directory).score(prompt, rest)[0]
     expected = [-one for one in score.logprobs[1:]]

@@ -152,7 +152,7 @@ def test_cloned_attached_and_deserialized_select_plugins_equal_the_onnx_function
     select: Plugin,
 ) -> None:
     inputs = select_inputs()
-    (expected,) = call_body("SnapKVSelect", inputs, SELECT | {"K": [SELECT["K"]]})
+    (expected,) = call_body("SnapKVSelect", inputs, SELECT | {"K": [SELECT["K"]]}, VOTE)
     assert select.configure([*inputs, expected], 3)
     for how in ("clone", "attach", "deserialize"):
         plugin, kept = select.another(how), torch.full_like(expected, -77)

@@ -77,8 +77,8 @@ class GraphOptions:
         default=False,
         metadata=_help(
             "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
-            "costs its own tokens, and prompts may be longer than --L-max; with --group max more is "
-            "found of what a question at the end of a long one asks for"
+            "costs its own tokens, and prompts may be longer than --L-max; with --group max it "
+            "keeps more of what a question at the end of a long one asks for"
         ),
     )
     trt_decomposable: bool = field(
