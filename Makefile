@@ -127,6 +127,14 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware --budgets 128 --policies full snapstream \
 		snapstream:softmax=causal snapstream:group=max snapstream:pool_kernel=21 snapstream:L_recent=31 \
 		snapstream:L_recent=93 snapstream:budget=pyramid snapstream:L_obs=24 snapkv:L_obs=32 --out $(REAL_MODEL)/needles128
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 2048 \
+		--depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware --budgets 64 128 --policies full snapstream \
+		snapstream:vote=sum snapstream:softmax=causal snapstream:group=max streaming --out $(REAL_MODEL)/needles_votes
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 4096 \
+		--depths .1 .3 .5 .7 .9 --samples 4 --seed 900 --modes aware --budgets 128 256 512 --policies $(FIVE) \
+		--out $(REAL_MODEL)/needles4096
+	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 --budgets 128 256 512 \
+		--policies full snapstream snapstream:vote=sum streaming --out $(REAL_MODEL)/text_votes
 	$(VARIANTS) --out $(REAL_MODEL)/votes.json
 	$(VARIANTS) --needles 6 --passages 1 --seed 5000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
 	$(VARIANTS) --tasks phrase_4 phrase_12 --length 1024 --needles 2 --passages 1 --seed 7000 \
