@@ -135,6 +135,9 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--out $(REAL_MODEL)/needles4096
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 --budgets 128 256 512 \
 		--policies full snapstream snapstream:vote=sum streaming --out $(REAL_MODEL)/text_votes
+	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 1024 \
+		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 --policies $(FIVE) \
+		--out $(REAL_MODEL)/agnostic_five
 	$(VARIANTS) --out $(REAL_MODEL)/votes.json
 	$(VARIANTS) --needles 6 --passages 1 --seed 5000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
 	$(VARIANTS) --tasks phrase_4 phrase_12 --length 1024 --needles 2 --passages 1 --seed 7000 \
