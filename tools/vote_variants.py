@@ -49,9 +49,9 @@ class Heads:
 
 @dataclass
 class Watch:
-    """What attention notes in prefill, and hides behind it.
+    """What attention notes in prefill, and what it sees behind the prompt.
 
-    window: queries to note. layers: noted. hidden: by layer, bool [Hkv,Q,N]; None in prefill.
+    window: queries to note. layers: noted. held: by layer, bool [Hkv,Q,N]; None in prefill.
     """
 
     window: int
