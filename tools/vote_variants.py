@@ -109,7 +109,7 @@ def pooled(votes: Tensor, width: int = _P) -> Tensor:
 
 
 def by_vote(heads: Heads, layer: LayerGeometry, tokens: Sequence[str], **options: Any) -> Tensor:
-    """What the product keeps."""
+    """The product's vote; its options are P = 31 and the sum of attention unless given."""
     return best(scored(heads, layer, **({"pool_kernel": _P} | options)), layer.K)
 
 
