@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import COMMANDS, main
+from snapexport.cli.build import CACHE
 from snapexport.cli.renamed import RENAMED
 from snapexport.contract.build_directory import Build
+from snapexport.graphs.functions.vote import DEFAULTS as VOTE_DEFAULTS
 from tests.oracle import checkpoints
 from tests.refused import refused
 
@@ -338,3 +340,8 @@ def test_every_renamed_flag_points_to_a_flag_of_its_command() -> None:
         known = parser._option_string_actions
         assert flags.keys().isdisjoint(known)
         assert set(flags.values()) <= known.keys()
+
+
+@pytest.mark.parametrize("stage", VOTE_DEFAULTS)
+def test_the_help_of_build_tells_each_default_of_the_vote(stage: str) -> None:
+    assert f"(default: {VOTE_DEFAULTS[stage]}" in CACHE[stage]

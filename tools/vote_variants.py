@@ -186,6 +186,7 @@ CHOICES: dict[str, Choice] = {
     "causal softmax": partial(by_vote, softmax="causal"),
     "maximum over a group's heads": partial(by_vote, group="max"),
     "squared votes": partial(by_vote, vote="sum-squares"),
+    "squared votes, causal softmax": partial(by_vote, vote="sum-squares", softmax="causal"),
     "squared votes, maximum over a group's heads": partial(
         by_vote, vote="sum-squares", group="max"
     ),

@@ -59,10 +59,10 @@ CACHE = {
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31; "
     "7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
-    "(default: sum)",
+    "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
     "softmax": "attention among the eligible positions alone, or all keys up to the query "
-    "(default: candidates)",
+    "(default: candidates; causal for snapkv)",
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
     "each KV head, by --head-budget (default: uniform)",
