@@ -205,7 +205,7 @@ def test_the_page_lists_the_facts_of_the_cache() -> None:
         "kept by vote": "0–6",
         "window W": "4",
         "pool P": "31",
-        "vote": "candidates, sum-squares, avg, mean",
+        "vote": "causal, sum-squares, avg, mean",
     }
 
 

@@ -102,16 +102,25 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize(
+    ("softmax", "power"), [("candidates", 1), ("candidates", 2), ("causal", 2)]
+)
 @pytest.mark.parametrize(("sink", "recent", "K", "window", "pool", "length"), SHAPES)
 def test_oracle_vote_equals_a_vote_counted_in_loops(
-    sink: int, recent: int, K: int, window: int, pool: int, length: int, power: int
+    sink: int,
+    recent: int,
+    K: int,
+    window: int,
+    pool: int,
+    length: int,
+    softmax: str,
+    power: int,
 ) -> None:
     query, key = random_attention(length)
     layer = LayerGeometry(sink, recent, K)
-    options = counted(layer, window, pool, {1: "sum", 2: "sum-squares"}[power])
+    options = counted(layer, window, pool, {1: "sum", 2: "sum-squares"}[power], softmax)
     scores = vote(query[:, -window:], key, layer, options, 0.25)
-    slow = looped_vote(query.numpy(), key.numpy(), sink, recent, window, pool, power)
+    slow = looped_vote(query.numpy(), key.numpy(), layer, options, power)
     assert scores.shape == slow.shape
     assert np.allclose(scores, slow, rtol=1e-9)
     for got, row in zip(keep(scores, layer).tolist(), slow, strict=True):
@@ -119,9 +128,10 @@ def test_oracle_vote_equals_a_vote_counted_in_loops(
         assert got == sorted(j + sink for j in best) + [-1] * (K - len(best))
 
 
-def counted(layer: LayerGeometry, window: int, pool: int, vote: str) -> CacheGeometry:
+def counted(layer: LayerGeometry, window: int, pool: int, vote: str, softmax: str) -> CacheGeometry:
     sizes = (layer.L_sink, layer.L_recent, layer.K)
-    return CacheGeometry("snapstream", 256, 1, *sizes, L_obs=window, pool_kernel=pool, vote=vote)
+    options = {"L_obs": window, "pool_kernel": pool}
+    return CacheGeometry("snapstream", 256, 1, *sizes, **options, vote=vote, softmax=softmax)
 
 
 def random_attention(length: int) -> tuple[Tensor, Tensor]:
@@ -134,21 +144,22 @@ def random_attention(length: int) -> tuple[Tensor, Tensor]:
 def looped_vote(
     query: NDArray[Any],
     key: NDArray[Any],
-    sink: int,
-    recent: int,
-    window: int,
-    pool: int,
+    layer: LayerGeometry,
+    options: CacheGeometry,
     power: int,
 ) -> NDArray[Any]:
     """[Hkv, n], one number at a time."""
     groups, length = len(query) // len(key), key.shape[1]
-    eligible = range(sink, length - recent)
+    eligible = range(layer.L_sink, length - layer.L_recent)
+    pool = options.pool_kernel
     scores = np.zeros((len(key), len(eligible)))
     for head, q in enumerate(query):
         votes = np.zeros(len(eligible))
-        for i in range(length - window, length):
+        for i in range(length - options.L_obs, length):
+            seen = eligible if options.softmax == "candidates" else range(i + 1)
+            total = sum(np.exp(q[i] @ key[head // groups, p] / 4) for p in seen)
             weights = np.exp([q[i] @ key[head // groups, p] / 4 for p in eligible])
-            votes += (weights / weights.sum()) ** power
+            votes += (weights / total) ** power
         for j in range(len(eligible)):
             near = [k for k in range(j - pool // 2, j + pool // 2 + 1) if 0 <= k < len(votes)]
             scores[head // groups, j] += votes[near].sum() / pool / groups
@@ -163,7 +174,7 @@ def test_oracle_vote_keeps_the_positions_of_kvpress_scores() -> None:
     scores = torch.nn.functional.avg_pool1d(attention.mean(-2), 5, padding=2, stride=1)
     want = scores.view(2, 2, -1).mean(1).topk(12).indices.sort(-1).values + 4
     layer = LayerGeometry(4, 16, 12)
-    options = counted(layer, 8, 5, "sum")
+    options = counted(layer, 8, 5, "sum", "candidates")
     assert torch.equal(keep(vote(query[:, -8:], key, layer, options, 0.25), layer), want)
 
 

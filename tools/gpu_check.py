@@ -32,9 +32,9 @@ from snapexport.plugins.binding import (
     options,
 )
 
-SNAPSTREAM = {"softmax": "candidates", "vote": "sum-squares", "pool": "avg", "group": "mean"}
+SNAPSTREAM = {"softmax": "causal", "vote": "sum-squares", "pool": "avg", "group": "mean"}
 SNAPKV = {"softmax": "causal", "vote": "sum", "pool": "max", "group": "mean"}
-SHARP = {"softmax": "causal", "vote": "sum-squares", "pool": "max", "group": "max"}
+SHARP = {"softmax": "candidates", "vote": "sum-squares", "pool": "max", "group": "max"}
 TOLERANCE = {"float32": 1e-4, "float16": 5e-4, "bfloat16": 5e-4}
 """As a share of the last winner's vote: closer votes may be ranked either way, since tensor
 cores truncate sums."""

@@ -100,7 +100,7 @@ def measured(request: pytest.FixtureRequest, sliding_build: Build) -> Iterator[M
         sliding_build,
         lengths=(120,),
         depths=(0.0, 0.5, 1.0),
-        policies=("full", "snapstream", "streaming", "snapkv:pool=max"),
+        policies=("full", "snapstream:softmax=candidates", "streaming", "snapkv:pool=max"),
         budgets=(44,),
         hit_samples=2,
         seed=58,
@@ -115,7 +115,7 @@ def test_hit_rate_equals_the_one_from_transformers_attention(
 ) -> None:
     theta, grid, rates = measured
     systems = {one.name: one.geometry for one in grid.systems}
-    assert [rate.system for rate in rates] == ["snapstream", "snapkv:pool=max"]
+    assert [rate.system for rate in rates] == ["snapstream:softmax=candidates", "snapkv:pool=max"]
     for rate in rates:
         model = sliding_build.directory.parent / "model"
         hits, seen = expected(model, grid, systems[rate.system], theta)

@@ -25,7 +25,7 @@ def test_the_simulation_loses_what_the_product_loses(
     masks = []
     for heads, layer in zip(model.prefill(prompt), geometry.layers, strict=True):
         tokens = [""] * (length - layer.L_sink - layer.L_recent)
-        options = {"pool_kernel": geometry.pool_kernel, "vote": geometry.vote}
+        options = {one: getattr(geometry, one) for one in ("pool_kernel", "vote", "softmax")}
         kept = by_vote(heads, layer, tokens, **options)
         masks.append(held(heads, layer, kept, len(rest) - 1))
     score = LLM(tiny_build.directory).score(prompt, rest)[0]

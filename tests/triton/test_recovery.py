@@ -17,7 +17,7 @@ from snapexport.serving.triton.liveness import is_alive, recover
 from snapexport.serving.triton.server import Server
 from tests.triton.client import Client, HttpError
 from tests.triton.conftest import MAX_PENDING
-from tests.triton.processes import backend_of
+from tests.triton.processes import backend_of, state_of
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_unloading_lets_running_requests_finish(explicit_client: Client, llm: LL
     assert tuple(i for reply in replies for i in reply.token_ids) == expected.token_ids
     end = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end, "the model was not finalized"
+        assert time.monotonic() < end, f"the model was not finalized: {state_of(pid)}"
         time.sleep(0.05)
 
 

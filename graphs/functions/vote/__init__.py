@@ -14,5 +14,5 @@ STAGES = {
     "group": group.OPTIONS,
 }
 
-DEFAULTS = {"softmax": "candidates", "vote": "sum-squares", "pool": "avg", "group": "mean"}
-"""SnapStream's vote, but for its sum: squares kept more on every model that was measured."""
+DEFAULTS = {"softmax": "causal", "vote": "sum-squares", "pool": "avg", "group": "mean"}
+"""Not SnapStream's vote (candidates, sum): squares of the model's own attention kept more."""

@@ -17,8 +17,8 @@ PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
 }
 
 PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int | str]] = {
-    # One query votes: its squares would weigh the heads of a group otherwise.
-    "sage": {"vote": "sum"},
+    # One query votes: other options would only weigh the heads of a group otherwise.
+    "sage": {"softmax": "candidates", "vote": "sum"},
     # SnapKV's own code has a pool kernel of 5 or 7.
     "snapkv": {"pool_kernel": 7, "vote": "sum"},
 }

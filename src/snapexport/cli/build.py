@@ -62,7 +62,7 @@ CACHE = {
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",
     "softmax": "attention among the eligible positions alone, or all keys up to the query "
-    "(default: candidates; causal for snapkv)",
+    "(default: causal; candidates for sage)",
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
     "each KV head, by --head-budget (default: uniform)",

@@ -128,7 +128,7 @@ class CacheGeometry:
     pool_kernel: int = DEFAULT_POOL_KERNEL
     vote: str = "sum-squares"
     pool: str = "avg"
-    softmax: str = "candidates"
+    softmax: str = "causal"
     group: str = "mean"
     budget: str = "uniform"
     vote_queries: str = "prompt"
