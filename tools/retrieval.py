@@ -18,7 +18,7 @@ TOKENS = 2048
 DEPTHS = [f"{0.05 + 0.1 * index:.2f}" for index in range(10)]
 POLICIES = [
     "full",
-    *("snapstream", "snapstream:vote=sum", "snapstream:pool_kernel=7"),
+    *("snapstream", "snapstream:softmax=candidates,vote=sum", "snapstream:pool_kernel=7"),
     *("streaming", "sage", "snapkv"),
 ]
 
@@ -33,8 +33,8 @@ CHANGES = [
     "pool=max",
     *(f"L_obs={window}" for window in (1, 4, 12, 16)),
     *(f"L_recent={ring}" for ring in (12, 16, 24, 40)),
-    *("softmax=causal", "vote=sum", "group=max", "budget=pyramid", "L_sink=0"),
-    "vote=sum,group=max",
+    *("softmax=candidates", "vote=sum", "softmax=candidates,vote=sum"),
+    *("group=max", "budget=pyramid", "L_sink=0"),
 ]
 """One option at a time, compared with the defaults at the same number of cache slots."""
 
@@ -75,7 +75,7 @@ RUNS = {
         "policies": changed(
             *(f"pool_kernel={kernel}" for kernel in (5, 7, 9, 11, 15, 31, 63)),
             *(f"pool_kernel={kernel},pool=max" for kernel in (5, 7, 9, 31)),
-            *(f"pool_kernel={kernel},vote=sum" for kernel in (7, 31)),
+            *(f"pool_kernel={kernel},softmax=candidates,vote=sum" for kernel in (7, 31)),
         ),
         "budgets": ["32", "64", "128"],
     },

@@ -12,9 +12,9 @@ CHUNK, STEP = 2.0, 0.25
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which a chunk takes 2 s, and a decode step .25 s."""
+    """A machine on which a chunk takes 2 s, and a decode step .25 s for each request in it."""
     monkeypatch.setattr(module, "chunk_seconds", lambda executor, length: CHUNK)
-    monkeypatch.setattr(module, "step_seconds", lambda executor, active: STEP)
+    monkeypatch.setattr(module, "step_seconds", lambda executor, active: STEP * active)
 
 
 def test_an_estimate_counts_chunks_and_decoded_tokens(vault_build: Build, clock: None) -> None:
@@ -26,6 +26,19 @@ def test_an_estimate_counts_chunks_and_decoded_tokens(vault_build: Build, clock:
     windows, modes = 2, 2
     wanted = CHUNK * (2 + windows * modes - 1) + STEP * tokens * len(policies) * modes
     assert estimate(grid).seconds == pytest.approx(wanted)
+
+
+def test_systems_answer_one_prompt_after_the_other(
+    sliding_build: Build, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a step has one request, although the build has two batch slots."""
+    policies, modes = ("full", "streaming"), 2
+    grid = vault_grid(sliding_build, lengths=(120,), depths=(0.5,), policies=policies)
+    sample = grid.requests.sample(grid.requests.cells()[0])
+    tokens = sample.max_tokens + len(sample.question_ids)
+    whole = estimate(grid).seconds
+    monkeypatch.setattr(module, "step_seconds", lambda executor, active: 0.0)
+    assert whole - estimate(grid).seconds == pytest.approx(STEP * tokens * len(policies) * modes)
 
 
 def test_an_estimate_counts_pseudo_tokens(vault_build: Build, clock: None) -> None:

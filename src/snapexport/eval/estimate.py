@@ -20,15 +20,19 @@ def estimate(grid: Grid) -> Estimate:
     try:
         chunk_seconds(executor, 1)  # the first run reads the weights from the disk
         chunks = {n: chunk_seconds(executor, n) for n in grid.requests.lengths}
-        step = step_seconds(executor, grid.build.manifest.batch)
+        one, step = (step_seconds(executor, rows) for rows in (1, grid.build.manifest.batch))
     finally:
         executor.close()
-    parts = _of_tasks, _of_continuations, _of_instructions
-    return Estimate(sum(part(grid, chunks, step) for part in parts), _bytes(grid))
+    seconds = _of_tasks(grid, chunks, one)
+    seconds += _of_continuations(grid, chunks, step) + _of_instructions(grid, chunks, step)
+    return Estimate(seconds, _bytes(grid))
 
 
 def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
-    """Each prompt is prefilled once, and its end once more for each mode and further window."""
+    """Each prompt is prefilled once, and its end once more for each mode and further window.
+
+    step: of one request, since systems answer one prompt after the other.
+    """
     options, seconds = grid.options, 0.0
     again = len(options.modes) * _windows(grid) - 1
     for task in options.chosen_tasks:
