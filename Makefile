@@ -94,6 +94,8 @@ LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-poli
 NARROW := $(BIN)/snapexport build --model $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf --L-max 2304 --kv-budget 512 \
 	--batch 1 --baseline --overwrite
 FIVE := full snapstream streaming snapkv sage
+NEEDLES := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
+	--depths .1 .3 .5 .7 .9 --samples 4 --modes aware
 VARIANTS := $(BIN)/python tools/vote_variants.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf \
 	$(REAL_MODEL)/batch1.build --documents $(TEXTS)
 WHOSE := full snapstream streaming snapstream:vote_queries=pseudo
@@ -118,28 +120,23 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		"Who created the Debian Project, and when?" "How many software packages does Debian include?" \
 		"For which computers was Linux originally designed?" \
 		--out $(REAL_MODEL)/excerpt
-	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single phrase_4 \
-		--lengths 2048 --depths .1 .3 .5 .7 .9 --samples 2 --modes aware --budgets 128 512 --policies full \
-		snapstream:L_obs=8 snapstream snapstream:L_obs=32 snapstream:pool_kernel=7 \
-		snapstream:pool_kernel=15 snapstream:pool_kernel=63 snapstream:pool=max \
-		streaming snapkv --out $(REAL_MODEL)/needles
-	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 2048 \
-		--depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware --budgets 128 --policies full snapstream \
-		snapstream:softmax=causal snapstream:group=max snapstream:pool_kernel=21 snapstream:L_recent=31 \
-		snapstream:L_recent=93 snapstream:budget=pyramid snapstream:L_obs=24 snapkv:L_obs=32 --out $(REAL_MODEL)/needles128
-	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 2048 \
-		--depths .1 .3 .5 .7 .9 --samples 4 --seed 200 --modes aware --budgets 64 128 --policies full snapstream \
-		snapstream:vote=sum snapstream:softmax=causal snapstream:group=max streaming --out $(REAL_MODEL)/needles_votes
-	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 4096 \
-		--depths .1 .3 .5 .7 .9 --samples 4 --seed 900 --modes aware --budgets 128 256 512 --policies $(FIVE) \
-		--out $(REAL_MODEL)/needles4096
-	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 --budgets 128 256 512 \
-		--policies full snapstream snapstream:vote=sum streaming --out $(REAL_MODEL)/text_votes
+	$(NEEDLES) --lengths 2048 --seed 200 --budgets 128 --policies full snapstream snapstream:vote=sum \
+		snapstream:softmax=candidates snapstream:softmax=candidates,vote=sum snapstream:group=max \
+		snapstream:L_obs=8 snapstream:L_obs=24 snapstream:L_obs=32 snapstream:L_recent=31 snapstream:L_recent=93 \
+		snapstream:pool_kernel=7 snapstream:pool_kernel=15 snapstream:pool_kernel=21 snapstream:pool_kernel=63 \
+		snapstream:pool=max snapstream:budget=pyramid streaming snapkv snapkv:L_obs=32 sage \
+		--out $(REAL_MODEL)/needles128
+	$(NEEDLES) --lengths 2048 --seed 200 --budgets 64 512 --policies full snapstream snapstream:pool_kernel=21 \
+		snapstream:softmax=candidates snapstream:softmax=candidates,vote=sum streaming --out $(REAL_MODEL)/needles
+	$(NEEDLES) --lengths 4096 --seed 900 --budgets 64 128 256 512 --policies $(FIVE) --out $(REAL_MODEL)/needles4096
+	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 \
+		--budgets 64 128 256 512 --policies full snapstream snapstream:softmax=candidates \
+		snapstream:softmax=candidates,vote=sum streaming --out $(REAL_MODEL)/text_votes
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 1024 \
 		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 --policies $(FIVE) \
 		--out $(REAL_MODEL)/agnostic_five
 	$(VARIANTS) --out $(REAL_MODEL)/votes.json
-	$(VARIANTS) --needles 6 --passages 1 --seed 5000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
+	$(VARIANTS) --needles 6 --passages 24 --seed 7000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
 	$(VARIANTS) --tasks phrase_4 phrase_12 --length 1024 --needles 2 --passages 1 --seed 7000 \
 		--out $(REAL_MODEL)/votes_words.json
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 phrase_12 niah_multikey lines kv \
@@ -162,7 +159,7 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		$(QUALITY)/$$of.build --documents $(TEXTS) --passages 16 --continuation 48 --lengths 2048 \
 			--budgets 256 1024 --out $(REAL_MODEL)/text_$$of; \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/text_$$of --against $(REAL_MODEL)/text_fp32; done
-	for of in text text4096 text8000 answers excerpt needles needles128 tasks caches agnostic agnostic_text; do \
+	for of in text text4096 text8000 needles128 needles needles4096 answers excerpt tasks caches agnostic agnostic_text; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.

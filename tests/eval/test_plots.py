@@ -129,10 +129,22 @@ def test_plot_lines_are_distinct_and_a_policy_keeps_its_colour() -> None:
     lines = plots.accuracy_by_budget(report).axes[0].get_lines()
     looks = [(line.get_color(), line.get_marker()) for line in lines]
     assert len(set(looks)) == len(NINE)
-    above = plots.hit_rate(report).axes[0].get_lines()
+    above = plots.hit_rate(report).axes[0]
     colours = {line.get_label(): line.get_color() for line in lines}
-    for line in above:
-        assert colours[line.get_label().partition(", ")[0]] == line.get_color()
+    named = {one.get_label(): one for one in above.get_legend().legend_handles}
+    drawn = [line for line in above.get_lines() if len(line.get_xdata())]
+    for rate, line in zip(report["hit_rate"], drawn, strict=True):
+        name = plots.broken(rate["system"])
+        assert line.get_color() == named[name].get_color() == colours[name]
+        assert line.get_marker() == named[f"{rate['slots']} slots"].get_marker()
+
+
+def test_the_legend_of_many_hit_rates_covers_no_panel() -> None:
+    figure = plots.hit_rate(a_report(("full", *NINE[-4:], LONG), (64, 128, 256, 512)))
+    boxes = titles(figure)
+    legend = figure.axes[0].get_legend().get_window_extent()
+    assert not any(legend.overlaps(box) for box in boxes)
+    assert legend.x1 <= figure.bbox.x1 and legend.y1 <= figure.bbox.y1
 
 
 def test_each_depth_map_shows_the_means_of_its_cache() -> None:

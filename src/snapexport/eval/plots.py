@@ -5,6 +5,7 @@ Knows the report alone: it measures nothing.
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -236,16 +237,21 @@ def hit_rate(report: Report) -> Figure:
 
 
 def _draw_layers(axes: Axes, rates: list[Report], names: list[str], budgets: list[int]) -> None:
-    """Colours tell policies, markers tell budgets."""
+    """Colours tell policies, markers tell budgets; so does the legend, which stays short."""
+    colours, markers = dict(zip(names, cycle(COLOURS))), dict(zip(budgets, cycle(MARKERS)))
     for rate in rates:
         axes.plot(
             range(len(rate["by_layer"])),
             _numbers(rate["by_layer"]),
-            color=COLOURS[names.index(rate["system"]) % len(COLOURS)],
-            marker=MARKERS[budgets.index(rate["slots"]) % len(MARKERS)],
+            color=colours[rate["system"]],
+            marker=markers[rate["slots"]],
             markersize=4,
-            label=_name(rate),
         )
+    seen, slots = ({rate[key] for rate in rates} for key in ("system", "slots"))
+    for name in (one for one in names if one in seen):
+        axes.plot([], color=colours[name], label=broken(name))
+    for count in (one for one in budgets if one in slots):
+        axes.plot([], color="black", marker=markers[count], ls="", ms=4, label=f"{count} slots")
     theta = rates[0]["theta"]
     axes.set(xlabel="layer", ylabel="hit rate", ylim=(-0.03, 1.03))
     axes.set_title(f"kept by the vote, of what has attention above {theta}")
