@@ -108,7 +108,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama, heads of 20": ("llama", {"head_dim": 20}, {"baseline": True}),
     "mistral, snapkv": ("mistral", {}, {"policy": "snapkv", "pool_kernel": 7}),
     "qwen2, sage": ("qwen2", {}, SAGE),
-    "qwen3, causal votes": ("qwen3", {}, {"softmax": "causal", "vote": "sum-squares"}),
+    "qwen3, SnapStream's own votes": ("qwen3", {}, {"softmax": "candidates", "vote": "sum"}),
     "qwen3, pyramid": ("qwen3", {}, {"budget": "pyramid", "extend": True}),
     "qwen3, sliding layers": ("qwen3-sliding", {}, {}),
     "qwen3-moe, one batch slot": ("qwen3-moe", {}, {"batch": 1, "baseline": True}),
