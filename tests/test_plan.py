@@ -206,6 +206,11 @@ def test_command_of_the_recommendation_builds_the_planned_geometry(
     assert cache_bytes(manifest).decode == chosen.alternative.at(chosen.batch).decode_cache
 
 
+def test_recommended_directory_is_named_after_the_file_without_its_suffix(tmp_path: Path) -> None:
+    asked = PlanRequest(1 * GIB, {"model": str(tmp_path / "SmolLM2.Q4_1.gguf"), "L_max": 64})
+    assert asked.out == Path("SmolLM2.Q4_1.build")
+
+
 # Recommendations.
 
 memories = st.integers(1, 600).map(lambda gib: gib * GIB)

@@ -68,7 +68,7 @@ class Evaluation:
         }
         read_back: dict[str, Any] = json.loads(json.dumps(report))  # lists instead of tuples
         if self.out:
-            (self.out / REPORT).write_text(json.dumps(read_back, indent=1) + "\n")
+            (self.out / REPORT).write_text(_in_lines(read_back))
         return read_back
 
     def _keep(self, record: Record) -> None:
@@ -180,6 +180,17 @@ def _answers(
             completion.text,
             sample.reference,
         )
+
+
+def _in_lines(report: Mapping[str, Any]) -> str:
+    """The report as JSON, with a line for each row of its lists."""
+    return "{" + ",\n".join(f"{json.dumps(key)}: {_rows(report[key])}" for key in report) + "}\n"
+
+
+def _rows(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+    return json.dumps(value)
 
 
 def _options(grid: Grid) -> dict[str, Any]:

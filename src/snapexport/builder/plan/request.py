@@ -50,7 +50,7 @@ class PlanRequest:
     @property
     def out(self) -> Path:
         """The --out of the recommended command."""
-        name = Path(str(self["model"])).expanduser().resolve().name
+        name = Path(str(self["model"])).expanduser().resolve().name.removesuffix(".gguf")
         return Path(f"{name or 'model'}.build")
 
 
