@@ -20,7 +20,7 @@ TORCH  ?= torch==2.13.0
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: setup demo test test-slow fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance cluster scale memory plan-memory clean
+.PHONY: setup demo test test-slow fuzz fuzz-short fuzz-http-short fuzz-http soak real-model real-model-quality first-hour test-rtx rtx-matrix test-triton test-dynamo planted-faults lint types check train-vault train-untaught goldens retrieval plugins gpu-check gpu-bench performance cluster scale memory plan-memory clean
 
 setup: $(STAMP)
 
@@ -86,40 +86,47 @@ real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	$(BIN)/python -m pytest tests/real_model
 
+first-hour: $(STAMP)     ## docs/get-started/first-hour.md: what the commands print, on idle cores, 8 minutes
+	mkdir -p $(REAL_MODEL)
+	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
+	tools/real_documents.sh $(TEXTS)
+	$(BIN)/python tools/first_hour.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf $(TEXTS)/debian-faq.txt
+
 QUALITY := $(BIN)/snapexport eval $(REAL_MODEL)
+BUILT := $(BIN)/snapexport build --model $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf --baseline --overwrite
 TEXTS := $(REAL_MODEL)/documents
 # The documents that go on for pages, unlike the quotations.
 LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-policy developers-reference \
 	filesystem-hierarchy jargon-file maintainers-guide)
-NARROW := $(BIN)/snapexport build --model $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf --L-max 2304 --kv-budget 512 \
-	--batch 1 --baseline --overwrite
 FIVE := full snapstream streaming snapkv sage
+# A passage of each of 60 documents.
+TEXT := --documents $(TEXTS) $(TEXTS)/more --passages 60 --continuation 48 --policies $(FIVE)
 NEEDLES := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
 	--depths .1 .3 .5 .7 .9 --samples 4 --modes aware
 VARIANTS := $(BIN)/python tools/vote_variants.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf \
 	$(REAL_MODEL)/batch1.build --documents $(TEXTS)
-WHOSE := full snapstream streaming snapstream:vote_queries=pseudo
 
 real-model-quality: export OMP_WAIT_POLICY = passive
 real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English from Debian's packages, some hours
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	tools/real_documents.sh $(TEXTS)
-	for batch in 1 8; do $(BIN)/snapexport build --model $(REAL_MODEL)/*.gguf --L-max 8192 --kv-budget 1024 \
-		--batch $$batch --baseline --overwrite --out $(REAL_MODEL)/batch$$batch.build; done
-	$(QUALITY)/batch8.build --documents $(TEXTS) --passages 60 --continuation 48 \
-		--lengths 1024 2048 --budgets 64 128 256 512 1024 --policies $(FIVE) --out $(REAL_MODEL)/text
-	$(QUALITY)/batch8.build --documents $(TEXTS) --passages 24 --continuation 48 \
-		--lengths 4096 --budgets 128 256 512 1024 2048 --policies $(FIVE) --out $(REAL_MODEL)/text4096
+	for batch in 1 8; do \
+		$(BUILT) --L-max 8192 --kv-budget 1024 --batch $$batch --out $(REAL_MODEL)/batch$$batch.build; done
+	$(BUILT) --L-max 4160 --kv-budget 1024 --batch 16 --out $(REAL_MODEL)/batch16.build
+	$(QUALITY)/batch16.build $(TEXT) --lengths 1024 2048 --budgets 32 64 128 256 512 1024 --out $(REAL_MODEL)/text
+	$(QUALITY)/batch16.build $(TEXT) --lengths 4096 --budgets 128 256 512 1024 2048 --out $(REAL_MODEL)/text4096
+	$(QUALITY)/batch8.build --documents $(TEXTS) --passages 12 --continuation 48 --policies $(FIVE) --lengths 8000 \
+		--budgets 256 512 1024 2048 4096 --out $(REAL_MODEL)/text8000
 	$(QUALITY)/batch8.build --documents $(LONG_TEXTS) --passages 16 --continuation 0 --lengths 2048 --budgets 256 512 \
 		--instructions "Summarize this text in one paragraph." \
-		"What is this text about, and for whom is it written?" --out $(REAL_MODEL)/answers
+		"What is this text about, and for whom is it written?" --policies $(FIVE) --out $(REAL_MODEL)/answers
 	$(QUALITY)/batch8.build --documents $(TEXTS)/excerpt --passages 1 --continuation 0 --lengths 2048 --budgets 256 512 \
 		--instructions "Summarize this text in one paragraph." \
 		"Summarize in three sentences what Debian is." "What are the main points of this text?" \
 		"Who created the Debian Project, and when?" "How many software packages does Debian include?" \
 		"For which computers was Linux originally designed?" \
-		--out $(REAL_MODEL)/excerpt
+		--policies $(FIVE) --out $(REAL_MODEL)/excerpt
 	$(NEEDLES) --lengths 2048 --seed 200 --budgets 128 --policies full snapstream snapstream:vote=sum \
 		snapstream:softmax=candidates snapstream:softmax=candidates,vote=sum snapstream:group=max \
 		snapstream:L_obs=8 snapstream:L_obs=24 snapstream:L_obs=32 snapstream:L_recent=31 snapstream:L_recent=93 \
@@ -128,13 +135,10 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--out $(REAL_MODEL)/needles128
 	$(NEEDLES) --lengths 2048 --seed 200 --budgets 64 512 --policies full snapstream snapstream:pool_kernel=21 \
 		snapstream:softmax=candidates snapstream:softmax=candidates,vote=sum streaming --out $(REAL_MODEL)/needles
-	$(NEEDLES) --lengths 4096 --seed 900 --budgets 64 128 256 512 --policies $(FIVE) --out $(REAL_MODEL)/needles4096
+	$(NEEDLES) --lengths 4096 --seed 900 --budgets 128 256 512 --policies $(FIVE) --out $(REAL_MODEL)/needles4096
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 \
 		--budgets 64 128 256 512 --policies full snapstream snapstream:softmax=candidates \
 		snapstream:softmax=candidates,vote=sum streaming --out $(REAL_MODEL)/text_votes
-	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 1024 \
-		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 --policies $(FIVE) \
-		--out $(REAL_MODEL)/agnostic_five
 	$(VARIANTS) --out $(REAL_MODEL)/votes.json
 	$(VARIANTS) --needles 6 --passages 24 --seed 7000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
 	$(VARIANTS) --tasks phrase_4 phrase_12 --length 1024 --needles 2 --passages 1 --seed 7000 \
@@ -143,22 +147,19 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		vt niah_multivalue niah_multiquery phrase_32 --lengths 1024 --depths .25 .75 --samples 2 --seed 300 \
 		--modes aware --policies full --out $(REAL_MODEL)/tasks
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 --lengths 1024 \
-		--depths .25 .75 --samples 3 --seed 400 --modes aware --budgets 128 256 --out $(REAL_MODEL)/caches
+		--depths .1 .3 .5 .7 .9 --samples 4 --seed 400 --modes aware --budgets 128 256 --policies $(FIVE) \
+		--out $(REAL_MODEL)/caches
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 1024 \
-		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 --policies $(WHOSE) \
-		--out $(REAL_MODEL)/agnostic
+		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 \
+		--policies $(FIVE) snapstream:vote_queries=pseudo --out $(REAL_MODEL)/agnostic
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 1024 --budgets 128 256 \
-		--policies $(WHOSE) --out $(REAL_MODEL)/agnostic_text
-	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 8000 \
-		--budgets 256 512 1024 2048 4096 --policies $(FIVE) --out $(REAL_MODEL)/text8000
-	$(NARROW) --out $(REAL_MODEL)/fp32.build
-	$(NARROW) --cache-dtype int8 --out $(REAL_MODEL)/int8.build
-	$(NARROW) --weights int4 --out $(REAL_MODEL)/int4.build
-	$(NARROW) --weights int4 --cache-dtype int8 --out $(REAL_MODEL)/int4_int8.build
-	for of in fp32 int8 int4 int4_int8; do \
+		--policies full snapstream streaming snapstream:vote_queries=pseudo --out $(REAL_MODEL)/agnostic_text
+	for narrow in "" "--cache-dtype int8" "--weights int4" "--weights int4 --cache-dtype int8"; do \
+		of=narrow$$(echo $$narrow | tr -d " -"); \
+		$(BUILT) --L-max 2304 --kv-budget 512 --batch 16 $$narrow --out $(REAL_MODEL)/$$of.build; \
 		$(QUALITY)/$$of.build --documents $(TEXTS) --passages 16 --continuation 48 --lengths 2048 \
-			--budgets 256 1024 --out $(REAL_MODEL)/text_$$of; \
-		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/text_$$of --against $(REAL_MODEL)/text_fp32; done
+			--budgets 256 1024 --policies $(FIVE) --out $(REAL_MODEL)/$$of; \
+		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of --against $(REAL_MODEL)/narrow; done
 	for of in text text4096 text8000 needles128 needles needles4096 answers excerpt tasks caches agnostic agnostic_text; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 

@@ -102,7 +102,7 @@ def commands(text: str) -> Iterator[list[str]]:
     """Arguments of each line that calls snapexport."""
     for block in FENCE.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            call = line.removeprefix("$ ").rpartition(" | ")[2].partition(" && ")[0]
+            call = line.removeprefix("$ ").rpartition(" | ")[2].partition(" && ")[0].removesuffix(" &")
             if call.startswith("snapexport "):
                 yield shlex.split(call, comments=True)[1:]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry, LayerGeometry, default_pool_kernel
 
 layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
 
@@ -39,6 +39,19 @@ def test_valid_cache_slots_are_a_contiguous_prefix(
 def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: int) -> None:
     window = [p for p in place.source_positions(length) if p >= 0]
     assert len(window) + place.eligible(length) == length
+
+
+@given(st.integers(1, 200))
+def test_default_pool_kernel_keeps_a_lone_hit(K: int) -> None:
+    P = default_pool_kernel(K)
+    assert P % 2 == 1
+    with_equal_votes = range(-(P // 2), P // 2 + 1)  # around the hit, at 0; the lowest ones win
+    assert 0 in with_equal_votes[:K]
+
+
+@pytest.mark.parametrize("K, P", [(1, 1), (8, 5), (14, 9), (30, 21), (46, 31), (4096, 31)])
+def test_default_pool_kernel_is_two_thirds_of_a_small_K(K: int, P: int) -> None:
+    assert default_pool_kernel(K) == P
 
 
 def test_full_cache_is_a_geometry_of_sinks_alone() -> None:

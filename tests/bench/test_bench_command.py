@@ -75,6 +75,19 @@ def test_bench_foretells_time_and_memory_on_a_terminal(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("fixed_memory", "no_plots")
+def test_bench_prints_json_on_a_terminal_only_if_asked(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_build: Build,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for asked, flags in ((False, []), (True, ["--json"])):
+        assert run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST, *flags) == 0
+        assert ('"format"' in capsys.readouterr().out) is asked
+
+
 @pytest.mark.usefixtures("fixed_memory")
 def test_bench_measures_prints_and_writes_results(
     capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path

@@ -115,6 +115,17 @@ def test_choices_that_the_builds_policy_fixes_are_not_inherited() -> None:
         assert system.geometry == plain
 
 
+def test_a_default_pool_kernel_follows_the_budget_and_a_given_one_is_inherited() -> None:
+    facts = model()
+    for own, kernels in (
+        (geometry(facts, kv_budget=128), [9, 21, 31]),
+        (geometry(facts, kv_budget=32), [9, 21, 31]),
+        (geometry(facts, kv_budget=128, pool_kernel=15), [15, 15, 15]),
+    ):
+        systems = found(own, facts, ["snapstream"], [32, 64, 128])
+        assert [one.geometry.pool_kernel for one in systems] == kernels
+
+
 def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
     facts = model()
     own = geometry(facts, kv_budget=128, L_obs=32)

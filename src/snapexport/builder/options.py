@@ -15,11 +15,11 @@ from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import (
     BUDGETS,
     DEFAULT_L_OBS,
-    DEFAULT_POOL_KERNEL,
     POLICIES,
     VOTE_QUERIES,
     CacheGeometry,
     Policy,
+    default_pool_kernel,
     too_small,
     topk_per_layer,
 )
@@ -256,7 +256,7 @@ class BuildOptions(GraphOptions):
             L_recent=_column([window or L_recent for window in windows]),
             K=_column([0 if window else next(voted) for window in windows]),
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
-            pool_kernel=self._value("pool_kernel", DEFAULT_POOL_KERNEL),
+            pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
             budget=budget,
             vote_queries=self._value("vote_queries", "prompt"),
             tokens_per_step=self.tokens_per_step,

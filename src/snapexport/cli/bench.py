@@ -18,6 +18,7 @@ Experiments that make checkpoints and builds of their own: python -m snapexport.
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -182,7 +183,8 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
     report = results.as_json()
     if not as_json:
         bench_view.print_report(report)
-    print(json.dumps(report))
+    if as_json or not sys.stdout.isatty():  # a page of JSON helps nobody at a terminal
+        print(json.dumps(report))
 
 
 def _plots(results: Results, out: Path) -> list[str]:

@@ -56,8 +56,8 @@ CACHE = {
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8)",
-    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31; "
-    "7 for snapkv)",
+    "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31, "
+    "and at most two thirds of K; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",

@@ -332,6 +332,15 @@ def _require_layers(flag: str, value: PerLayer, num_layers: int) -> None:
         _require_at_least(flag, entry, 0)
 
 
+def default_pool_kernel(K: int) -> int:
+    """P where none is given: 31, and at most about two thirds of K.
+
+    All positions within P // 2 of a single hit get about the same vote. If K is smaller than P,
+    they take all of it; of equal votes the lowest positions win, and may leave out the hit itself.
+    """
+    return min(DEFAULT_POOL_KERNEL, 2 * K // 3 | 1)
+
+
 def topk_per_layer(budget: str, K: int, layers: int, room: int) -> tuple[int, ...]:
     """K of each voting layer, of mean K. room: the most eligible positions a prompt can have."""
     return pyramid(K, layers, room) if budget == "pyramid" else (K,) * layers

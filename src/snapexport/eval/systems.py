@@ -18,7 +18,13 @@ from snapexport.builder.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.builder.staging import scratch
 from snapexport.contract.build_directory import Build
 from snapexport.contract.errors import UserError
-from snapexport.contract.geometry import POLICIES, CacheGeometry, LayerGeometry, Policy
+from snapexport.contract.geometry import (
+    POLICIES,
+    CacheGeometry,
+    LayerGeometry,
+    Policy,
+    default_pool_kernel,
+)
 from snapexport.contract.graph_options import PREFILLS, require_one_of
 from snapexport.contract.manifest import ModelFacts
 from snapexport.runtime.llm import LLM
@@ -127,7 +133,9 @@ class SystemMaker:
         choices: Choices = {"L_sink": own.L_sink}
         both_vote = own.K > 0 and policy != "streaming"
         if both_vote:
-            choices |= {name: getattr(self.own, name) for name in ("pool_kernel", *VOTE_FIELDS)}
+            choices |= {name: getattr(self.own, name) for name in VOTE_FIELDS}
+            if self.own.pool_kernel != default_pool_kernel(own.K):  # a default follows the budget
+                choices["pool_kernel"] = self.own.pool_kernel
         dictated = PRESETS[policy].keys() | PRESETS[self.own.policy].keys()
         if policy != self.own.policy:
             for one in (policy, self.own.policy):
