@@ -102,9 +102,9 @@ def commands(text: str) -> Iterator[list[str]]:
     """Arguments of each line that calls snapexport."""
     for block in FENCE.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            call = line.removeprefix("$ ").rpartition(" | ")[2].partition(" && ")[0].removesuffix(" &")
+            call = line.removeprefix("$ ").rpartition(" | ")[2].partition(" && ")[0]
             if call.startswith("snapexport "):
-                yield shlex.split(call, comments=True)[1:]
+                yield shlex.split(call.removesuffix(" &"), comments=True)[1:]
 
 
 def test_commands_are_found_in_readme_and_quickstart() -> None:
