@@ -129,16 +129,18 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		--policies $(FIVE) --out $(REAL_MODEL)/excerpt
 	$(NEEDLES) --lengths 2048 --seed 200 --budgets 128 --policies full snapstream snapstream:vote=sum \
 		snapstream:softmax=candidates snapstream:softmax=candidates,vote=sum snapstream:group=max \
-		snapstream:L_obs=8 snapstream:L_obs=24 snapstream:L_obs=32 snapstream:L_recent=31 snapstream:L_recent=93 \
+		snapstream:L_obs=8 snapstream:L_obs=24 snapstream:L_obs=32 snapstream:L_recent=31 snapstream:L_recent=93,pool_kernel=31 \
 		snapstream:pool_kernel=7 snapstream:pool_kernel=15 snapstream:pool_kernel=21 snapstream:pool_kernel=63 \
 		snapstream:pool=max snapstream:budget=pyramid streaming snapkv snapkv:L_obs=32 sage \
 		--out $(REAL_MODEL)/needles128
-	$(NEEDLES) --lengths 2048 --seed 200 --budgets 64 512 --policies full snapstream snapstream:pool_kernel=21 \
-		snapstream:softmax=candidates snapstream:softmax=candidates,vote=sum streaming --out $(REAL_MODEL)/needles
+	$(NEEDLES) --lengths 2048 --seed 200 --budgets 64 512 --policies full streaming \
+		snapstream snapstream:pool_kernel=31 snapstream:softmax=candidates,pool_kernel=31 \
+		snapstream:softmax=candidates,vote=sum,pool_kernel=31 --out $(REAL_MODEL)/needles
 	$(NEEDLES) --lengths 4096 --seed 900 --budgets 128 256 512 --policies $(FIVE) --out $(REAL_MODEL)/needles4096
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 \
-		--budgets 64 128 256 512 --policies full snapstream snapstream:softmax=candidates \
-		snapstream:softmax=candidates,vote=sum streaming --out $(REAL_MODEL)/text_votes
+		--budgets 64 128 256 512 --policies full snapstream:pool_kernel=31 \
+		snapstream:softmax=candidates,pool_kernel=31 snapstream:softmax=candidates,vote=sum,pool_kernel=31 \
+		streaming --out $(REAL_MODEL)/text_votes
 	$(VARIANTS) --out $(REAL_MODEL)/votes.json
 	$(VARIANTS) --needles 6 --passages 24 --seed 7000 --budgets 64 128 --out $(REAL_MODEL)/votes64.json
 	$(VARIANTS) --tasks phrase_4 phrase_12 --length 1024 --needles 2 --passages 1 --seed 7000 \
