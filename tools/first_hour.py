@@ -25,9 +25,8 @@ COLUMNS, ROWS = 150, 1000
 WIDTH = 120
 """Of the page's sentences."""
 
-FIRST, LAST = 16, 8
-"""Lines of an output that are shown, where it has many more."""
-MOST = 36
+MOST, FIRST, LAST = 36, 16, 8
+"""An output of more than MOST lines is shown by its first and last ones."""
 
 HEAD = """# A first hour with your own checkpoint
 
