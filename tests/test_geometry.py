@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.contract.errors import UserError
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry, default_pool_kernel
+from snapexport.contract.geometry import (
+    CacheGeometry,
+    LayerGeometry,
+    default_pool_kernel,
+    default_ring,
+)
 
 layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
 
@@ -52,6 +57,13 @@ def test_default_pool_kernel_keeps_a_lone_hit(K: int) -> None:
 @pytest.mark.parametrize("K, P", [(1, 1), (8, 5), (14, 9), (30, 21), (46, 31), (4096, 31)])
 def test_default_pool_kernel_is_two_thirds_of_a_small_K(K: int, P: int) -> None:
     assert default_pool_kernel(K) == P
+
+
+@pytest.mark.parametrize("free, ring", [(1, 1), (6, 4), (12, 8), (28, 18), (36, 18), (60, 30)])
+def test_default_ring_is_half_but_18_where_a_third_is_left_for_the_vote(
+    free: int, ring: int
+) -> None:
+    assert default_ring(free) == ring
 
 
 def test_full_cache_is_a_geometry_of_sinks_alone() -> None:

@@ -20,6 +20,7 @@ from snapexport.contract.geometry import (
     CacheGeometry,
     Policy,
     default_pool_kernel,
+    default_ring,
     too_small,
     topk_per_layer,
 )
@@ -284,7 +285,7 @@ class BuildOptions(GraphOptions):
         if self.L_recent is not None:
             recent, topk = self.L_recent, free - self.L_recent
         else:
-            topk = _or(K, free // 2)
+            topk = _or(K, free - default_ring(free))
             recent = free - topk
         if recent < 1 or topk < 0:
             by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""

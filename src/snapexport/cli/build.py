@@ -53,7 +53,8 @@ CACHE = {
     "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",
     "kv_budget": "cache slots per layer and KV head, all parts together (default: L_max / 4)",
     "L_sink": "first positions, always kept: the attention sinks (default: 4)",
-    "L_recent": "newest positions kept in the ring (default: half of what the sinks leave)",
+    "L_recent": "newest positions kept in the ring (default: half of what the sinks leave; at "
+    "least 18, but at most two thirds)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
     "L_obs": "last prompt tokens, whose queries vote (default: 8)",
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31, "

@@ -30,6 +30,10 @@ DEFAULT_POOL_KERNEL = 31
 """31 spans an answer: 7 keeps only three tokens after the one that the window's queries attend to,
 and a tokenizer may spell a number digit by digit (docs/retrieval.md)."""
 
+LEAST_RING = 18
+"""A default ring is no shorter: with 14 slots running text loses more than by a ring alone
+(docs/real-model.md)."""
+
 PYRAMID_BETA = 20
 """PyramidKV's beta: the last layer keeps about K / 20 positions (arXiv:2406.02069)."""
 
@@ -330,6 +334,14 @@ def _require_layers(flag: str, value: PerLayer, num_layers: int) -> None:
         )
     for entry in values:
         _require_at_least(flag, entry, 0)
+
+
+def default_ring(free: int) -> int:
+    """L_recent where neither it nor K is given: half of the `free` cache slots, which sinks leave.
+
+    At least 18, of which the vote still gets a third: running text needs its recent past.
+    """
+    return max(free - free // 2, min(LEAST_RING, 2 * free // 3))
 
 
 def default_pool_kernel(K: int) -> int:

@@ -24,6 +24,7 @@ from snapexport.contract.geometry import (
     LayerGeometry,
     Policy,
     default_pool_kernel,
+    default_ring,
 )
 from snapexport.contract.graph_options import PREFILLS, require_one_of
 from snapexport.contract.manifest import ModelFacts
@@ -154,12 +155,15 @@ class SystemMaker:
 
 
 def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
-    """L_recent: as given, or the build's share of what the sinks leave free."""
+    """L_recent: as given, or the default if it is the build's, or the build's share of `free`."""
     if "L_recent" in changes:
         return changes["L_recent"]
     if "K" in changes:
         return free - changes["K"]
-    return max(1, round(free * own.L_recent / (own.L_recent + own.K)))
+    voted = own.L_recent + own.K
+    if own.L_recent == default_ring(voted):
+        return default_ring(free)
+    return max(1, round(free * own.L_recent / voted))
 
 
 def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
