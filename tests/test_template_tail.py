@@ -46,5 +46,5 @@ def test_the_default_window_sees_the_end_of_the_question() -> None:
     assert window(0) == DEFAULT_L_OBS
     assert (window(6), window(12)) == (16, 22)
     assert window(12, L_obs=4) == 4
-    assert window(12, kv_budget=24) == 10
+    assert window(12, kv_budget=24) == 13  # the ring
     assert window(12, prefill_chunk=16) == 16
