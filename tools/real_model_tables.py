@@ -139,6 +139,31 @@ def answers(found: Sequence[Answer]) -> str:
     return table(head, (parted(row) for row in answers_in(found)))
 
 
+def side_by_side(found: Sequence[Answer]) -> Iterator[str]:
+    """The beginnings of the answers to each instruction about one passage, caches by slots."""
+    slots = sorted({one.slots for one in found if one.system != "full"}, reverse=True)
+    names = [one for one in dict.fromkeys(answer.system for answer in found) if one != "full"]
+    for instruction in dict.fromkeys(one.instruction for one in found):
+        texts = {
+            (one.system, one.slots): beginning(one.text)
+            for one in found
+            if one.instruction == instruction
+        }
+        (full,) = (text for (system, _), text in texts.items() if system == "full")
+        body = [[name, *(texts.get((name, n), "") for n in slots)] for name in names]
+        yield f"**{instruction}** The full cache: {full}\n"
+        yield table(["", *(f"{n} slots" for n in slots)], body)
+
+
+def beginning(text: str, most: int = 160) -> str:
+    """The first words of a text, in one line of a table."""
+    line = " ".join(text.split()).replace("|", "\\|")
+    if len(line) <= most:
+        return line
+    words, _, _ = line[:most].rpartition(" ")
+    return f"{words or line[:most]} [...]"
+
+
 def parted(row: dict[str, Any]) -> Row:
     """A cache's row of that table."""
     low, median, high = (f"{one:g}" for one in row["equal_quartiles"])
@@ -167,6 +192,8 @@ def main(given: Sequence[str]) -> None:
         print(needles(outcomes))
     if written := unique(Answer(**one) for one in lines if "instruction" in one):
         print(answers(written))
+        if len({one.passage for one in written}) == 1:
+            print("\n".join(side_by_side(written)))
 
 
 if __name__ == "__main__":

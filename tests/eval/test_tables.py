@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from snapexport.eval.answers import Answer
 from snapexport.eval.continuations import Continuation
 from snapexport.eval.outcomes import JOURNAL
 from tools import real_model_tables
@@ -15,7 +16,7 @@ OWN = replace(FULL, system="snapstream", slots=8, nll=2.25, kl=0.5, agreement=0.
 STREAMING = replace(OWN, system="streaming", nll=2.5)
 
 
-def journal(folder: Path, *records: Continuation) -> str:
+def journal(folder: Path, *records: Answer | Continuation) -> str:
     folder.mkdir()
     lines = [{"fingerprint": "any"}, *map(asdict, records)]
     (folder / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -43,6 +44,22 @@ def test_losses_against_another_builds_full_cache(
     real_model_tables.main([journal(tmp_path / "a", FULL, OWN, unknown), "--against", other])
     rows = capsys.readouterr().out.splitlines()[2:]
     assert rows == ["| 100 | full | 900 | 1 | .500 |", "| 100 | snapstream | 8 | 1 | .750 |", ""]
+
+
+def test_answers_to_an_instruction_about_one_passage_stand_side_by_side(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    full = Answer("full", 900, 100, "a:0", "What is it?", 4, 4, 4, "A text, whole.")
+    small = replace(full, system="sage", slots=8, equal=1, text="A\nlist | of parts")
+    long = replace(small, slots=16, text="word " * 100)
+    real_model_tables.main([journal(tmp_path / "a", full, small, long)])
+    printed = capsys.readouterr().out
+    assert "**What is it?** The full cache: A text, whole.\n\n|  | 16 slots | 8 slots |" in printed
+    assert "word [...] | A list \\| of parts |" in printed
+
+
+def test_the_beginning_of_a_text_of_one_long_word_is_cut_inside_it() -> None:
+    assert real_model_tables.beginning("1." * 100, 10) == "1.1.1.1.1. [...]"
 
 
 def test_a_number_below_one_has_no_zero_before_its_point() -> None:
