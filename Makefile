@@ -116,8 +116,9 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 	$(BUILT) --L-max 4160 --kv-budget 1024 --batch 16 --out $(REAL_MODEL)/batch16.build
 	$(QUALITY)/batch16.build $(TEXT) --lengths 1024 2048 --budgets 32 64 128 256 512 1024 --out $(REAL_MODEL)/text
 	$(QUALITY)/batch16.build $(TEXT) --lengths 4096 --budgets 128 256 512 1024 2048 --out $(REAL_MODEL)/text4096
-	$(QUALITY)/batch8.build --documents $(TEXTS) --passages 12 --continuation 48 --policies $(FIVE) --lengths 8000 \
-		--budgets 256 512 1024 2048 4096 --out $(REAL_MODEL)/text8000
+	$(QUALITY)/batch8.build $(TEXT) --lengths 8000 --budgets 256 512 1024 2048 4096 --out $(REAL_MODEL)/text8000
+	$(QUALITY)/batch16.build $(TEXT) snapstream:L_recent=14 snapstream:L_recent=20 --lengths 1024 2048 --budgets 32 \
+		--out $(REAL_MODEL)/ring32
 	$(QUALITY)/batch8.build --documents $(LONG_TEXTS) --passages 16 --continuation 0 --lengths 2048 --budgets 256 512 \
 		--instructions "Summarize this text in one paragraph." \
 		"What is this text about, and for whom is it written?" --policies $(FIVE) --out $(REAL_MODEL)/answers
@@ -137,6 +138,7 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		snapstream snapstream:pool_kernel=31 snapstream:softmax=candidates,pool_kernel=31 \
 		snapstream:softmax=candidates,vote=sum,pool_kernel=31 --out $(REAL_MODEL)/needles
 	$(NEEDLES) --lengths 4096 --seed 900 --budgets 128 256 512 --policies $(FIVE) --out $(REAL_MODEL)/needles4096
+	$(NEEDLES) --lengths 8000 --seed 1100 --budgets 256 512 1024 --policies $(FIVE) --out $(REAL_MODEL)/needles8000
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 24 --continuation 48 --lengths 2048 \
 		--budgets 64 128 256 512 --policies full snapstream:pool_kernel=31 \
 		snapstream:softmax=candidates,pool_kernel=31 snapstream:softmax=candidates,vote=sum,pool_kernel=31 \
@@ -162,7 +164,7 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		$(QUALITY)/$$of.build --documents $(TEXTS) --passages 16 --continuation 48 --lengths 2048 \
 			--budgets 256 1024 --policies $(FIVE) --out $(REAL_MODEL)/$$of; \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of --against $(REAL_MODEL)/narrow; done
-	for of in text text4096 text8000 needles128 needles needles4096 answers excerpt tasks caches agnostic agnostic_text; do \
+	for of in text text4096 text8000 ring32 needles128 needles needles4096 needles8000 answers excerpt tasks caches agnostic agnostic_text; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
