@@ -115,26 +115,17 @@ def test_choices_that_the_builds_policy_fixes_are_not_inherited() -> None:
         assert system.geometry == plain
 
 
-def test_a_default_pool_kernel_follows_the_budget_and_a_given_one_is_inherited() -> None:
+def test_default_ring_and_pool_kernel_follow_the_budget_and_given_ones_are_inherited() -> None:
     facts = model()
-    for own, kernels in (
-        (geometry(facts, kv_budget=128), [7, 21, 31]),
-        (geometry(facts, kv_budget=32), [7, 21, 31]),
-        (geometry(facts, kv_budget=128, pool_kernel=15), [15, 15, 15]),
-    ):
-        systems = found(own, facts, ["snapstream"], [32, 64, 128])
-        assert [one.geometry.pool_kernel for one in systems] == kernels
-
-
-def test_a_default_ring_follows_the_budget_and_a_given_share_is_inherited() -> None:
-    facts = model()
-    for own, rings in (
-        (geometry(facts, kv_budget=128), [18, 30, 62]),
-        (geometry(facts, kv_budget=32), [18, 30, 62]),
-        (geometry(facts, kv_budget=128, L_recent=31), [7, 15, 31]),
+    for own, rings, kernels in (
+        (geometry(facts, kv_budget=128), [18, 30, 62], [7, 21, 31]),
+        (geometry(facts, kv_budget=32), [18, 30, 62], [7, 21, 31]),
+        (geometry(facts, kv_budget=128, pool_kernel=15), [18, 30, 62], [15, 15, 15]),
+        (geometry(facts, kv_budget=128, L_recent=31), [7, 15, 31], [15, 31, 31]),
     ):
         systems = found(own, facts, ["snapstream"], [32, 64, 128])
         assert [one.ring for one in systems] == rings
+        assert [one.geometry.pool_kernel for one in systems] == kernels
 
 
 def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
