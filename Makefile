@@ -103,6 +103,8 @@ FIVE := full snapstream streaming snapkv sage
 TEXT := --documents $(TEXTS) $(TEXTS)/more --passages 60 --continuation 48 --policies $(FIVE)
 NEEDLES := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
 	--depths .1 .3 .5 .7 .9 --samples 4 --modes aware
+AGNOSTIC := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
+	--depths .1 .3 .5 .7 .9 --samples 4 --modes agnostic --policies $(FIVE) snapstream:vote_queries=pseudo
 VARIANTS := $(BIN)/python tools/vote_variants.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf \
 	$(REAL_MODEL)/batch1.build --documents $(TEXTS)
 
@@ -153,9 +155,11 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks passkey phrase_4 --lengths 1024 \
 		--depths .1 .3 .5 .7 .9 --samples 4 --seed 400 --modes aware --budgets 128 256 --policies $(FIVE) \
 		--out $(REAL_MODEL)/caches
-	$(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single --lengths 1024 \
-		--depths .1 .3 .5 .7 .9 --samples 4 --seed 500 --modes agnostic --budgets 128 256 \
-		--policies $(FIVE) snapstream:vote_queries=pseudo --out $(REAL_MODEL)/agnostic
+	$(AGNOSTIC) --lengths 1024 --seed 500 --budgets 128 256 --out $(REAL_MODEL)/agnostic
+	$(AGNOSTIC) --lengths 2048 --seed 2548 --budgets 256 512 --out $(REAL_MODEL)/agnostic2048
+	$(AGNOSTIC) --lengths 4096 --seed 4596 --budgets 512 1024 --out $(REAL_MODEL)/agnostic4096
+	$(BIN)/python tools/late_questions.py $(REAL_MODEL)/batch1.build --documents $(TEXTS)/*.txt \
+		--out $(REAL_MODEL)/late.json
 	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 1024 --budgets 128 256 \
 		--policies full snapstream streaming snapstream:vote_queries=pseudo --out $(REAL_MODEL)/agnostic_text
 	for narrow in "" "--cache-dtype int8" "--weights int4" "--weights int4 --cache-dtype int8"; do \
@@ -164,7 +168,8 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 		$(QUALITY)/$$of.build --documents $(TEXTS) --passages 16 --continuation 48 --lengths 2048 \
 			--budgets 256 1024 --policies $(FIVE) --out $(REAL_MODEL)/$$of; \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of --against $(REAL_MODEL)/narrow; done
-	for of in text text4096 text8000 ring32 needles128 needles needles4096 needles8000 answers excerpt tasks caches agnostic agnostic_text; do \
+	for of in text text4096 text8000 ring32 needles128 needles needles4096 needles8000 answers excerpt tasks caches agnostic \
+		agnostic2048 agnostic4096 agnostic_text; do \
 		$(BIN)/python tools/real_model_tables.py $(REAL_MODEL)/$$of; done
 
 # A failure is tried once more, and told (RERUN): real processes race for two cores.
