@@ -160,8 +160,9 @@ real-model-quality: $(STAMP) ## the tables of docs/real-model.md, on English fro
 	$(AGNOSTIC) --lengths 4096 --seed 4596 --budgets 512 1024 --out $(REAL_MODEL)/agnostic4096
 	$(BIN)/python tools/late_questions.py $(REAL_MODEL)/batch1.build --documents $(TEXTS)/*.txt \
 		--out $(REAL_MODEL)/late.json
-	$(QUALITY)/batch1.build --documents $(TEXTS) --passages 12 --continuation 48 --lengths 1024 --budgets 128 256 \
-		--policies full snapstream streaming snapstream:vote_queries=pseudo --out $(REAL_MODEL)/agnostic_text
+	$(QUALITY)/batch1.build --documents $(TEXTS) $(TEXTS)/more --passages 60 --continuation 48 --lengths 1024 \
+		--budgets 128 256 --policies full snapstream streaming snapstream:vote_queries=pseudo \
+		snapstream:vote_queries=repeat --out $(REAL_MODEL)/agnostic_text
 	for narrow in "" "--cache-dtype int8" "--weights int4" "--weights int4 --cache-dtype int8"; do \
 		of=narrow$$(echo $$narrow | tr -d " -"); \
 		$(BUILT) --L-max 2304 --kv-budget 512 --batch 16 $$narrow --out $(REAL_MODEL)/$$of.build; \

@@ -144,7 +144,8 @@ def test_a_sample_in_chat_form_writes_no_special_tokens_of_its_own() -> None:
 
 def test_a_summary_of_continuations_has_means_and_standard_errors() -> None:
     one = continuations.Continuation("s", 8, 100, "a:0", 4, 2.0, 1.5, 0.2, 0.75)
-    rows = continuations.results([one, replace(one, passage="b:0", nll=3.0)])
+    rows = continuations.results([replace(one, passage="b:0", nll=3.0), one])
     assert len(rows) == 1
     assert (rows[0]["passages"], rows[0]["tokens"]) == (2, 8)
     assert rows[0]["loss"] == pytest.approx(1.0) and rows[0]["loss_stderr"] == pytest.approx(0.5)
+    assert rows[0]["losses"] == [0.5, 1.5]  # in the order of the passages' names

@@ -56,9 +56,10 @@ CACHE = {
     "L_recent": "newest positions kept in the ring (default: half of what the sinks leave; at "
     "least 18, but at most two thirds)",
     "K": "prompt positions kept by the vote (default: the rest of the budget)",
-    "L_obs": "last prompt tokens, whose queries vote (default: 8)",
+    "L_obs": "last prompt tokens, whose queries vote (default: 8; with a chat template ten more "
+    "than the tokens that it writes after a question)",
     "pool_kernel": "width of the pool that spreads a vote over its neighbours; odd (default: 31, "
-    "and at most two thirds of K; 7 for snapkv)",
+    "but about two thirds of K where that is less; 7 for snapkv)",
     "vote": "sum of the queries' attention, or of its squares, which favours a sure query "
     "(default: sum-squares; sum for sage and snapkv)",
     "pool": "mean or highest vote of the neighbours (default: avg)",

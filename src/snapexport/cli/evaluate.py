@@ -40,7 +40,8 @@ HELP = "accuracy on long-context tasks: the full cache, SnapStream and other pol
 CHOICES = {
     "tasks": f"one or more of {', '.join(TASKS)} (default: {' '.join(DEFAULT_TASKS)}; "
     "with --documents none)",
-    "lengths": "tokens of a prompt (default: half of L_max)",
+    "lengths": "tokens of a prompt (default: a little less than half of L_max, and more than the "
+    "cache)",
     "depths": "where the needle is, as shares of the context",
     "samples": "samples for each task, length and depth",
     "policies": "caches to compare, each POLICY or POLICY:FIELD=VALUE,...",

@@ -345,7 +345,7 @@ def default_ring(free: int) -> int:
 
 
 def default_pool_kernel(K: int) -> int:
-    """P where none is given: 31, and at most about two thirds of K.
+    """P where none is given: 31, or about two thirds of K where that is less.
 
     All positions within P // 2 of a single hit get about the same vote. If K is smaller than P,
     they take all of it; of equal votes the lowest positions win, and may leave out the hit itself.

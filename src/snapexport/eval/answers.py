@@ -175,11 +175,12 @@ def results(records: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def _summary(group: Sequence[Answer]) -> dict[str, Any]:
-    """equal: quartiles of the tokens before the first that differs. share: of the full cache's.
+    """equal_quartiles: of the tokens before the first that differs. share: of the full cache's.
 
-    whole: share of the answers that are the full cache's. An answer that never parts counts with
-    its length.
+    equal: of each answer, by passage and instruction. whole: share of the answers that are the
+    full cache's. An answer that never parts counts with its length.
     """
+    group = sorted(group, key=lambda one: (one.passage, one.instruction))
     shares = [one.equal / one.full_tokens if one.full_tokens else 1.0 for one in group]
     error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else None
     quartiles = np.percentile([one.equal for one in group], (25, 50, 75))
@@ -190,4 +191,5 @@ def _summary(group: Sequence[Answer]) -> dict[str, Any]:
         "share": round(statistics.fmean(shares), 5),
         "share_stderr": None if error is None else round(error, 5),
         "whole": round(statistics.fmean(one.is_whole for one in group), 5),
+        "equal": [one.equal for one in group],
     }

@@ -145,7 +145,8 @@ def results(records: Sequence[Continuation]) -> list[dict[str, Any]]:
 
 
 def _summary(group: Sequence[Continuation]) -> dict[str, Any]:
-    """loss: of log likelihood a token against the full cache, passage by passage."""
+    """loss: of log likelihood a token against the full cache. losses: each passage's, by name."""
+    group = sorted(group, key=lambda one: one.passage)
     columns = {
         "nll": [one.nll for one in group],
         "loss": [one.nll - one.full_nll for one in group],
@@ -157,4 +158,4 @@ def _summary(group: Sequence[Continuation]) -> dict[str, Any]:
         found[name] = round(statistics.fmean(values), 5)
         spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         found[f"{name}_stderr"] = None if spread is None else round(spread, 5)
-    return found
+    return found | {"losses": [round(loss, 5) for loss in columns["loss"]]}
