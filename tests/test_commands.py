@@ -174,7 +174,13 @@ def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
         (["--batch", "0"], "--batch 0"),
         (["--prefill-chunk", "65"], "--prefill-chunk 65"),
         (["--prefill-chunk", "4", "--L-obs", "5"], "--prefill-chunk 4"),
-        (["--kv-budget", "4"], "--kv-budget 4 leaves 0 slots for the ring"),
+        (["--kv-budget", "4"], "--kv-budget 4 leaves no slot for the ring"),
+        (["--kv-budget", "0"], "--kv-budget 0 leaves no slot for the ring beside 4 sinks"),
+        (
+            ["--kv-budget", "16", "--L-recent", "20"],
+            "leaves no slot for top-k beside 4 sinks and a ring of 20",
+        ),
+        (["--kv-budget", "16", "--K", "12"], "for the ring beside 4 sinks and 12 kept positions"),
         (["--kv-budget", "65"], "--kv-budget 65 is more than --L-max 64"),
         (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together with both"),
         (["--policy", "full", "--kv-budget", "16"], "--policy full keeps everything"),
@@ -345,3 +351,30 @@ def test_every_renamed_flag_points_to_a_flag_of_its_command() -> None:
 @pytest.mark.parametrize("stage", VOTE_DEFAULTS)
 def test_the_help_of_build_tells_each_default_of_the_vote(stage: str) -> None:
     assert f"(default: {VOTE_DEFAULTS[stage]}" in CACHE[stage]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["build", "--L-ring", "600"], "see `snapexport build --help`"),
+        (["plan", "--memroy=2G"], "did you mean --memory? see `snapexport plan --help`"),
+    ],
+)
+def test_a_flag_that_does_not_exist_is_answered_with_the_one_that_is_spelled_like_it(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    required = {"build": ["--model", "m", "--L-max", "64", "--out", "b"], "plan": ["--model", "m"]}
+    required["plan"] += ["--L-max", "64", "--memory", "1G"]
+    assert main([*words, *required[words[0]]]) == 2
+    assert f"hint: {hint}" in capsys.readouterr().err
+
+
+def test_a_folder_of_several_gguf_files_is_refused_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "dcba":
+        (tmp_path / f"{name}.gguf").touch()
+    out = str(tmp_path / "out")
+    assert main(["build", "--model", str(tmp_path), "--L-max", "64", "--out", out]) == 2
+    hint = "hint: name one of its 4 GGUF files: a.gguf, b.gguf, c.gguf, ..."
+    assert hint in capsys.readouterr().err

@@ -57,7 +57,7 @@ def at(offset: int, form: str, value: int) -> Callable[[bytearray], object]:
         (at(4, ">I", 3), "its version is 50331648, only little-endian"),
         (at(8, "<Q", 1 << 60), "announces 1152921504606846976 tensors"),
         (at(16, "<Q", 1 << 60), "announces 1152921504606846976 metadata entries"),
-        (at(8, "<Q", 60_000), "has no readable GGUF header"),
+        (at(8, "<Q", 60_000), "cannot be read as GGUF"),
         (at(24, "<Q", 1 << 63), "at most 1024 are read"),
         (lambda content: content.__delitem__(slice(10, None)), "the file ends within it"),
         (lambda content: content.__delitem__(slice(900, None)), "past the file's end"),

@@ -362,5 +362,5 @@ def test_plan_prints_tables_and_ends_with_the_build_command(
 ) -> None:
     assert app.main(plan_flags) == 0
     out = capsys.readouterr().out
-    assert "4 : 1, 16 slots a head *" in out and "single shot" in out
+    assert "4 : 1, 16 *" in out and "single shot" in out
     assert out.splitlines()[-1].startswith("snapexport build --model ")

@@ -66,7 +66,7 @@ def read_header(path: Path, blocks: BlockSizes) -> GgufHeader:
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} has no readable GGUF header: {error}", DOWNLOAD_AGAIN) from None
+        raise UserError(f"{path} cannot be read as GGUF: {error}", DOWNLOAD_AGAIN) from None
 
 
 def _parsed(

@@ -289,9 +289,13 @@ class BuildOptions(GraphOptions):
             recent = free - topk
         if recent < 1 or topk < 0:
             by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
+            others = [f"{L_sink} sinks"]
+            others += [] if self.L_recent is None else [f"a ring of {self.L_recent}"]
+            others += [] if K is None else [f"{K} kept positions"]
+            lacking = "the ring" if recent < 1 else "top-k"
             raise UserError(
-                f"--kv-budget {budget}{by_default} leaves {recent} slots for the ring and {topk} "
-                f"for top-k beside {L_sink} sinks",
+                f"--kv-budget {budget}{by_default} leaves no slot for {lacking} beside "
+                f"{' and '.join(others)}",
                 "raise --kv-budget, or lower --L-sink, --L-recent or --K",
             )
         return recent, topk

@@ -13,6 +13,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 from rich_argparse import RawDescriptionRichHelpFormatter
@@ -67,6 +68,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message, f"see `{self.prog} --help`")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses what is left over here, where the command and its flags are known."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            name = rest[0].partition("=")[0]
+            close = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"unrecognized arguments: {' '.join(rest)}", f"{meant}see `{self.prog} --help`"
+            )
+        return found, rest
 
 
 def parser() -> Parser:

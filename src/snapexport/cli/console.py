@@ -7,6 +7,7 @@ are given by `style` or as `rich.text.Text`.
 import io
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from snapexport.contract.bytes import spelled
@@ -109,6 +111,19 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def print_rows(rows: Mapping[str, str]) -> None:
+    """A text behind each name: folded at a terminal's width, a line each in a pipe."""
+    if OUT.is_terminal:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for name, text in rows.items():
+            table.add_row(Text(name, style="bold"), Text(text))
+        OUT.print(table)
+        return
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        OUT.print(f"{name:{width}}  {text}")
 
 
 class TimeLeft:

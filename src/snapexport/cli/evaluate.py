@@ -17,7 +17,7 @@ examples:
   snapexport eval qwen.build --documents reports/ --budgets 512 1024
   snapexport eval qwen.build --documents reports/ --instructions "Summarize this text."
   snapexport eval qwen.build --lengths 8192 16384 --budgets 1024 2048 4096 --out qwen.eval
-  snapexport eval qwen.build --policies full snapstream snapstream:vote=sum-squares,pool=max
+  snapexport eval qwen.build --policies full snapstream snapstream:vote=sum,pool=max
 """
 
 import argparse

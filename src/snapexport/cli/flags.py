@@ -91,7 +91,8 @@ def _add_flag(
 ) -> None:
     name = "--" + field.name.replace("_", "-")
     required = field.default is dataclasses.MISSING
-    if not required and field.default is not None and hint is not bool and "(default" not in text:
+    told = required or field.default in (None, ()) or "(default" in text
+    if not told and hint is not bool:
         text += f" (default: {_spelled(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default
@@ -106,7 +107,8 @@ def _add_flag(
         parser.add_argument(name, choices=choices, **settings)
     elif typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        parser.add_argument(name, type=kind, nargs="+", metavar=_METAVARS[kind], **settings)
+        metavar = field.metadata.get("metavar", _METAVARS[kind])
+        parser.add_argument(name, type=kind, nargs="+", metavar=metavar, **settings)
     else:
         metavar = field.metadata.get("metavar", _METAVARS[hint])
         parser.add_argument(name, type=hint, metavar=metavar, **settings)

@@ -15,12 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from snapexport.builder.verify import Verified, loaded, verify
 from snapexport.cli import flags, kept_prompt, prompt
-from snapexport.cli.console import OUT
-from snapexport.cli.picture import kept_picture
+from snapexport.cli.console import OUT, print_rows
+from snapexport.cli.picture import columns, kept_picture
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
@@ -100,10 +98,12 @@ def _print_operators(counts: dict[str, dict[str, int]] | None) -> None:
     if counts is None:
         OUT.print("operators: not shown, since they need snapexport[build]", style="dim")
         return
-    for graph, operators in counts.items():
-        often = sorted(operators.items(), key=lambda item: -item[1])
-        counted = ", ".join(f"{count} {name}" for name, count in often)
-        OUT.print(Text.assemble((graph, "bold"), f" {counted}"))
+    print_rows({graph: _counted(operators) for graph, operators in counts.items()})
+
+
+def _counted(operators: dict[str, int]) -> str:
+    often = sorted(operators.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} {name}" for name, count in often)
 
 
 def _print_verified(verified: Verified) -> None:
@@ -134,5 +134,7 @@ def _print_kept(build: Build, kept: dict[str, Any]) -> None:
     if not kept["topk_positions"]:
         OUT.print(f"all {length} positions are kept: the cache is the full one")
         return
-    for line in kept_picture(build.manifest.geometry, kept_prompt.arrays(kept), length):
+    for line in kept_picture(
+        build.manifest.geometry, kept_prompt.arrays(kept), length, columns(OUT.width)
+    ):
         OUT.print(line)

@@ -19,8 +19,13 @@ MOST_ROWS = 64
 _NAME = "layer {:2d} head {:2d} "
 
 
+def columns(terminal: int) -> int:
+    """Columns of positions that a row has on a terminal of so many: 64, if they fit."""
+    return max(16, min(64, terminal - len(_NAME.format(0, 0)) - len(SINK_MARK + BAR)))
+
+
 def kept_picture(
-    geometry: CacheGeometry, kept: Sequence[NDArray[np.int64]], prompt_length: int, width: int = 64
+    geometry: CacheGeometry, kept: Sequence[NDArray[np.int64]], prompt_length: int, width: int
 ) -> list[Text]:
     """Lines to print. A darker column has more of its positions in the cache.
 

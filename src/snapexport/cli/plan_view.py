@@ -12,14 +12,15 @@ from snapexport.builder.plan.request import command
 from snapexport.cli.console import OUT
 from snapexport.contract.bytes import spelled
 
+# Headers of two lines, so that a table fits into 80 columns.
 _COLUMNS = (
-    "largest batch",
+    "largest\nbatch",
     "batch",
-    "decode cache",
-    "prompt cache",
+    "decode\ncache",
+    "prompt\ncache",
     "peak",
     "decoding",
-    "a step reads",
+    "a step\nreads",
 )
 _NAMES = {
     "process": "process",
@@ -39,9 +40,13 @@ def print_plan(plan: Plan) -> None:
     same_chunk = [one for one in plan.alternatives if one.chunk == chosen.chunk]
     same_cache = [one for one in plan.alternatives if one.geometry == chosen.geometry]
     batch = plan.recommendation.batch
-    OUT.print(_table(plan, "cache", [(_cache(o), o, _batch(plan, o)) for o in same_chunk]))
+    OUT.print(
+        _table(plan, "cache,\nslots a head", [(_cache(o), o, _batch(plan, o)) for o in same_chunk])
+    )
     if len(same_cache) > 1:
-        OUT.print(_table(plan, "prefill", [(_chunk(o), o, batch) for o in same_cache]))
+        OUT.print(
+            _table(plan, "prefill,\ntokens a step", [(_chunk(o), o, batch) for o in same_cache])
+        )
     _print_recommendation(plan)
 
 
@@ -55,10 +60,10 @@ def _model_line(plan: Plan) -> str:
 
 def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Alternative, int]]) -> Table:
     """A row of sizes for each alternative with its batch; * marks the recommended one."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     table.add_column(title)
     for column in _COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, one, batch in rows:
         mark = " *" if one is plan.recommendation.alternative else ""
         table.add_row(name + mark, *_cells(one, batch))
@@ -82,18 +87,18 @@ def _cache(one: Alternative) -> str:
     slots = sorted({layer.cache_slots for layer in one.geometry.layers})
     per_head = str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
     policy = "" if one.geometry.policy == "snapstream" else f" {one.geometry.policy}"
-    return f"{one.compression:.3g} : 1, {per_head} slots a head{policy}"
+    return f"{one.compression:.3g} : 1, {per_head}{policy}"
 
 
 def _chunk(one: Alternative) -> str:
-    return "single shot" if one.single_shot else f"{one.chunk} tokens a step"
+    return "single shot" if one.single_shot else str(one.chunk)
 
 
 def _print_recommendation(plan: Plan) -> None:
     chosen = plan.recommendation
     taken = parts(chosen.alternative.at(chosen.batch))
     counted = ", ".join(f"{name} {spelled(taken[key])}" for key, name in _NAMES.items())
-    OUT.print("\nrecommended", style="bold")
+    OUT.print("\nrecommended (*)", style="bold")
     for line in reasons(plan.request, chosen):
         OUT.print(f"  {line}")
     OUT.print(f"  peak: {spelled(taken['prefill_peak'])} = {counted}")

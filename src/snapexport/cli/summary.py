@@ -3,10 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from snapexport.cli.console import OUT
+from snapexport.cli.console import print_rows
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
 from snapexport.contract.composed import composed_attention
@@ -65,7 +62,7 @@ def print_summary(build: Build) -> None:
     """Print the summary as a table."""
     summary, manifest = build_summary(build), build.manifest
     memory = summary["memory"]
-    table = Table(show_header=False, box=None, pad_edge=False)
+    slots = "1 batch slot" if manifest.batch == 1 else f"{manifest.batch} batch slots"
     rows = {
         "build": summary["build"],
         "model": _model_line(manifest),
@@ -78,7 +75,7 @@ def print_summary(build: Build) -> None:
         "weights": _weights_line(manifest, memory["weights_bytes"]),
         "one request": f"{spelled(memory['cache_bytes_per_request'])} of cache, the full cache "
         f"{spelled(memory['full_cache_bytes_per_request'])} ({memory['compression']:.1f} : 1)",
-        "all requests": f"{summary['batch']} batch slots, {spelled(memory['decode_caches_bytes'])} "
+        "all requests": f"{slots}, {spelled(memory['decode_caches_bytes'])} "
         f"of cache, and {spelled(memory['prefill_cache_bytes'])} for the prompt in prefill",
     }
     if ring := summary["draft_ring"]:
@@ -87,9 +84,7 @@ def print_summary(build: Build) -> None:
         rows["ranks"] = _ranks_line(manifest)
     if composed := composed_attention(manifest.of_rank()):
         rows["attention"] = _composed_line(composed)
-    for name, text in rows.items():
-        table.add_row(Text(name, style="bold"), text)
-    OUT.print(table)
+    print_rows(rows)
 
 
 def _draft_ring(manifest: Manifest) -> int | None:

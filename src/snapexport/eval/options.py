@@ -1,6 +1,6 @@
 """Holds the options of `snapexport eval`, from which its flags and defaults are made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -42,7 +42,7 @@ class EvalOptions:
     documents: tuple[Path, ...] = ()
     passages: int = 8
     continuation: int = 64
-    instructions: tuple[str, ...] | None = None
+    instructions: tuple[str, ...] | None = field(default=None, metadata={"metavar": "TEXT"})
     max_tokens: int = 200
     chat: bool | None = None
     seed: int = 0
