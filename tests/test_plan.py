@@ -209,6 +209,9 @@ def test_command_of_the_recommendation_builds_the_planned_geometry(
 def test_recommended_directory_is_named_after_the_file_without_its_suffix(tmp_path: Path) -> None:
     asked = PlanRequest(1 * GIB, {"model": str(tmp_path / "SmolLM2.Q4_1.gguf"), "L_max": 64})
     assert asked.out == Path("SmolLM2.Q4_1.build")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "SmolLM2.Q4_1.gguf")
+    asked = PlanRequest(1 * GIB, {"model": str(tmp_path / "link.gguf"), "L_max": 64})
+    assert asked.out == Path("link.build")
 
 
 # Recommendations.

@@ -2,7 +2,7 @@
 
 usage: python tools/first_hour.py MODEL.gguf DOCUMENT.txt
 
-Runs each command on a terminal of 150 columns in a new folder, and writes what it prints. Takes
+Runs each command on a terminal of 110 columns in a new folder, and writes what it prints. Takes
 about eight minutes with SmolLM2-135M on two cores, `eval` and `bench` most of it. Judges nothing.
 """
 
@@ -21,7 +21,7 @@ import pyte
 
 PAGE = Path(__file__).parent.parent / "docs" / "get-started" / "first-hour.md"
 
-COLUMNS, ROWS = 150, 1000
+COLUMNS, ROWS = 110, 1000
 WIDTH = 120
 """Of the page's sentences."""
 
@@ -34,6 +34,10 @@ From a GGUF file to a server, with what each command prints on a terminal. The m
 SmolLM2-135M-Instruct, the machine has two cores and no GPU. `tools/first_hour.py` ran the commands
 and wrote this page. Lines of progress are shown as they end, and long outputs without their middle.
 [Install](install.md) snapexport with `[cpu,build,eval,serve]` first.
+
+`smollm2.gguf` is SmolLM2-135M-Instruct in Q4_1; another GGUF file or checkpoint will do as well. In
+a clone of the repository `make real-model` fetches it. `document.txt` is a long text, here the
+Debian FAQ.
 """
 
 

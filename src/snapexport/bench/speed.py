@@ -238,6 +238,9 @@ def summary(sections: Row) -> list[Row]:
     ]
 
 
+_HELD = "least: weights and all caches; own: pages of the process that are in no file, at the end"
+
+
 def tables(report: Row) -> Iterator[Table]:
     """Prefill, decode, compression, memory."""
     sections = report["sections"]
@@ -265,10 +268,12 @@ def tables(report: Row) -> Iterator[Table]:
         "peak, MiB": lambda row: mib(row["bytes"]["peak"]),
         "least, MiB": lambda row: mib(row["roofline"]["bytes"]),
         "x of least": "{ratio:.2f}",
-        "own, at the end, MiB": lambda row: mib(row["bytes"]["anonymous"]),
+        "own, MiB": lambda row: mib(row["bytes"]["anonymous"]),
         "caches, MiB": lambda row: f"{in_mib(row['cache_bytes']):.1f}",
     }
-    yield Table.of("memory", sections["memory"], system | held)
+    yield Table.of(
+        "memory", sections["memory"], system | held, [_HELD] if sections["memory"] else []
+    )
 
 
 def _order(row: Row) -> tuple[int, int]:

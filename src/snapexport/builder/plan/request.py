@@ -50,7 +50,9 @@ class PlanRequest:
     @property
     def out(self) -> Path:
         """The --out of the recommended command."""
-        name = Path(str(self["model"])).expanduser().resolve().name.removesuffix(".gguf")
+        given = Path(str(self["model"])).expanduser()
+        named = given.resolve() if given.name in ("", "..") else given
+        name = named.name.removesuffix(".gguf")
         return Path(f"{name or 'model'}.build")
 
 
