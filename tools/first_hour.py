@@ -2,7 +2,7 @@
 
 usage: python tools/first_hour.py MODEL.gguf DOCUMENT.txt
 
-Runs each command on a terminal of 110 columns in a new folder, and writes what it prints. Takes
+Runs each command on a terminal of 120 columns in a new folder, and writes what it prints. Takes
 about eight minutes with SmolLM2-135M on two cores, `eval` and `bench` most of it. Judges nothing.
 """
 
@@ -21,7 +21,7 @@ import pyte
 
 PAGE = Path(__file__).parent.parent / "docs" / "get-started" / "first-hour.md"
 
-COLUMNS, ROWS = 110, 1000
+COLUMNS, ROWS = 120, 1000
 WIDTH = 120
 """Of the page's sentences."""
 
