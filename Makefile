@@ -101,10 +101,10 @@ LONG_TEXTS := $(patsubst %,$(TEXTS)/%.txt,autoconf-manual debian-faq debian-poli
 FIVE := full snapstream streaming snapkv sage
 # A passage of each of 60 documents.
 TEXT := --documents $(TEXTS) $(TEXTS)/more --passages 60 --continuation 48 --policies $(FIVE)
-NEEDLES := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
-	--depths .1 .3 .5 .7 .9 --samples 4 --modes aware
-AGNOSTIC := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
-	--depths .1 .3 .5 .7 .9 --samples 4 --modes agnostic --policies $(FIVE) snapstream:vote_queries=pseudo
+ASKED := $(QUALITY)/batch1.build --documents $(TEXTS) --continuation 0 --tasks niah_single \
+	--depths .1 .3 .5 .7 .9 --samples 4
+NEEDLES := $(ASKED) --modes aware
+AGNOSTIC := $(ASKED) --modes agnostic --policies $(FIVE) snapstream:vote_queries=pseudo
 VARIANTS := $(BIN)/python tools/vote_variants.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf \
 	$(REAL_MODEL)/batch1.build --documents $(TEXTS)
 

@@ -283,7 +283,12 @@ def test_inspect_counts_bytes_and_shows_the_kept_positions(
             assert head == sorted(head)
             assert set(head) <= set(range(4, 48))
     assert main(flags) == 0
-    assert capsys.readouterr().out.count("head ") >= 4
+    out = capsys.readouterr().out
+    assert out.count("head ") >= 4
+    summary = out.partition("\nposition 0")[0].splitlines()
+    assert all(line == line.rstrip() for line in summary)  # a pipe gets no padding
+    operators = [line for line in summary if line.startswith("compress ")]
+    assert len(operators) == 1 and "snapexport::SnapKVSelect" in operators[0]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +365,7 @@ def test_the_help_of_build_tells_each_default_of_the_vote(stage: str) -> None:
         (["plan", "--memroy=2G"], "did you mean --memory? see `snapexport plan --help`"),
     ],
 )
-def test_a_flag_that_does_not_exist_is_answered_with_the_one_that_is_spelled_like_it(
+def test_an_unknown_flag_is_answered_by_its_command(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     required = {"build": ["--model", "m", "--L-max", "64", "--out", "b"], "plan": ["--model", "m"]}

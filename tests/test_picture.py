@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.builder import build
 from snapexport.cli.app import main
-from snapexport.cli.picture import MOST_ROWS, columns, kept_picture
+from snapexport.cli.picture import MOST_ROWS, kept_picture, picture_width
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.vault import CHECKPOINT
@@ -59,7 +59,7 @@ def test_the_picture_of_a_short_prompt_has_sinks_then_ring(length: int, row: str
 
 def test_the_picture_of_a_long_prompt_still_shows_sinks_and_ring() -> None:
     geometry = CacheGeometry("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1)
-    lines = kept_picture(geometry, [np.array([[-1]])], 10**5, columns(120))
+    lines = kept_picture(geometry, [np.array([[-1]])], 10**5, picture_width(120))
     assert lines[1].plain == "layer  0 head  0 S" + " " * 63 + "|="
     assert {lines[1].plain[span.start : span.end]: span.style for span in lines[1].spans} == {
         "S": "cyan",
@@ -71,7 +71,7 @@ def test_the_picture_of_a_long_prompt_still_shows_sinks_and_ring() -> None:
 @pytest.mark.parametrize("terminal", [40, 80, 82, 83, 200])
 def test_a_row_fits_into_the_terminal(terminal: int) -> None:
     geometry = CacheGeometry("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1)
-    lines = kept_picture(geometry, [np.array([[-1]])], 10**5, columns(terminal))
+    lines = kept_picture(geometry, [np.array([[-1]])], 10**5, picture_width(terminal))
     assert len(lines[1].plain) == min(terminal, 83)
 
 

@@ -116,7 +116,7 @@ def test_a_summary_of_answers_has_quartiles_and_shares() -> None:
     assert row["equal_quartiles"] == np.percentile([2, 4, 10, 10], (25, 50, 75)).tolist()
     assert row["share"] == pytest.approx(0.65)
     assert row["share_stderr"] == pytest.approx(np.std([0.2, 0.4, 1, 1], ddof=1) / 2, abs=1e-5)
-    assert row["whole"] == 0.25
+    assert row["whole"] == 0.25 and row["equal"] == [10, 10, 2, 4]  # by instruction
     assert answers.results([one(3)])[0]["share_stderr"] is None
 
 

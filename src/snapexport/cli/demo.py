@@ -23,7 +23,7 @@ from rich.text import Text
 from snapexport.builder import BuildOptions
 from snapexport.builder import run as run_build
 from snapexport.cli.console import OUT, BuildProgress
-from snapexport.cli.picture import columns, kept_picture
+from snapexport.cli.picture import kept_picture, picture_width
 from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
@@ -206,5 +206,7 @@ def _print_answer(answer: Answer) -> None:
 
 def _print_kept(build: Build, kept: list[NDArray[np.int64]], prompt_tokens: int) -> None:
     """Print the picture of the kept positions."""
-    for line in kept_picture(build.manifest.geometry, kept, prompt_tokens, columns(OUT.width)):
+    for line in kept_picture(
+        build.manifest.geometry, kept, prompt_tokens, picture_width(OUT.width)
+    ):
         OUT.print(line)

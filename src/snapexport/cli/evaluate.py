@@ -136,8 +136,8 @@ def _print_report(report: dict[str, Any]) -> None:
                 _print_scores(f"{length} tokens, {_HEADINGS[mode]}", rows)
     if report["results"]:
         OUT.print(
-            "accuracy ± standard error; rest: share of answers that are right but for their "
-            "first token",
+            "accuracy ± standard error; rest: share of answers whose tokens after the first are "
+            "all the reference's",
             style="dim",
         )
     for length in options["lengths"] if report["continuations"] else ():

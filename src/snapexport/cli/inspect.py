@@ -18,7 +18,7 @@ from typing import Any
 from snapexport.builder.verify import Verified, loaded, verify
 from snapexport.cli import flags, kept_prompt, prompt
 from snapexport.cli.console import OUT, print_rows
-from snapexport.cli.picture import columns, kept_picture
+from snapexport.cli.picture import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.bytes import spelled
@@ -135,6 +135,6 @@ def _print_kept(build: Build, kept: dict[str, Any]) -> None:
         OUT.print(f"all {length} positions are kept: the cache is the full one")
         return
     for line in kept_picture(
-        build.manifest.geometry, kept_prompt.arrays(kept), length, columns(OUT.width)
+        build.manifest.geometry, kept_prompt.arrays(kept), length, picture_width(OUT.width)
     ):
         OUT.print(line)

@@ -19,8 +19,8 @@ MOST_ROWS = 64
 _NAME = "layer {:2d} head {:2d} "
 
 
-def columns(terminal: int) -> int:
-    """Columns of positions that a row has on a terminal of so many: 64, if they fit."""
+def picture_width(terminal: int) -> int:
+    """Columns of positions in a row, on a terminal of so many columns: 64, if they fit."""
     return max(16, min(64, terminal - len(_NAME.format(0, 0)) - len(SINK_MARK + BAR)))
 
 
