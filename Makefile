@@ -179,14 +179,14 @@ test-triton: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
 test-triton: $(STAMP) $(TRITON_STAMP)  ## Triton's real server, in an environment of its own, 6 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
-	$(TRITON_BIN)/python -m pytest --confcutdir=tests/triton --reruns 1 -rR tests/triton
+	$(TRITON_BIN)/python -m pytest --confcutdir=tests/serving/triton --reruns 1 -rR tests/serving/triton
 
 test-dynamo: export OMP_WAIT_POLICY = passive
 test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/build/vault.build
 test-dynamo: $(STAMP) $(DYNAMO_STAMP)  ## real Dynamo processes, in an environment of their own, 11 minutes
 	$(BIN)/snapexport build --model src/snapexport/vault/checkpoint --L-max 2064 --kv-budget 128 \
 		--batch 8 --prefill-chunk 256 --overwrite --out $(SNAPEXPORT_TEST_BUILD)
-	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/dynamo --reruns 1 -rR tests/dynamo
+	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving/dynamo --reruns 1 -rR tests/serving/dynamo
 
 FUZZ := $(BIN)/python -m tests.fuzz_http
 SERVED := build/served.build
@@ -257,31 +257,31 @@ gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: right, free of races,
 
 performance: export OMP_WAIT_POLICY = passive
 performance: $(STAMP)    ## the tables of docs/performance.md, 35 minutes; peers by PEERS="--peers-python ..."
-	$(BIN)/python -m snapexport.bench all $(PEERS)
-	$(BIN)/python -m snapexport.bench tables --write docs/performance.md
+	$(BIN)/python -m snapexport.measure.bench all $(PEERS)
+	$(BIN)/python -m snapexport.measure.bench tables --write docs/performance.md
 
 DISAGGREGATION := --out docs/results/disaggregation
 
 cluster: export OMP_WAIT_POLICY = passive
 cluster: $(STAMP) $(DYNAMO_STAMP)  ## the tables of docs/concepts/disaggregation.md, with real Dynamo processes
-	$(BIN)/python -m snapexport.bench cluster simulate --dynamo-python $(DYNAMO_BIN)/python $(DISAGGREGATION)
-	$(BIN)/python -m snapexport.bench tables $(DISAGGREGATION) --write docs/concepts/disaggregation.md
+	$(BIN)/python -m snapexport.measure.bench cluster simulate --dynamo-python $(DYNAMO_BIN)/python $(DISAGGREGATION)
+	$(BIN)/python -m snapexport.measure.bench tables $(DISAGGREGATION) --write docs/concepts/disaggregation.md
 
 gpu-bench: $(GPU_STAMP)  ## decode, throughput and prefill on a GPU, at Llama-3.1-8B's shape
-	$(GPU_BIN)/python -m snapexport.bench context equal_memory overhead --device cuda --resume \
+	$(GPU_BIN)/python -m snapexport.measure.bench context equal_memory overhead --device cuda --resume \
 		--work build/gpu_bench --out build/gpu_bench
 
-goldens:                 ## what published implementations keep: tests/golden, in an environment apart
+goldens:                 ## what published implementations keep: tests/parity/golden, in an environment apart
 	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
 
 scale: $(STAMP)          ## time and memory of exporting checkpoints of large models' shapes
-	$(BIN)/python -m snapexport.bench export --out build/bench
+	$(BIN)/python -m snapexport.measure.bench export --out build/bench
 
 memory: $(STAMP)         ## memory and decode time of a running build, with and without prepacking
-	$(BIN)/python -m snapexport.bench prepack --out build/bench
+	$(BIN)/python -m snapexport.measure.bench prepack --out build/bench
 
 plan-memory: $(STAMP)    ## what `snapexport plan` predicts against what a running build takes
-	OMP_WAIT_POLICY=passive $(BIN)/python -m snapexport.bench plan --out build/bench
+	OMP_WAIT_POLICY=passive $(BIN)/python -m snapexport.measure.bench plan --out build/bench
 
 clean:
 	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) $(GPU_VENV)

@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.outside import CONFIG_BYTES, INDEX_BYTES, is_plain_name, read_object
-from snapexport.contract.safetensors import TensorSpan, read_header
+from snapexport.errors import UserError
+from snapexport.files.safetensors import TensorSpan, read_header
+from snapexport.files.untrusted import CONFIG_BYTES, INDEX_BYTES, is_plain_name, read_object
 
 if TYPE_CHECKING:
     from snapexport.exporter.gguf.header import GgufHeader

@@ -19,13 +19,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from snapexport.contract.copying import is_hole
-from snapexport.contract.errors import UserError
-from snapexport.contract.targets import DType
+from snapexport.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.stack import InTurn, Stack
 from snapexport.exporter.quantized import Fp8Tensor, read_quantization
 from snapexport.exporter.tensor_file import Tensor, hole
+from snapexport.files.copying import is_hole
+from snapexport.files.dtypes import DType
 
 if TYPE_CHECKING:
     import torch

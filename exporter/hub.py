@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from snapexport.contract.errors import UserError, first_line
-from snapexport.contract.outside import read_text
+from snapexport.errors import UserError, first_line
 from snapexport.exporter.checkpoint import GGUF
+from snapexport.files.untrusted import read_text
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SHA256 = re.compile("[0-9a-f]{64}")

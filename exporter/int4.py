@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, Tensor, WeightWriter, blocks
 from snapexport.graphs.markers import BLOCK_EXPERTS, BLOCK_MATMUL, EXPERTS, TRACE_DOMAIN
 

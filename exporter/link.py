@@ -8,11 +8,11 @@ from onnx_ir.passes import common as common_passes
 from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.manifest import WEIGHTS
-from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import stored_name
 from snapexport.exporter.simplify import simplify
+from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.architectures import EXPERTS, architecture_of, with_mlp_types
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.shapes import is_same, model_on_meta, require_parameters

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.experts import stored_shapes

@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.copying import CLONE_BLOCK, copy_range
-from snapexport.contract.copying import is_hole as is_hole_of_file
-from snapexport.contract.safetensors import SUFFIX, TensorSpan, header, read_header
+from snapexport.files.copying import CLONE_BLOCK, copy_range
+from snapexport.files.copying import is_hole as is_hole_of_file
+from snapexport.files.safetensors import SUFFIX, TensorSpan, header, read_header
 
 
 class Calculated(Protocol):

@@ -13,12 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.copying import clone_file, copy_file
-from snapexport.contract.errors import UserError
-from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import WeightFile
-from snapexport.contract.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
-from snapexport.contract.targets import DType
+from snapexport.errors import UserError
 from snapexport.exporter import hub, int4
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.tensor_file import (
@@ -30,6 +26,10 @@ from snapexport.exporter.tensor_file import (
     is_hole,
     place_of,
 )
+from snapexport.files.copying import clone_file, copy_file
+from snapexport.files.dtypes import DType
+from snapexport.files.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
+from snapexport.files.whole import sha256_of
 
 _FLOATS = tuple(DTYPES.values())
 FP8 = "F8_E4M3"

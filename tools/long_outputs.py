@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapexport.eval.documents import passages, read_documents
-from snapexport.runtime.llm import LLM
+from snapexport.measure.eval.documents import passages, read_documents
+from snapexport.runtime.requests.llm import LLM
 
 PARTS = 4
 

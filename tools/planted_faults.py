@@ -34,11 +34,11 @@ class Fault:
     tests: tuple[str, ...]
 
 
-GEOMETRY = ("test_geometry.py",)
-FUNCTIONS = ("test_functions.py",)
-SCHEDULER = ("runtime/test_scheduler.py",)
-LLM = ("runtime/test_llm.py",)
-REPEAT = ("test_parity_repeat.py", "test_vote_queries.py")
+GEOMETRY = ("contract/test_geometry.py",)
+FUNCTIONS = ("graphs/test_functions.py",)
+SCHEDULER = ("runtime/requests/test_scheduler.py",)
+LLM = ("runtime/requests/test_llm.py",)
+REPEAT = ("parity/test_parity_repeat.py", "contract/test_vote_queries.py")
 
 FAULTS = (
     # The cache's arithmetic.
@@ -89,19 +89,19 @@ FAULTS = (
         "vote: padding is left out of the average pool",
         "count_include_pad = 1>",
         "count_include_pad = 0>",
-        ("test_functions.py", "test_golden_parity.py"),
+        ("graphs/test_functions.py", "parity/test_golden_parity.py"),
     ),
     Fault(
         "vote: the softcap is dropped",
         "scores = Mul (bent, softcap)",
         "scores = Identity (uncapped)",
-        ("test_parity_sliding.py",),
+        ("parity/test_parity_sliding.py",),
     ),
     Fault(
         "vote: a causal row sees one position too many",
         "is_past = LessOrEqual (position, row_column)",
         "is_past = LessOrEqual (position, prompt_length)",
-        ("test_golden_parity.py",),
+        ("parity/test_golden_parity.py",),
     ),
     Fault(
         "query window: it ends one query early",
@@ -114,31 +114,31 @@ FAULTS = (
         "int8: one scale for all positions and channels",
         "largest = ReduceMax <keepdims = 1> (squares, position_axis)",
         "largest = ReduceMax <keepdims = 1> (squares, last_axis)",
-        ("test_int8_cache.py",),
+        ("graphs/test_int8_cache.py",),
     ),
     Fault(
         "int8: rows wrap instead of being clipped",
         "clipped = Clip (whole, lowest, highest)",
         "clipped = Identity (whole)",
-        ("test_int8_cache.py",),
+        ("graphs/test_int8_cache.py",),
     ),
     Fault(
         "manifest: a graph of another hash is accepted",
         "if sha256_of(path) != entry.sha256:",
         "if not entry.sha256:",
-        ("test_manifest.py", "test_parity_contract.py", "test_staging.py"),
+        ("contract/test_manifest.py", "parity/test_parity_contract.py", "build/test_staging.py"),
     ),
     Fault(
         "manifest: weights of another size are accepted",
         "if path.stat().st_size != weights.size:",
         "if path.stat().st_size < 0:",
-        ("test_manifest.py", "test_weights.py"),
+        ("contract/test_manifest.py", "exporter/test_weights.py"),
     ),
     Fault(
         "staging: a foreign directory is overwritten",
         "return not any(target.iterdir()) or (target / marker).is_file()",
         "return True",
-        ("test_staging.py",),
+        ("build/test_staging.py",),
     ),
     # The runtime.
     Fault(
@@ -163,13 +163,13 @@ FAULTS = (
         "loop: a move goes to the wrong slot",
         "self._executor.move(source, target)",
         "self._executor.move(target, source)",
-        (*LLM, "test_decode_batches.py"),
+        (*LLM, "build/test_decode_batches.py"),
     ),
     Fault(
         "loop: NaN of a broken request stays in its batch slot",
         'if delta.finish_reason == "error":\n            self._executor.',
         'if delta.finish_reason == "never":\n            self._executor.',
-        (*LLM, "runtime/test_*failures.py"),
+        (*LLM, "runtime/engine/test_*failures.py"),
     ),
     Fault(
         "repetition: a row does not see itself",
@@ -187,87 +187,87 @@ FAULTS = (
         "blocks: the end of a prompt does not vote on them",
         "voters = self._voters if end < len(prompt) else 0",
         "voters = 0",
-        ("runtime/test_blocks.py",),
+        ("runtime/engine/test_blocks.py",),
     ),
     Fault(
         "blocks: tokens that only vote are kept",
         'node(graph, "And", [has_position, is_valid])',
         'node(graph, "And", [is_valid, is_valid])',
-        ("test_parity_extend.py",),
+        ("parity/test_parity_extend.py",),
     ),
     Fault(
         "parked rows: a row of another session is used",
         "return session == others and longer[: len(tokens)] == tokens",
         "return longer[: len(tokens)] == tokens",
-        ("runtime/test_row_files.py",),
+        ("runtime/requests/test_row_files.py",),
     ),
     Fault(
         "prompt cache: another prompt's chunk is taken as held",
         "return end <= len(self._held) and self._held[start:end] == list(token_ids)",
         "return end <= len(self._held)",
-        ("runtime/test_prompt_cache.py",),
+        ("runtime/engine/test_prompt_cache.py",),
     ),
     Fault(
         "prompt cache: an overlapped chunk still counts as held",
         "del self._held[aligned:]",
         "del self._held[len(self._held) :]",
-        ("runtime/test_prompt_cache.py",),
+        ("runtime/engine/test_prompt_cache.py",),
     ),
     Fault(
         "text: a stop string that is split over tokens is missed",
         "return self._release(len(self._held) - self._longest_beginning())",
         "return self._release(len(self._held))",
-        ("runtime/test_text.py",),
+        ("runtime/requests/test_text.py",),
     ),
     Fault(
         "sampling: the seed is not used",
         "return np.random.default_rng(params.seed)",
         "return np.random.default_rng()",
-        ("runtime/test_sampling.py", *LLM),
+        ("runtime/requests/test_sampling.py", *LLM),
     ),
     Fault(
         "sampling: top-p stops one token early",
         "needed = np.searchsorted(np.cumsum(descending), missing) + 1",
         "needed = np.searchsorted(np.cumsum(descending), missing)",
-        ("runtime/test_sampling.py",),
+        ("runtime/requests/test_sampling.py",),
     ),
     Fault(
         "top tokens: in another order than their logits",
         "order = np.argsort(top_tokens.tokens[:count])",
         "order = np.argsort(top_tokens.logits[:count])",
-        ("runtime/test_top_tokens.py",),
+        ("runtime/requests/test_top_tokens.py",),
     ),
     Fault(
         "top tokens: the normalizer forgets the temperature",
         '(offset,) = node(graph, "Div", [maximum, divisor])',
         '(offset,) = node(graph, "Identity", [maximum])',
-        ("test_top_tokens.py",),
+        ("graphs/test_top_tokens.py",),
     ),
     # The servers.
     Fault(
         "server: a client that leaves does not cancel its request",
         "if not is_last:\n                self.worker.cancel(stream, CANCELLED)",
         "if is_last:\n                self.worker.cancel(stream, CANCELLED)",
-        ("openai/test_*.py", "serving/test_*.py"),
+        ("serving/openai/test_*.py", "serving/test_*.py"),
     ),
     Fault(
         "server: usage counts chunks instead of tokens",
         "self._completion += len(output.token_ids)",
         "self._completion += 1",
-        ("openai/test_*.py", "serving/test_*.py"),
+        ("serving/openai/test_*.py", "serving/test_*.py"),
     ),
     Fault(
         "worker: the place of an ended request is not given back",
         "self._accepted -= 1",
         "self._accepted -= 0",
-        ("serving/test_worker.py", "openai/test_worker.py", "triton/**/test_worker.py"),
+        ("serving/test_worker.py", "serving/test_worker.py", "serving/triton/**/test_worker.py"),
     ),
     # The tensorrt target.
     Fault(
         "tensorrt: a chunk's attention has no mask",
         'attended = node(graph, "Attention", [folded, *states, *mask], **attributes)',
         'attended = node(graph, "Attention", [folded, *states], **attributes)',
-        ("test_target_tensorrt.py",),
+        ("graphs/test_target_tensorrt.py",),
     ),
     # The kernels.
     Fault(

@@ -19,11 +19,11 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from snapexport.builder import build
+from snapexport.build import build
 from snapexport.contract.build_directory import Build
-from snapexport.plots import COLOURS, STYLE
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import SamplingParams
+from snapexport.measure.plots import COLOURS, STYLE
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault import CHECKPOINT, VaultPrompt, make_prompt
 
 ROOT = Path(__file__).parent.parent

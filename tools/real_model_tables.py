@@ -17,10 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snapexport.eval.answers import Answer
-from snapexport.eval.answers import results as answers_in
-from snapexport.eval.continuations import Continuation
-from snapexport.eval.outcomes import JOURNAL, Outcome
+from snapexport.measure.eval.answers import Answer
+from snapexport.measure.eval.answers import results as answers_in
+from snapexport.measure.eval.continuations import Continuation
+from snapexport.measure.eval.outcomes import JOURNAL, Outcome
 
 REFERENCE = "streaming"
 """The cache from which others' losses are subtracted."""

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
-from snapexport.bench.from_gguf import checkpoint_of
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import LayerGeometry
-from snapexport.eval.grid import Grid, make_grid
-from snapexport.eval.options import EvalOptions
+from snapexport.measure.bench.from_gguf import checkpoint_of
+from snapexport.measure.eval.grid import Grid, make_grid
+from snapexport.measure.eval.options import EvalOptions
 from snapexport.plugins.reference import Vote
 
 _WATCHED, _TEXT = "watched", "text"

@@ -5,8 +5,8 @@ Refuses what is not verified and what a static graph cannot express. Names no ar
 
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import ModelFacts
+from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import (
     CORRECT,
     POSITIONS,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 POSITIONS = (1 << 31) - 1
 """Positions are int64 in the graphs, and int32 in some of the backends' kernels."""

@@ -16,9 +16,9 @@ from math import prod
 
 import torch
 
-from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.derived.stack import InTurn, Stack
 from snapexport.exporter.tensor_file import Tensor
+from snapexport.files.safetensors import TensorSpan
 
 GATE_UP, DOWN = "gate_up", "down"
 WEIGHTS = {

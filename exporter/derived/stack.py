@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.safetensors import tensor_bytes
 from snapexport.exporter.tensor_file import (
     BLOCK,
     NUMPY_DTYPE,
@@ -15,6 +14,7 @@ from snapexport.exporter.tensor_file import (
     hole,
     is_hole,
 )
+from snapexport.files.safetensors import tensor_bytes
 
 
 @dataclass(frozen=True)

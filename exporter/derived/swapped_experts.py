@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from snapexport.exporter.derived.experts import WEIGHTS
-from snapexport.exporter.swapped import swapped
+from snapexport.exporter.moved_weights import swapped
 from snapexport.exporter.tensor_file import Tensor
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.architectures import VERIFIED, Architecture
 from snapexport.exporter.architectures.fields import require_ranges
 from snapexport.exporter.gguf.cursor import Listed, Value

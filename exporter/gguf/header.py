@@ -12,9 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import TypeVar
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.outside import HEADER_BYTES, open_regular
+from snapexport.errors import UserError
 from snapexport.exporter.gguf.cursor import Cursor, Value
+from snapexport.files.untrusted import HEADER_BYTES, open_regular
 
 DOWNLOAD_AGAIN = "download the file again: it is damaged or incomplete"
 MAGIC = b"GGUF"

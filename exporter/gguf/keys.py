@@ -5,7 +5,7 @@ transformers has a table of names, and drops what it lacks. A key that matters m
 
 from collections.abc import Mapping
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.architectures import InGguf
 from snapexport.exporter.gguf.cursor import Value
 from snapexport.exporter.gguf.header import DOWNLOAD_AGAIN, GgufHeader

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.errors import UserError, needs_extra
 from snapexport.exporter.checkpoint import Checkpoint
 
 

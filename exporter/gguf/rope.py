@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.gguf.cursor import Value
 from snapexport.exporter.gguf.keys import ORIGINAL, SCALING
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import TensorSpan
+from snapexport.errors import UserError
 from snapexport.exporter.gguf.header import BlockSizes, GgufHeader, StoredTensor
 from snapexport.exporter.gguf.keys import ORIGINAL
+from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.tokenizer_file import tokenizer_errors
+from snapexport.errors import UserError
 from snapexport.exporter.gguf.config import generation_config
 from snapexport.exporter.gguf.cursor import Listed
 from snapexport.exporter.gguf.header import DOWNLOAD_AGAIN, GgufHeader
 from snapexport.exporter.quiet import quiet
+from snapexport.files.tokenizer_file import tokenizer_errors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

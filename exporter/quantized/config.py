@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 Kind = Literal["mxfp4", "fp8"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

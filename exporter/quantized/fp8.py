@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import TensorSpan
+from snapexport.errors import UserError
 from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
+from snapexport.files.safetensors import TensorSpan
 
 _SCALE_TYPES = {"F32": np.float32, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "BF16": ml_dtypes.bfloat16}
 

@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import TensorSpan
+from snapexport.errors import UserError
 from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
+from snapexport.files.safetensors import TensorSpan
 
 BLOCK = 32
 _BIAS = 127

@@ -6,9 +6,9 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.copying import is_hole
-from snapexport.contract.safetensors import TensorSpan
 from snapexport.exporter.tensor_file import hole
+from snapexport.files.copying import is_hole
+from snapexport.files.safetensors import TensorSpan
 
 AGAIN = "download the checkpoint again: the file is damaged or incomplete"
 _MOST = 1 << 22

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import TensorSpan
+from snapexport.errors import UserError
+from snapexport.exporter.moved_weights import Swapped
 from snapexport.exporter.quantized.config import Quantization
 from snapexport.exporter.quantized.fp8 import Fp8Tensor
 from snapexport.exporter.quantized.mxfp4 import Mxfp4Tensor
-from snapexport.exporter.swapped import Swapped
 from snapexport.exporter.tensor_file import Tensor
+from snapexport.files.safetensors import TensorSpan
 
 Spans = Mapping[str, TensorSpan]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.exporter.architectures import EXPERTS, architecture_of, experts_of, mlp_types
 from snapexport.exporter.checkpoint import Checkpoint
 

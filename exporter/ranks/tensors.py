@@ -10,12 +10,12 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.safetensors import TensorSpan, tensor_bytes
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.stack import InTurn, Stack
 from snapexport.exporter.latent_attention import RowsOfHeads
 from snapexport.exporter.ranks.axes import axis_of
 from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Tensor, blocks, hole, is_hole
+from snapexport.files.safetensors import TensorSpan, tensor_bytes
 
 
 @dataclass(frozen=True)

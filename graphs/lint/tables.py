@@ -6,8 +6,8 @@ An operator that a table lacks is not supported. Restrictions beyond types are i
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.targets import TARGETS, Target
+from snapexport.errors import UserError
 
 FLOATS = "FP32 FP16 BF16"
 INTS = "INT32 INT64"

@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.chat import template_files
 from snapexport.runtime.chat.end_token import Template, end_token
-from snapexport.runtime.prompts import encode
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.requests.prompts import encode
+from snapexport.runtime.requests.request import SamplingParams
 
 Message = Mapping[str, str]
 """A turn: its `role` and its `content`."""

@@ -16,7 +16,7 @@ import jinja2
 from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.runtime.chat import template_files
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 ANSWER = "This is what the assistant said"
 TALK = (

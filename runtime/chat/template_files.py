@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snapexport.contract.outside import CONFIG_BYTES, TEMPLATE_BYTES, read_object, read_text
+from snapexport.files.untrusted import CONFIG_BYTES, TEMPLATE_BYTES, read_object, read_text
 
 CONFIG = "tokenizer_config.json"
 """The special tokens' texts, and an older checkpoint's chat template."""

@@ -18,7 +18,7 @@ from queue import LifoQueue
 from typing import Any
 
 import snapexport
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_template import ChatTemplate, Message
 from snapexport.runtime.chat.template_worker import CPU_SECONDS
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_template import ChatTemplate
 
 CPU_SECONDS = 2.0

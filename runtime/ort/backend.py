@@ -6,11 +6,11 @@ Knows no batch slot, and not where a buffer lies: that is the device's.
 import warnings
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphName
 from snapexport.contract.targets import capabilities
-from snapexport.runtime.backend import Buffers, Work
-from snapexport.runtime.graph_set import GraphSet
+from snapexport.errors import UserError
+from snapexport.runtime.engine.backend import Buffers, Work
+from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
 from snapexport.runtime.ort.segments import Segments
 from snapexport.runtime.ort.session import Session

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 
-from snapexport.contract.errors import UserError, needs_extra
-from snapexport.runtime.cuda import CudaMemory
+from snapexport.errors import UserError, needs_extra
+from snapexport.runtime.engine.cuda import CudaMemory
 from snapexport.runtime.ort.devices import RECORD
 
 PROVIDER = "CUDAExecutionProvider"

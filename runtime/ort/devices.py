@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract.manifest import REBUILD, TensorSpec
-from snapexport.runtime.backend import Buffer, Memory
+from snapexport.runtime.engine.backend import Buffer, Memory
 
 RECORD = {"session.record_ep_graph_assignment_info": "1"}
 """Session setting: the session can report which provider runs which operator."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, TensorSpec
-from snapexport.runtime.backend import Buffer, Buffers, Memory, Work
+from snapexport.runtime.engine.backend import Buffer, Buffers, Memory, Work
 from snapexport.runtime.ort.session import Session
 from snapexport.runtime.ranks.collectives import Collectives
 

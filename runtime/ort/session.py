@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import REBUILD, GraphEntry, TensorSpec
-from snapexport.runtime.backend import Buffers, GraphError, Work
+from snapexport.errors import UserError, first_line, needs_extra
+from snapexport.runtime.engine.backend import Buffers, GraphError, Work
 from snapexport.runtime.ort.devices import Device
 
 with needs_extra("cpu"):

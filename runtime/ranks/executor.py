@@ -11,17 +11,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.blocks import ParkedRow
-from snapexport.runtime.decode_steps import Integers, Temperatures
-from snapexport.runtime.executor import Executor
-from snapexport.runtime.graph_set import GraphSet
-from snapexport.runtime.hand_over import Row
-from snapexport.runtime.predictions import Prediction, Predictions
+from snapexport.errors import UserError
+from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
+from snapexport.runtime.engine.blocks import ParkedRow
+from snapexport.runtime.engine.decode_steps import Integers, Temperatures
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.graph_set import GraphSet
+from snapexport.runtime.engine.hand_over import Row
+from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.slot_rows import SlotRows
 from snapexport.runtime.ranks.collectives import Collectives
-from snapexport.runtime.slot_rows import SlotRows
 
 Tell = Callable[[str, Sequence[Any]], None]
 """Tells the other ranks a call: a method's name, and its arguments."""

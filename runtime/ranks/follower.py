@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.ranks.leader import open_rank
 from snapexport.runtime.ranks.sockets import FAILED, READY, Link, Other
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import snapexport
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
-from snapexport.runtime.backend import DeviceError
-from snapexport.runtime.graph_set import GraphSet, PrefillForm
+from snapexport.errors import UserError
+from snapexport.runtime.engine.backend import DeviceError
+from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
+from snapexport.runtime.engine.shared_weights import load_weights
 from snapexport.runtime.ranks import mpi
 from snapexport.runtime.ranks.collectives import Collectives
 from snapexport.runtime.ranks.executor import RankExecutor, Tell
 from snapexport.runtime.ranks.sockets import READY, First, Link
-from snapexport.runtime.shared_weights import load_weights
 
 SECONDS = 5.0
 """How long a rank may take to end by itself."""

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.errors import UserError, needs_extra
 from snapexport.runtime.ranks.executor import RankExecutor
 
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.backend import DeviceError
+from snapexport.runtime.engine.backend import DeviceError
 
 _HEADER = struct.Struct("<cQ")
 TENSOR, CALL, READY, FAILED = b"T", b"C", b"R", b"F"

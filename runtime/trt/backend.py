@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
-from snapexport.runtime.backend import Buffers, DeviceError, Work
-from snapexport.runtime.cuda import CudaMemory
-from snapexport.runtime.graph_set import GraphSet
+from snapexport.runtime.engine.backend import Buffers, DeviceError, Work
+from snapexport.runtime.engine.cuda import CudaMemory
+from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.trt.engines import Engines, open_engines
 from snapexport.runtime.trt.jit_cache import JitCache
 

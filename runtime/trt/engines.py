@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.contract.tensors import OF_TENSORRT, in_place
-from snapexport.runtime.cuda import CudaMemory
+from snapexport.errors import UserError
+from snapexport.runtime.engine.cuda import CudaMemory
 from snapexport.runtime.trt import entry
 from snapexport.runtime.trt.jit_cache import JitCache
 

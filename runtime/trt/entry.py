@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import DEFAULT_LEVEL, EngineEntry, EngineFile
-from snapexport.contract.errors import UserError
-from snapexport.contract.files import sha256_of
 from snapexport.contract.manifest import GraphName
+from snapexport.errors import UserError
+from snapexport.files.whole import sha256_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapexport.contract.files import write_whole
+from snapexport.files.whole import write_whole
 
 if TYPE_CHECKING:
     import tensorrt_rtx as rtx

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from snapexport.runtime.llm import LLM
-    from snapexport.runtime.requests import SamplingParams
+    from snapexport.runtime.requests.llm import LLM
+    from snapexport.runtime.requests.request import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
@@ -13,11 +13,11 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 def __getattr__(name: str) -> object:
     """Import the runtime only when it is asked for: exporting needs none of it."""
     if name == "LLM":
-        from snapexport.runtime.llm import LLM
+        from snapexport.runtime.requests.llm import LLM
 
         return LLM
     if name == "SamplingParams":
-        from snapexport.runtime.requests import SamplingParams
+        from snapexport.runtime.requests.request import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'snapexport' has no attribute '{name}'")

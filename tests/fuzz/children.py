@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from tests.fuzz.outcomes import DIED, HANG, MEMORY, REFUSED, TRACEBACK, WRONG, Result
 
 BYTES = 8 << 30

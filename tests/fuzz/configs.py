@@ -20,9 +20,6 @@ class Configs:
     def __init__(self, work: Path) -> None:
         import torch
 
-        import snapexport.builder.pipeline
-        import snapexport.runtime.llm
-        import snapexport.runtime.ort.backend  # noqa: F401
         from tests.oracle import checkpoints  # noqa: F401
 
         torch.set_num_threads(1)
@@ -56,8 +53,8 @@ class Configs:
         return f"{self._family} {file} {told} {more}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.builder import BuildOptions
-        from snapexport.builder.pipeline import resolve
+        from snapexport.build import BuildOptions
+        from snapexport.build.pipeline import resolve
 
         options = BuildOptions(model=str(directory), out=directory / "out", **material.FLAGS)
         resolved = resolve(options)
@@ -114,7 +111,7 @@ class Configs:
     def _require_same_tokens(self, directory: Path, model: Any) -> None:
         import torch
 
-        from snapexport.builder import build
+        from snapexport.build import build
 
         build(directory, directory / "out", L_max=64, policy="full", prefill_chunk=24, batch=1)
         found = material.tokens(directory / "out")[0]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import MANIFEST
+from snapexport.errors import UserError
 from tests.fuzz import material
 from tests.fuzz.children import WronglyAcceptedError
 from tests.fuzz.mutations import bytes_mutated
@@ -31,11 +31,6 @@ class Graphs:
     def __init__(self, work: Path) -> None:
         import onnx
         import onnxruntime  # noqa: F401
-
-        import snapexport.builder.verify
-        import snapexport.cli.inspect
-        import snapexport.runtime.llm
-        import snapexport.runtime.ort.backend  # noqa: F401
 
         self._build = work / material.BUILD
         self._expected = json.loads((work / material.EXPECTED).read_text())
@@ -64,7 +59,7 @@ class Graphs:
         return f"{file}: {told}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.builder.verify import verify
+        from snapexport.build.verify import verify
         from snapexport.cli.inspect import operators
         from snapexport.contract.build_directory import Build
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.contract.errors import UserError
-from snapexport.contract.safetensors import read_header
+from snapexport.errors import UserError
+from snapexport.files.safetensors import read_header
 from tests.fuzz import material
 from tests.fuzz.children import WronglyAcceptedError
 from tests.fuzz.mutations import bytes_mutated, dumped, mutated

@@ -28,10 +28,6 @@ class Manifests:
     def __init__(self, work: Path) -> None:
         import onnxruntime  # noqa: F401
 
-        import snapexport.cli.summary
-        import snapexport.runtime.llm
-        import snapexport.runtime.ort.backend  # noqa: F401
-
         self._build = work / material.BUILD
         self._expected = json.loads((work / material.EXPECTED).read_text())
         self._original = json.loads((self._build / MANIFEST).read_text())

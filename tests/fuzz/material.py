@@ -35,8 +35,8 @@ def ensure(work: Path) -> None:
 
 
 def make(work: Path) -> None:
-    from snapexport.builder import build
-    from tests import gguf_files
+    from snapexport.build import build
+    from tests.exporter import gguf_files
     from tests.oracle import checkpoints
     from tests.runtime import tokenizers_for_tests
 
@@ -52,8 +52,8 @@ def make(work: Path) -> None:
 
 def tokens(build: Path) -> list[list[int]]:
     """What the build says, greedily, past any end token."""
-    from snapexport.runtime.llm import LLM
-    from snapexport.runtime.requests import SamplingParams
+    from snapexport.runtime.requests.llm import LLM
+    from snapexport.runtime.requests.request import SamplingParams
 
     llm = LLM(build, threads=1)
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from tests.fuzz import children, outcomes
 
 

@@ -21,7 +21,7 @@ class Tokenizers:
     name = "tokenizers"
 
     def __init__(self, work: Path) -> None:
-        import snapexport.runtime.prompts  # noqa: F401
+        import snapexport.runtime.requests.prompts  # noqa: F401
 
         self._sources = [work / f"{name}.json" for name in ("byte_level", "byte_fallback", "words")]
 
@@ -45,15 +45,15 @@ def _spoken(file: Path) -> Any:
     """What the runtime does with a tokenizer: encode a text, decode it token by token."""
     from tokenizers import Tokenizer
 
-    from snapexport.runtime.prompts import load_tokenizer
-    from snapexport.runtime.text import TextStream
+    from snapexport.runtime.requests.prompts import load_tokenizer
+    from snapexport.runtime.requests.text import TextStream
 
     if file.name == "tokenizer.json":
         tokenizer = load_tokenizer(file.parent)
         assert tokenizer is not None
     else:
         tokenizer = Tokenizer.from_file(str(file))
-    from snapexport.runtime import prompts
+    from snapexport.runtime.requests import prompts
 
     ids = prompts.encode(TEXT, tokenizer)
     stream = TextStream(tokenizer, ["stop it"])

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.chat.template_process import TemplateProcesses
 

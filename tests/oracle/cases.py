@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from snapexport.builder import build
-from snapexport.builder.head_budget import HeadBudget
-from snapexport.builder.options import CACHE_FIELDS
-from snapexport.builder.presets import VOTE_FIELDS
+from snapexport.build import build
+from snapexport.build.head_budget import HeadBudget
+from snapexport.build.options import CACHE_FIELDS
+from snapexport.build.presets import VOTE_FIELDS
 from snapexport.contract.geometry import CacheGeometry, Policy, topk_per_layer
 from snapexport.exporter.architectures import sliding_windows
 

@@ -20,7 +20,7 @@ import snapexport
 LIBRARIES = ("torch", "transformers", "numpy", "safetensors")
 ORACLE = ("drafts.py", "masked.py", "routing.py", "turns.py", "vote.py")
 IMPORTED = (
-    *("contract/errors.py", "contract/geometry.py", "contract/head_groups.py"),
+    *("errors.py", "contract/geometry.py", "contract/head_groups.py"),
     "plugins/reference.py",
 )
 """Of snapexport: the geometry, and the vote's options."""

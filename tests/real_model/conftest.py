@@ -25,7 +25,7 @@ def gguf_file(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def build(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> "Build":
     """Sinks and ring hold 130 positions. The baseline graphs have the full cache."""
-    from snapexport.builder import build
+    from snapexport.build import build
 
     out = tmp_path_factory.mktemp("real-model") / "smollm2.build"
     return build(

@@ -11,7 +11,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.runtime.chat.chat_template import load
 from snapexport.runtime.chat.end_token import end_token
 from snapexport.runtime.chat.template_files import read_config
-from snapexport.runtime.prompts import load_tokenizer
+from snapexport.runtime.requests.prompts import load_tokenizer
 from tests.serving.process import Serving, serve
 
 Messages = list[dict[str, str]]

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
-from snapexport.runtime.prompts import load_tokenizer
-from snapexport.runtime.text import TextStream
+from snapexport.runtime.requests.prompts import load_tokenizer
+from snapexport.runtime.requests.text import TextStream
 
 REPLACEMENT = "\ufffd"
 TEXTS = {

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from snapexport.builder import build
-from snapexport.contract.targets import DTYPES
+from snapexport.build import build
+from snapexport.files.dtypes import DTYPES
 from snapexport.graphs.functions.vote import STAGES
 from tests import trace_cache
 from tests.oracle import checkpoints

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from snapexport.builder import build
+from snapexport.build import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from tests.rtx.library import ask_kernels

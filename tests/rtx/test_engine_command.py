@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
+from snapexport.build import build
 from snapexport.contract.build_directory import Build
 
 SMALL = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "dtype": "fp16"}

@@ -18,11 +18,11 @@ from onnx import TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor
 from onnx.helper import make_tensor_value_info as info
 
-from snapexport.builder import build
+from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.surgery import IR_VERSION
+from tests.exporter.quantized_files import quantize_to_fp8
 from tests.oracle import checkpoints
-from tests.quantized_files import quantize_to_fp8
 from tests.rtx.library import Answer, ask
 
 N, K, BLOCK = 1024, 2048, 128

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import inliner
 
-from snapexport.builder import build
+from snapexport.build import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.composed import composed_attention

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.builder import build
+from snapexport.build import build
 from snapexport.contract.build_directory import Build
 
 ENVIRONMENT = os.environ | {"POLYGRAPHY_USE_TENSORRT_RTX": "1", "POLYGRAPHY_AUTOINSTALL_DEPS": "0"}

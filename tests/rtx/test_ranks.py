@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import pytest
 
-from snapexport.builder import build
+from snapexport.build import build
 from tests.oracle import checkpoints
 from tests.rtx.library import ask
 from tests.rtx.test_graphs import REAL_LATENTS, accepted_graphs

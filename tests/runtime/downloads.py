@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.executor import Executor
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
 from tests.fakes.cuda import FakeCuda
 from tests.oracle import cases
 

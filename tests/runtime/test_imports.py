@@ -17,14 +17,14 @@ def loaded(script: str, heavy: str) -> list[str]:
 
 
 def test_importing_the_runtime_loads_no_backend_library() -> None:
-    assert loaded("import snapexport.runtime.llm", f"onnxruntime {HEAVY}") == []
+    assert loaded("import snapexport.runtime.requests.llm", f"onnxruntime {HEAVY}") == []
 
 
 def test_running_a_build_loads_no_export_library() -> None:
     directory = str(cases.built(Case()).directory)
     script = f"""
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
 LLM({directory!r}, threads=1).generate([[1, 2, 3]], SamplingParams(max_tokens=2))"""
     assert loaded(script, f"onnxruntime {HEAVY}") == ["onnxruntime"]
 
@@ -35,8 +35,8 @@ def test_without_onnxruntime_the_error_names_the_extra(backend: str | None, extr
     script = f"""
 import sys
 sys.modules["onnxruntime"] = None
-from snapexport.contract.errors import UserError
-from snapexport.runtime.llm import LLM
+from snapexport.errors import UserError
+from snapexport.runtime.requests.llm import LLM
 try:
     LLM({directory!r}, backend={backend!r})
 except UserError as error:

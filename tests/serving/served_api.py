@@ -1,6 +1,7 @@
 """Tests of `snapexport serve` by OpenAI's client: the build alone gives the same answers.
 
-Collected with an in-process server by tests/serving, and with a Triton server by tests/triton.
+Collected with an in-process server by tests/serving, and with a Triton server by
+tests/serving/triton.
 """
 
 import json
@@ -15,7 +16,7 @@ from urllib.request import urlopen
 import openai
 import pytest
 
-from snapexport.runtime.requests import Completion, SamplingParams
+from snapexport.runtime.requests.request import Completion, SamplingParams
 from snapexport.vault import make_prompt
 from tests.serving.process import Serving, read_metrics, serve
 

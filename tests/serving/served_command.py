@@ -1,6 +1,7 @@
 """Tests of the command `snapexport serve`: its output, its end, and its refusals.
 
-Collected with an in-process server by tests/serving, and with a Triton server by tests/triton.
+Collected with an in-process server by tests/serving, and with a Triton server by
+tests/serving/triton.
 """
 
 import shutil

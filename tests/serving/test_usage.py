@@ -1,6 +1,6 @@
 """The usage of OpenAI's API counts each prompt once, and what a parked row held of it."""
 
-from snapexport.runtime.requests import OutputDelta
+from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.openai.responses import Usage
 
 

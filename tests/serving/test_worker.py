@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, SamplingParams
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from snapexport.serving.generator import Failure
 from snapexport.serving.warm_up import run_every_decode, warm_up
 from snapexport.serving.worker import (
@@ -18,7 +18,7 @@ from snapexport.serving.worker import (
     Event,
     Worker,
 )
-from tests.runtime.fake_executor import FakeExecutor, make_limits
+from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 SLOTS, PENDING = 3, 2
 

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.bytes import tensor_bytes
-from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.manifest import TensorSpec
-from snapexport.runtime.backend import Buffer
-from snapexport.runtime.bound_graph import allocate
+from snapexport.contract.sizes import tensor_bytes
+from snapexport.errors import UserError, first_line, needs_extra
+from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.bound_graph import allocate
 from snapexport.runtime.ort.devices import HostMemory
 
 with needs_extra("gpu"):

@@ -1,4 +1,4 @@
-"""Writes tests/golden/*.npz: what the published methods keep, for snapexport to be held against.
+"""Writes tests/parity/golden/*.npz: what published methods keep, to hold snapexport against.
 
 Runs in an environment of its own, which make.sh sets up. Two files:
 

@@ -9,9 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from snapexport.cli.console import ERR, PrefillProgress
-from snapexport.contract.errors import UserError
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import FinishReason, OutputDelta, Request
+from snapexport.errors import UserError
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import FinishReason, OutputDelta, Request
 
 
 @dataclass

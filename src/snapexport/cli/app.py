@@ -38,7 +38,7 @@ from snapexport.cli import (
 )
 from snapexport.cli.renamed import require_current_flags
 from snapexport.cli.signals import end_on_signals
-from snapexport.contract.errors import UserError, first_line
+from snapexport.errors import UserError, first_line
 
 COMMANDS = {
     "plan": plan,

@@ -13,7 +13,7 @@ examples:
   snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
   snapexport bench qwen.build --server http://127.0.0.1:8000 --clients 1 4 16
 
-Experiments that make checkpoints and builds of their own: python -m snapexport.bench --help
+Experiments that make checkpoints and builds of their own: python -m snapexport.measure.bench --help
 """
 
 import argparse
@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapexport.bench.options import BenchOptions, LoadOptions
-from snapexport.bench.results import Results
 from snapexport.cli import bench_view, flags
 from snapexport.cli.console import ERR, print_estimate
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.errors import UserError, needs_extra
+from snapexport.measure.bench.options import BenchOptions, LoadOptions
+from snapexport.measure.bench.results import Results
 
 if TYPE_CHECKING:
-    from snapexport.bench.speed import Plan
+    from snapexport.measure.bench.speed import Plan
 
 HELP = "speed and memory, with their rooflines; a server under load"
 RESULTS = "results.json"
@@ -109,8 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _speed(arguments: argparse.Namespace) -> Job:
-    from snapexport.bench import machine, speed
-    from snapexport.bench.devices import Device
+    from snapexport.measure.bench import machine, speed
+    from snapexport.measure.bench.devices import Device
 
     _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
     options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
@@ -125,7 +125,7 @@ def _speed(arguments: argparse.Namespace) -> Job:
 
 
 def _foretell(plan: "Plan") -> None:
-    from snapexport.bench.estimate import estimate
+    from snapexport.measure.bench.estimate import estimate
 
     expected = estimate(plan)
     caches = " and ".join(spec.name for spec in plan.specs)
@@ -135,7 +135,7 @@ def _foretell(plan: "Plan") -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Job:
-    from snapexport.bench import load
+    from snapexport.measure.bench import load
 
     _require_untouched(arguments, BenchOptions, SPEED, "is not of a load test: leave out --server")
     options = LoadOptions(server=arguments.server, **flags.values(arguments, LOAD | SHARED))
@@ -190,7 +190,7 @@ def _show(results: Results, out: Path, as_json: bool) -> None:
 def _plots(results: Results, out: Path) -> list[str]:
     """Draw them where matplotlib is there; their names."""
     try:
-        from snapexport.bench import plots
+        from snapexport.measure.bench import plots
     except ModuleNotFoundError:
         ERR.print("no plots: they need snapexport[eval]", style="dim")
         return []

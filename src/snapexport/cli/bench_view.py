@@ -6,9 +6,9 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from snapexport.bench import tables
 from snapexport.cli.console import DESCRIPTION, OUT, _OneLine
-from snapexport.contract.bytes import spelled
+from snapexport.contract.sizes import spelled
+from snapexport.measure.bench import tables
 
 Row = dict[str, Any]
 
@@ -27,7 +27,7 @@ class BenchProgress(_OneLine):
 
 def print_report(report: Row) -> None:
     """A table for each thing that was measured."""
-    from snapexport.bench import load, speed
+    from snapexport.measure.bench import load, speed
 
     machine = report["machine"]
     OUT.print(

@@ -16,7 +16,7 @@ from pathlib import Path
 from snapexport.cli.console import OUT, AnswerProgress
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.errors import UserError, needs_extra
 
 HELP = "measure how many positions each KV head should keep, for build --head-budget"
 
@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write the file, and tell how far the heads differ."""
     build = Build.open(arguments.build)
     with needs_extra("eval"):
-        from snapexport.eval.documents import passages, read_documents
-        from snapexport.eval.head_budgets import calibrated, require_votes
-        from snapexport.runtime.prompts import load_tokenizer
+        from snapexport.measure.eval.documents import passages, read_documents
+        from snapexport.measure.eval.head_budgets import calibrated, require_votes
+        from snapexport.runtime.requests.prompts import load_tokenizer
     require_votes(build)
     length, count = _length(build, arguments.length), arguments.passages
     if count < 1:

@@ -20,18 +20,18 @@ from typing import Any
 from snapexport.cli import flags
 from snapexport.cli.answer import Answer
 from snapexport.cli.console import ERR
+from snapexport.cli.conversation import Talk
 from snapexport.cli.generate import SAMPLING
 from snapexport.cli.messages import piped, typed
 from snapexport.cli.prompt import SYSTEM
 from snapexport.cli.signals import Interrupts
-from snapexport.cli.talk import Talk
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import require_template
-from snapexport.runtime.generation_config import CONFIG, FIELDS, recommended_sampling
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.requests.generation_config import CONFIG, FIELDS, recommended_sampling
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
 
 HELP = "talk with a build"
 

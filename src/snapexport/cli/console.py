@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from snapexport.contract.bytes import spelled
+from snapexport.contract.sizes import spelled
 
 # A "?" for what the encoding lacks is better than no output.
 if isinstance(sys.stdout, io.TextIOWrapper):

@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from snapexport.builder import BuildOptions
-from snapexport.builder import run as run_build
+from snapexport.build import BuildOptions
+from snapexport.build import run as run_build
 from snapexport.cli.console import OUT, BuildProgress
 from snapexport.cli.picture import kept_picture, picture_width
 from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
-from snapexport.contract.bytes import spelled
-from snapexport.contract.errors import UserError
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.memory import cache_bytes
-from snapexport.runtime.requests import SamplingParams
+from snapexport.contract.sizes import spelled
+from snapexport.errors import UserError
+from snapexport.runtime.engine.memory import cache_bytes
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault import CHECKPOINT, VaultPrompt, make_prompt
 
 HELP = "the bundled checkpoint answers a long prompt, with the full cache and with SnapStream"

@@ -24,13 +24,13 @@ from rich.text import Text
 from snapexport.cli import prompt
 from snapexport.cli.console import ERR, OUT
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, needs_extra
-from snapexport.runtime.graph_set import Limits
-from snapexport.runtime.open_executor import BackendName
-from snapexport.runtime.prompts import load_tokenizer, read
+from snapexport.errors import UserError, needs_extra
+from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.runtime.requests.prompts import load_tokenizer, read
 
 if TYPE_CHECKING:
-    from snapexport.eval.accuracy.graph_loader import GraphLoader
+    from snapexport.measure.accuracy.graph_loader import GraphLoader
 
 HELP = "logits against transformers, through Polygraphy"
 _COMPRESSED = Text("compressed", style="yellow")
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_runnable(build, baseline=False)
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
-        from snapexport.eval.accuracy.compare import compare_build
+        from snapexport.measure.accuracy.compare import compare_build
     loaders = _loaders(build, arguments.backends)
     out = arguments.out or _beside(build.directory.resolve())
     _require_ours(out)
@@ -119,11 +119,11 @@ def _backends_named(text: str) -> tuple[str, ...]:
 
 def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
     """Loaders of the graphs by backend; none for ONNX Runtime alone, which is not named."""
-    from snapexport.eval.accuracy.graph_loader import on_onnxruntime, on_tensorrt
+    from snapexport.measure.accuracy.graph_loader import on_onnxruntime, on_tensorrt
 
     if "tensorrt" not in chosen:
         return {}
-    from snapexport.runtime.backend import DeviceError
+    from snapexport.runtime.engine.backend import DeviceError
     from snapexport.runtime.trt.engines import open_engines
 
     try:
@@ -138,7 +138,7 @@ def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
 
 def _require_ours(out: Path) -> None:
     """Raise a UserError for a directory that holds anything but results of a diff."""
-    from snapexport.eval.accuracy.repeat import COMMANDS
+    from snapexport.measure.accuracy.repeat import COMMANDS
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / COMMANDS).is_file():
         raise UserError(f"{out} exists, and holds no results of a diff", "choose another --out")
@@ -204,7 +204,7 @@ def _default_lengths(build: Build, longest: int, steps: int) -> list[int]:
 
 
 if TYPE_CHECKING:
-    from snapexport.eval.accuracy.difference import Difference
+    from snapexport.measure.accuracy.difference import Difference
 
 
 def _print_differences(build: Build, found: "list[Difference]", commands: Path) -> None:
@@ -225,7 +225,7 @@ def _print_differences(build: Build, found: "list[Difference]", commands: Path) 
 
 def _legend(build: Build, found: "list[Difference]") -> str:
     """The meanings of the words in the last column."""
-    from snapexport.eval.accuracy.difference import tolerance
+    from snapexport.measure.accuracy.difference import tolerance
 
     dropped, bound = (
         "nothing was dropped, and",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.serving.dynamo.installation import require_installed
 from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
 

@@ -21,15 +21,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from snapexport.build.engines import EngineOptions, build_engines
+from snapexport.build.engines.memory import Estimate, estimate
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, BuildProgress
 from snapexport.contract.build_directory import Build
-from snapexport.contract.bytes import size, spelled
 from snapexport.contract.engines import EngineEntry
+from snapexport.contract.sizes import size, spelled
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary
 from snapexport.contract.tensorrt_bindings import library_of
-from snapexport.engines import EngineOptions, build_engines
-from snapexport.engines.memory import Estimate, estimate
 
 HELP = "build for TensorRT -> engines for this GPU, or for RTX GPUs"
 

@@ -31,9 +31,9 @@ from rich.text import Text
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT, AnswerProgress, print_estimate
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import needs_extra
-from snapexport.eval.options import DEFAULT_TASKS, MODES, EvalOptions
-from snapexport.eval.tasks import TASKS
+from snapexport.errors import needs_extra
+from snapexport.measure.eval.options import DEFAULT_TASKS, MODES, EvalOptions
+from snapexport.measure.eval.tasks import TASKS
 
 HELP = "accuracy on long-context tasks: the full cache, SnapStream and other policies"
 
@@ -75,12 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print the report."""
     options = EvalOptions(**flags.values(arguments, CHOICES))
     with needs_extra("build"):
-        from snapexport.eval.estimate import estimate
-        from snapexport.eval.grid import make_grid
-        from snapexport.eval.run import Evaluation
+        from snapexport.measure.eval.estimate import estimate
+        from snapexport.measure.eval.grid import make_grid
+        from snapexport.measure.eval.run import Evaluation
     if arguments.out:
         with needs_extra("eval"):
-            from snapexport.eval import plots  # noqa: F401 (before hours of work)
+            pass
     build = Build.open(arguments.build)
     build.require_one_rank("`snapexport eval`")
     grid = make_grid(build, options)
@@ -103,7 +103,7 @@ def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print the report, and draw a whole one beside the records."""
     if arguments.out:
         with needs_extra("eval"):
-            from snapexport.eval import plots
+            from snapexport.measure.eval import plots
         written = plots.draw(report, arguments.out) if report["complete"] else []
         files = f"{arguments.out}: {', '.join(('report.json', 'samples.jsonl', *written))}"
         ERR.print(files, style="dim", soft_wrap=True)

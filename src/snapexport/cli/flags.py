@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.graph_options import PREFILLS
-from snapexport.runtime.open_executor import BACKENDS
+from snapexport.runtime.engine.open_executor import BACKENDS
 
 
 def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping[str, str]) -> None:

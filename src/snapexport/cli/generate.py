@@ -16,8 +16,8 @@ from pathlib import Path
 from snapexport.cli import flags, prompt
 from snapexport.cli.answer import stream
 from snapexport.runtime.chat.chat_prompts import Message
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import Request, SamplingParams
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import Request, SamplingParams
 
 HELP = "stream text from a build"
 

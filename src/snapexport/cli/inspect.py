@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snapexport.builder.verify import Verified, loaded, verify
+from snapexport.build.verify import Verified, loaded, verify
 from snapexport.cli import flags, kept_prompt, prompt
 from snapexport.cli.console import OUT, print_rows
 from snapexport.cli.picture import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
-from snapexport.contract.bytes import spelled
+from snapexport.contract.sizes import spelled
 from snapexport.runtime.trt import entry as tensorrt_entry
 
 HELP = "geometry, memory, operators, and the kept positions of a prompt"

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.cli import page, prompt
+from snapexport.cli import prompt
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
+from snapexport.measure import page
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
-from snapexport.runtime.open_executor import BackendName
+from snapexport.runtime.engine.open_executor import BackendName
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def found(
 
 def kept_positions(build: Build, given: Given, backend: BackendName | None) -> dict[str, Any]:
     """Prefill the prompt, and return the positions that each layer and KV head kept."""
-    from snapexport.runtime.llm import LLM
-    from snapexport.runtime.prompts import encode
-    from snapexport.runtime.requests import SamplingParams
+    from snapexport.runtime.requests.llm import LLM
+    from snapexport.runtime.requests.prompts import encode
+    from snapexport.runtime.requests.request import SamplingParams
 
     llm = LLM(build.directory, backend=backend)
     token_ids = encode(given.text, llm.tokenizer, not given.is_whole)
@@ -74,7 +75,7 @@ def kept_positions(build: Build, given: Given, backend: BackendName | None) -> d
 
 def html_page(build: Build, given: Given, kept: dict[str, Any]) -> str:
     """The page that shows the kept positions in the prompt."""
-    from snapexport.runtime.prompts import load_tokenizer
+    from snapexport.runtime.requests.prompts import load_tokenizer
 
     tokenizer = load_tokenizer(build.directory)
     assert tokenizer is not None, "the prompt was encoded with one"

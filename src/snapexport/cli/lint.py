@@ -20,11 +20,11 @@ from rich.text import Text
 
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.targets import TARGETS, Target, capabilities
+from snapexport.errors import UserError, needs_extra
 
 if TYPE_CHECKING:
-    from snapexport.builder.lint import Finding, OperatorTable
+    from snapexport.build.lint import Finding, OperatorTable
 
 HELP = "check the graphs against TensorRT's operators, without TensorRT"
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     library, version = _library(arguments.library)
     build = Build.open(arguments.build)
     with needs_extra("build"):
-        from snapexport.builder.lint import lint_build, table_for
+        from snapexport.build.lint import lint_build, table_for
     table = table_for(version, library)
     findings = lint_build(build, table)
     title = f"{capabilities(library).title} {table.version}"

@@ -12,10 +12,10 @@ examples:
 import argparse
 import json
 
-from snapexport.builder import BuildOptions
-from snapexport.builder.plan import PlanRequest, make_plan
-from snapexport.builder.plan.devices import plan_devices
-from snapexport.builder.plan.request import parse_memory
+from snapexport.build import BuildOptions
+from snapexport.build.plan import PlanRequest, make_plan
+from snapexport.build.plan.devices import plan_devices
+from snapexport.build.plan.request import parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.plan_devices import devices_report, print_devices
 from snapexport.cli.plan_view import print_plan
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_devices(request, arguments.devices, as_json=arguments.json)
     plan = make_plan(request)
     if arguments.json:
-        from snapexport.builder.plan.report import plan_report
+        from snapexport.build.plan.report import plan_report
 
         print(json.dumps(plan_report(plan)))
     else:

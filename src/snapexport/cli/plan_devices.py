@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.table import Table
 
-from snapexport.builder.plan.devices import DevicesPlan, Share
+from snapexport.build.plan.devices import DevicesPlan, Share
 from snapexport.cli.console import OUT
-from snapexport.contract.bytes import spelled
+from snapexport.contract.sizes import spelled
 
 _PARTS = ("weights", "cache of a request", "of its requests", "activations", "peak")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import Message, require_template
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.runtime.prompts import PromptTooLongError
+from snapexport.runtime.requests.prompts import PromptTooLongError
 
 SYSTEM = "the system message, before the conversation"
 ASKING = "asking in the build's chat template; --no-chat gives the prompt as it is"

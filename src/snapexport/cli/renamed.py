@@ -5,7 +5,7 @@ Each entry stays until the next format of build directories.
 
 from collections.abc import Mapping, Sequence
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "build": {"--candidates": "--top-tokens"},

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import ERR, OUT
-from snapexport.contract.errors import needs_extra
+from snapexport.errors import needs_extra
 from snapexport.serving.addresses import Addresses
 from snapexport.serving.options import ServeOptions
 

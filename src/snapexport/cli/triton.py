@@ -15,7 +15,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
-from snapexport.contract.errors import UserError, needs_extra
+from snapexport.errors import UserError, needs_extra
 from snapexport.serving.triton.options import RepositoryOptions
 
 HELP = "build -> model repository for Triton Inference Server"

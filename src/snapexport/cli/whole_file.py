@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from snapexport.contract import files
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
+from snapexport.files import whole as files
 
 
 @contextmanager

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.closed import require_closed
-from snapexport.contract.errors import UserError
-from snapexport.contract.files import sha256_of
+from snapexport.contract.consistency import require_closed
 from snapexport.contract.interface import require_interface
 from snapexport.contract.manifest import (
     BASELINE,
@@ -20,10 +18,12 @@ from snapexport.contract.manifest import (
     TraceName,
     WeightFile,
 )
-from snapexport.contract.outside import GRAPH_BYTES
-from snapexport.contract.safetensors import TensorSpan, header_sha256, read_header
 from snapexport.contract.segments import require_segments
 from snapexport.contract.tensors import OF_SAFETENSORS
+from snapexport.errors import UserError
+from snapexport.files.safetensors import TensorSpan, header_sha256, read_header
+from snapexport.files.untrusted import GRAPH_BYTES
+from snapexport.files.whole import sha256_of
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from snapexport.contract import names
-from snapexport.contract.bytes import DTYPE_BYTES
 from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, Manifest
+from snapexport.contract.sizes import DTYPE_BYTES
 from snapexport.contract.targets import capabilities
 
 _FP32 = 4

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.head_groups import CacheHeads, HeadGroups, caches_of, require_groups
+from snapexport.errors import UserError
 
 Policy = Literal["snapstream", "streaming", "sage", "snapkv", "full"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)

@@ -8,16 +8,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.targets import (
     CACHE_DTYPES,
     TARGETS,
     CacheDType,
-    DType,
     Target,
     capabilities,
     targets_with,
 )
+from snapexport.errors import UserError
+from snapexport.files.dtypes import DType
 
 PREFILLS = ("chunks", "blocks")
 """How prompts are taken: blocks need `GraphOptions.extend`."""

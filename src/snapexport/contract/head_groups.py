@@ -7,7 +7,7 @@ layer whose heads are in two groups has two. Knows no cache geometry and no grap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 HeadGroups = tuple[tuple[tuple[int, ...], ...], ...]
 """The KV heads of each group of each layer, ascending. Empty: every layer has one cache."""

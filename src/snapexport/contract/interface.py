@@ -8,7 +8,6 @@ here.
 from collections.abc import Callable, Iterator, Mapping
 
 from snapexport.contract import names
-from snapexport.contract.errors import UserError
 from snapexport.contract.geometry import CacheGeometry, too_small
 from snapexport.contract.manifest import (
     BASELINE,
@@ -23,6 +22,7 @@ from snapexport.contract.manifest import (
 )
 from snapexport.contract.targets import CacheDType
 from snapexport.contract.tensors import OF_DTYPE
+from snapexport.errors import UserError
 
 Shape = tuple[int, ...]
 Specs = dict[str, tuple[str, Shape]]

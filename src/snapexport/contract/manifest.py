@@ -11,13 +11,14 @@ from typing import Annotated, Literal, get_args
 from pydantic import StringConstraints, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict
-from snapexport.contract.errors import UserError
-from snapexport.contract.files import write_whole
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.latents import LatentSizes
-from snapexport.contract.outside import MANIFEST_BYTES, parse_object, read_bytes
-from snapexport.contract.targets import CacheDType, DType, Target
+from snapexport.contract.targets import CacheDType, Target
+from snapexport.errors import UserError
+from snapexport.files.dtypes import DType
+from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
+from snapexport.files.whole import write_whole
 
 FORMAT_VERSION = 13
 MANIFEST = "manifest.json"

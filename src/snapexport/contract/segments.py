@@ -7,9 +7,9 @@ which an earlier segment has left.
 from collections.abc import Iterable
 
 from snapexport.contract import names
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import REBUILD, GraphEntry, Manifest, TensorSpec
 from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError
 
 _Kind = tuple[str, tuple[int, ...]]
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
+from snapexport.files.dtypes import DTYPES, DType
 
-DType = Literal["fp32", "fp16", "bf16"]
 CacheDType = Literal["fp32", "fp16", "bf16", "int8"]
 Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
-DTYPES: tuple[DType, ...] = get_args(DType)
 CACHE_DTYPES: tuple[CacheDType, ...] = get_args(CacheDType)
 Masked = Literal["chunk", "window", "softcap", "sink"]
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, first_line, needs_extra
 from snapexport.contract.targets import EngineLibrary, capabilities
+from snapexport.errors import UserError, first_line, needs_extra
 
 if TYPE_CHECKING:
     import tensorrt as trt

@@ -1,9 +1,9 @@
 """Names tensor types, sums the bytes of full caches, and pairs tensors that share a buffer."""
 
 from snapexport.contract import names
-from snapexport.contract.bytes import tensor_bytes
 from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, GraphName, Manifest, TensorSpec
-from snapexport.contract.targets import DType
+from snapexport.contract.sizes import tensor_bytes
+from snapexport.files.dtypes import DType
 
 OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """The manifest's names of types, by those of `--dtype`."""

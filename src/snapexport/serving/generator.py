@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.runtime.requests.request import OutputDelta, Request
 
 FailureCode = Literal[
     "invalid", "full", "stopping", "unreachable", "cancelled", "deadline", "internal"

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncGenerator, Callable
 
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.metrics import TextForm
 from snapexport.serving.worker import Event, Stream, Streams
 

@@ -4,9 +4,9 @@ import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.open_executor import BackendName
-from snapexport.runtime.row_files import DEFAULT_BYTES
+from snapexport.errors import UserError
+from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 from snapexport.serving.triton.interface import Device
 
 MOST_PORT = 65535

@@ -6,7 +6,7 @@ import socket
 import urllib.request
 from contextlib import suppress
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 _FIRST_PORT, _TRIES = 10_000, 100
 

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from snapexport.contract.errors import UserError, needs_extra
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.graph_set import PrefillForm
-from snapexport.runtime.llm import LLM
+from snapexport.errors import UserError, needs_extra
+from snapexport.runtime.engine.graph_set import PrefillForm
+from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.addresses import Addresses, url_of
-from snapexport.serving.backing import Backing
+from snapexport.serving.child_process import Backing
 from snapexport.serving.in_process import InProcessGenerator
 from snapexport.serving.metrics import constant_gauges
 from snapexport.serving.openai.access import Access, allowed_hosts

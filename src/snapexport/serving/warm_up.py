@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import SamplingParams
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
 
 
 def warm_up(llm: LLM) -> None:

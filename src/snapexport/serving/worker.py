@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.generator import Failure, GenerationError, joined
 from snapexport.serving.metrics import Counters
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from snapexport.runtime.requests import OutputDelta, TokenLogprobs
+from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
 from snapexport.serving.openai.logprobs import LEAST
 from snapexport.serving.token_text import TokenText
 

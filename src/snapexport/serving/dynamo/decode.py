@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.backend import Buffer
-from snapexport.runtime.hand_over import Prefilled, Row, place_of
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.errors import UserError
+from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.hand_over import Prefilled, Row, place_of
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.dynamo.landing import Borrowed, Landing, LandingRows
 from snapexport.serving.dynamo.message import HandOver
 from snapexport.serving.dynamo.metrics import Moved

@@ -28,11 +28,11 @@ from dynamo.llm.exceptions import (
     WorkerUnavailable,
 )
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.hand_over import Role
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.errors import UserError
+from snapexport.runtime.engine.hand_over import Role
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.dynamo import message, requests
 from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage
 from snapexport.serving.dynamo.decode import Fetcher

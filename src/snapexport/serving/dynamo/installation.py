@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 PACKAGES = {
     "dynamo._core": "ai-dynamo-runtime",

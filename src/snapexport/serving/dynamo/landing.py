@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.backend import Buffer
+from snapexport.runtime.engine.backend import Buffer
 from snapexport.serving.dynamo.message import Span
 
 

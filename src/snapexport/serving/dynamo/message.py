@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.hand_over import Place
-from snapexport.runtime.requests import TokenLogprobs
+from snapexport.errors import UserError
+from snapexport.runtime.engine.hand_over import Place
+from snapexport.runtime.requests.request import TokenLogprobs
 from snapexport.serving.openai.logprobs import LEAST
 
 _Natural = Annotated[int, Field(ge=0, lt=1 << 63)]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.hand_over import Role
+from snapexport.errors import UserError
+from snapexport.runtime.engine.hand_over import Role
 from snapexport.serving.options import MOST_PORT, ModelOptions
 
 Discovery = Literal["file", "etcd", "kubernetes"]

@@ -7,9 +7,9 @@ import asyncio
 import time
 from contextlib import suppress
 
-from snapexport.runtime.executor import Executor
-from snapexport.runtime.hand_over import Row, place_of
-from snapexport.runtime.requests import OutputDelta
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.hand_over import Row, place_of
+from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.dynamo.leases import Leases
 from snapexport.serving.dynamo.message import HandOver, Logprob, Span
 from snapexport.serving.dynamo.notes import END, HOLD, parse

@@ -6,9 +6,9 @@ Fields that would change the output and are not supported are refused; others ar
 from collections.abc import Mapping
 from typing import Any
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.requests import Request, SamplingParams
+from snapexport.errors import UserError
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import Request, SamplingParams
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1,),

@@ -23,8 +23,8 @@ from nixl._bindings import (
     nixlUnknownError,
 )
 
-from snapexport.runtime.backend import Buffer
-from snapexport.runtime.hand_over import Place
+from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.hand_over import Place
 from snapexport.serving.dynamo.landing import Landing
 from snapexport.serving.dynamo.message import HandOver, Span
 

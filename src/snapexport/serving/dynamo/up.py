@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.serving.addresses import Addresses
 from snapexport.serving.dynamo.installation import require_installed
 from snapexport.serving.dynamo.options import ClusterOptions

@@ -6,9 +6,9 @@ import signal
 import uvloop
 from dynamo.common.backend.worker import Worker, WorkerConfig
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.runtime.llm import LLM
+from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.dynamo.engine import MODES, SnapexportEngine
 from snapexport.serving.dynamo.options import WorkerOptions
 

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from snapexport.runtime import requests as runtime
 from snapexport.runtime.chat.template_process import PROCESSES
+from snapexport.runtime.requests import request as runtime
 from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.serving.generator import FailureCode, GenerationError
 
 MOST_MESSAGE, MOST_PARAM = 600, 64

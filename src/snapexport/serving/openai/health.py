@@ -10,8 +10,8 @@ import time
 from contextlib import aclosing
 from typing import NoReturn
 
-from snapexport.runtime.requests import Request, SamplingParams
-from snapexport.serving.backing import Backing
+from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.serving.child_process import Backing
 from snapexport.serving.generator import GenerationError, Generator
 from snapexport.serving.openai.errors import ApiError
 

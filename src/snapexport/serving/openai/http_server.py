@@ -9,7 +9,7 @@ from typing import Any
 
 import uvicorn
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.serving.openai.api_server import Api
 from snapexport.serving.openai.connections import (
     ACCEPTED,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from snapexport.runtime.requests import TokenLogprobs
+from snapexport.runtime.requests.request import TokenLogprobs
 from snapexport.serving.token_text import TokenText
 
 LEAST = -9999.0

@@ -12,14 +12,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime import prompts
+from snapexport.errors import UserError
 from snapexport.runtime.chat import chat_template, template_files
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.template_process import TemplateProcesses
-from snapexport.runtime.graph_set import Limits, PrefillForm
-from snapexport.runtime.requests import Request, SamplingParams
+from snapexport.runtime.engine.graph_set import Limits, PrefillForm
+from snapexport.runtime.requests import prompts
+from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
 from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
 from snapexport.serving.token_text import TokenText, token_texts

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from snapexport.runtime.requests import MAX_SESSION_CHARACTERS, MAX_STOP_CHARACTERS
+from snapexport.runtime.requests.request import MAX_SESSION_CHARACTERS, MAX_STOP_CHARACTERS
 from snapexport.serving.openai.errors import ApiError, invalid
 
 COMPLETION_TOKENS = 16

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from snapexport.runtime.requests import OutputDelta, TokenLogprobs
+from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
 from snapexport.serving.openai.logprobs import CompletionLogprobs, chat_logprobs
 from snapexport.serving.token_text import TokenText
 

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from snapexport.runtime.requests import OutputDelta, Request
+from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.generator import GenerationError, Generator, joined
 from snapexport.serving.openai.errors import from_generation
 from snapexport.serving.openai.responses import ResponseWriter, Usage

@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import fields
 from pathlib import Path
 
-from snapexport.contract.errors import UserError, first_line
-from snapexport.serving.backing import Backing
+from snapexport.errors import UserError, first_line
+from snapexport.serving.child_process import Backing
 from snapexport.serving.openai.http_server import bound
 from snapexport.serving.options import ModelOptions, ServeOptions
 from snapexport.serving.triton.client import TritonGenerator

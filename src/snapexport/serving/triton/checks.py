@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import model_config_pb2 as schema
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.errors import UserError, first_line
+from snapexport.errors import UserError, first_line
 from snapexport.serving.triton import model_config
 from snapexport.serving.triton.backend.settings import (
     StreamingParameters,

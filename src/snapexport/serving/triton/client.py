@@ -21,7 +21,7 @@ from tritonclient.grpc import InferInput, InferResult
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
-from snapexport.runtime.requests import FinishReason, OutputDelta, Request, TokenLogprobs
+from snapexport.runtime.requests.request import FinishReason, OutputDelta, Request, TokenLogprobs
 from snapexport.serving.generator import Failure, FailureCode, GenerationError
 from snapexport.serving.triton.interface import (
     CODE_IN_MESSAGE,

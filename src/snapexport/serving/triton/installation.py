@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 
 WHEEL = "nvidia-pytriton"
 TRIED = "0.7.0"

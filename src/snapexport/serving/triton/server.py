@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.serving.process import answers, free_port, leash
 from snapexport.serving.triton.installation import Installation, find
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.prompts import Prompt
-from snapexport.runtime.requests import SamplingParams
+from snapexport.errors import UserError
+from snapexport.runtime.requests.prompts import Prompt
+from snapexport.runtime.requests.request import SamplingParams
 from snapexport.serving.triton.interface import OUTPUT_NAMES, PARAMETERS, TIMEOUT
 
 Values = Mapping[str, NDArray[Any]]

@@ -12,11 +12,11 @@ from typing import Any
 
 import triton_python_backend_utils as triton
 
-from snapexport.contract.errors import UserError
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.llm import LLM
-from snapexport.runtime.prompts import require_readable
-from snapexport.runtime.requests import Request
+from snapexport.errors import UserError
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.prompts import require_readable
+from snapexport.runtime.requests.request import Request
 from snapexport.serving.metrics import constant_gauges
 from snapexport.serving.token_text import token_texts
 from snapexport.serving.triton.backend import inputs as inputs_module

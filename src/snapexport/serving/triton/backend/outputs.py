@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.runtime.requests import OutputDelta, TokenLogprobs
+from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
 from snapexport.serving.token_text import TokenText
 from snapexport.serving.triton.backend.inputs import Inputs
 

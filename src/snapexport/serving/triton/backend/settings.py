@@ -8,8 +8,8 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from snapexport.contract.errors import UserError
-from snapexport.runtime.open_executor import BackendName
+from snapexport.errors import UserError
+from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.serving.triton.interface import BUILD, TRITONS_PARAMETERS
 
 BACKENDS: Mapping[str, BackendName] = {"CPU": "onnxruntime", "GPU": "tensorrt"}

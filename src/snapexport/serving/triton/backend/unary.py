@@ -13,7 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as triton
 
-from snapexport.contract.errors import UserError
+from snapexport.errors import UserError
 from snapexport.serving.triton.backend.settings import UnaryParameters, read_parameters
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
 from snapexport.serving.triton.interface import (

@@ -1,0 +1,137 @@
+"""Defines what the executor needs of a backend: buffers at fixed addresses, and bound graphs.
+
+Knows no library, no batch slot and no cache policy. Implementations:
+
+    ort.backend.OnnxRuntimeBackend   ONNX Runtime, on the CPU or on a GPU
+    trt.backend.TensorRtBackend      compiled TensorRT engines, on a GPU
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract import names
+from snapexport.contract.manifest import GraphName, TensorSpec
+from snapexport.contract.sizes import ITEM_BYTES
+from snapexport.errors import UserError
+
+Work = Callable[[], None]
+"""Something to run. On a GPU it only puts work on the stream."""
+
+
+class DeviceError(RuntimeError):
+    """CUDA, TensorRT or a closed executor failed at something that worked before."""
+
+
+class GraphError(UserError, DeviceError):
+    """A graph that was loaded failed while it ran: it may be damaged, and its hash with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """The memory of one graph input or output.
+
+    array: the host's side. On the CPU it is the memory itself. On a GPU it is pinned host memory if
+    the host writes or reads the buffer, and None otherwise.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    array: NDArray[Any] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole buffer in bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def host(self) -> NDArray[Any]:
+        """The host's side, of a buffer that has one."""
+        assert self.array is not None, f"{self.name} has no host's side"
+        return self.array
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the host writes or reads it."""
+        return names.is_of_host(self.name)
+
+    def rows(self, start: int, stop: int) -> "Buffer":
+        """Rows [start, stop) of the same memory, along the first dimension."""
+        count, *rest = self.shape
+        address = self.address + start * (self.nbytes // count)
+        part = None if self.array is None else self.array[start:stop]
+        return Buffer(self.name, self.dtype, (stop - start, *rest), address, part)
+
+    def reshaped(self, *shape: int) -> "Buffer":
+        """The beginning of the same memory in another shape."""
+        count = math.prod(shape)
+        part = None if self.array is None else self.array.reshape(-1)[:count].reshape(shape)
+        return Buffer(self.name, self.dtype, shape, self.address, part)
+
+
+Buffers = dict[str, Buffer]
+"""Buffers by the names of a graph's inputs and outputs."""
+
+
+class Memory(Protocol):
+    """Memory of a device. Operations are done in call order; `synchronize` waits for them."""
+
+    def allocate(self, spec: TensorSpec) -> Buffer:
+        """Return zeros: masked attention multiplies stale entries by 0, and 0 * NaN is NaN."""
+
+    def load(self, spec: TensorSpec, data: NDArray[np.uint8]) -> Buffer:
+        """Return memory that holds `data`, to be read alone. On the CPU it may be `data` itself."""
+
+    def upload(self, buffer: Buffer) -> None:
+        """Copy the host's side to the device."""
+
+    def download(self, buffer: Buffer) -> None:
+        """Copy the device's side to the host."""
+
+    def read(self, buffer: Buffer) -> NDArray[Any]:
+        """Return a copy on the host now, also of a buffer without a host's side."""
+
+    def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
+        """Copy an array of the host's into a buffer now, also into one without a host's side."""
+
+    def copy(self, target: Buffer, source: Buffer) -> None:
+        """Copy a whole buffer over another of its size."""
+
+    def copy_positions(self, target: Buffer, source: Buffer, count: int) -> None:
+        """Copy the first `count` positions of each head; both are [1,Hkv,T,D]."""
+
+    def zero(self, buffer: Buffer) -> None:
+        """Fill with zeros."""
+
+    def synchronize(self) -> None:
+        """Wait until everything before is done."""
+
+
+class GraphBackend(Protocol):
+    """Runs a build's graphs over buffers of its memory."""
+
+    binds_rows: bool
+    """Whether a graph can be bound several times, and to rows that begin anywhere in a buffer."""
+
+    @property
+    def memory(self) -> Memory:
+        """Where its graphs' buffers lie."""
+
+    def bind(self, graph: GraphName, buffers: Buffers) -> Work:
+        """Tie each input and output to its buffer, and return what runs the graph."""
+
+    def capture(self, graph: GraphName, work: Work) -> Work | None:
+        """Run `work` once, and return a single launch that repeats it.
+
+        work: one run of `graph`, with its copies from and to the host. None where the device cannot
+        capture it; `work` may have run then, too.
+        """
+
+    def close(self) -> None:
+        """Let go of the graphs, and free the memory. A second call does nothing."""

@@ -1,0 +1,147 @@
+"""Runs decode steps: one token of each batch slot, or several to check drafts.
+
+Owns decode's buffers, among them the caches of all batch slots. Knows no prompt and no request.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract import names
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
+from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
+from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+from snapexport.runtime.engine.followers.slot_positions import CachePlaces
+from snapexport.runtime.engine.graph_set import GraphSet
+from snapexport.runtime.engine.predictions import Predictions
+from snapexport.runtime.engine.slot_rows import SlotRows
+
+Integers = NDArray[np.int64]
+Temperatures = NDArray[np.float32]
+
+_IDLE = {names.TEMPERATURE: 1}
+"""Values for the batch slots behind those in use, where they aren't 0."""
+
+
+class DecodeSteps:
+    """buffers: inputs and outputs of decode over all batch slots; the caches alone if it is not
+    loaded. graphs: by the batch slots that each runs. slot_rows: where the batch slots lie in them.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        graphs: GraphSet,
+        backend: GraphBackend,
+        weights: Buffers,
+        slot_rows: SlotRows,
+    ) -> None:
+        self._backend, self._weights, self._manifest = backend, weights, manifest
+        self.slot_rows = slot_rows
+        whole = graphs.decode[manifest.batch]
+        if not graphs.decodes:
+            self.buffers = allocate(backend.memory, _caches_of(manifest.graphs[whole]), {})
+        else:
+            self.buffers = allocate(backend.memory, manifest.graphs[whole], weights)
+        self.graphs = self._bind(graphs, graphs.decode, self.buffers)
+        self._of_several = self._verify_buffers(graphs)
+        self._verify = self._bind(graphs, graphs.verify, self._of_several)
+        several = manifest.geometry.tokens_per_step > 1 and not graphs.full_cache
+        self.places = CachePlaces(manifest.geometry, manifest.batch) if several else None
+
+    def run(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        """Run the first n batch slots: input_ids [n], or [n,q] for q tokens of each; others [n].
+
+        position_ids: of each first token.
+        """
+        count = len(input_ids)
+        slots, graph = _smallest(self.graphs if input_ids.ndim == 1 else self._verify, count)
+        rows = self.slot_rows.rows(count, slots)
+        tokens = input_ids.reshape(count, -1)
+        given = {
+            names.INPUT_IDS: tokens,
+            names.POSITION_IDS: position_ids[:, None] + np.arange(tokens.shape[1]),
+            names.PROMPT_LENGTH: prompt_length,
+            names.TEMPERATURE: 1 if temperature is None else temperature,
+        }
+        arrays = graph.arrays
+        for name, values in given.items():
+            if name in arrays:  # a graph may not use the prompt's length, or the temperature
+                arrays[name][:] = _IDLE.get(name, 0)
+                arrays[name][rows] = values
+        if self.places:
+            self.places.write(arrays, arrays[names.POSITION_IDS])
+        graph.run()
+        return Predictions(graph, rows)
+
+    def hidden_states(self, *, several: bool) -> Buffer:
+        """Of the latest step, of a build with --mtp: [B,1,E], or [B,q,E] of several tokens."""
+        return (self._of_several if several else self.buffers)[names.HIDDEN_STATES]
+
+    def caches(self, slot: int) -> list[Buffer]:
+        """A batch slot's row of every cache; none if another rank has them."""
+        row = self.slot_rows.own(slot)
+        caches = [one for name, one in self.buffers.items() if names.is_past(name)]
+        return [] if row is None else [one.rows(row, row + 1) for one in caches]
+
+    def size(self, count: int) -> int:
+        """The batch slots that a step of the first `count` runs."""
+        return next(slots for slots in self.graphs if slots >= count)
+
+    def close(self) -> None:
+        """Let go of the graphs."""
+        self.graphs.clear()
+        self._verify.clear()
+
+    def capture(self) -> list[bool]:
+        """Make each step a single launch, where the device can; say of each whether it does."""
+        return [graph.capture() for graph in (*self.graphs.values(), *self._verify.values())]
+
+    def _verify_buffers(self, graphs: GraphSet) -> Buffers:
+        """New ones for tokens and logits; those of decode for whatever is shaped alike."""
+        if not graphs.verify or graphs.role == "prefill":
+            return {}
+        entry = self._manifest.graphs[graphs.verify[self._manifest.batch]]
+        alike = {
+            spec.name: self.buffers[spec.name]
+            for spec in (*entry.inputs, *entry.outputs)
+            if spec.name in self.buffers and self.buffers[spec.name].shape == tuple(spec.shape)
+        }
+        return allocate(self._backend.memory, entry, self._weights | alike)
+
+    def _bind(
+        self, graphs: GraphSet, chosen: dict[int, GraphName], whole: Buffers
+    ) -> dict[int, BoundGraph]:
+        """The graphs that are loaded, over the first rows of the buffers."""
+        return {
+            count: BoundGraph(
+                self._backend,
+                name,
+                self._manifest.graphs[name],
+                {key: self._first(key, one, count) for key, one in whole.items()} | self._weights,
+            )
+            for count, name in chosen.items()
+            if name in graphs.all
+        }
+
+    def _first(self, name: str, buffer: Buffer, slots: int) -> Buffer:
+        """The part of a buffer that a step of the first batch slots reads and writes."""
+        if name == names.RANK:
+            buffer.host[:] = self.slot_rows.rank
+            return buffer
+        is_own = names.is_cache(name) or names.is_attended(name)
+        return buffer.rows(0, slots // self.slot_rows.ranks if is_own else slots)
+
+
+def _smallest(graphs: dict[int, BoundGraph], count: int) -> tuple[int, BoundGraph]:
+    return next((slots, graph) for slots, graph in graphs.items() if slots >= count)
+
+
+def _caches_of(entry: GraphEntry) -> GraphEntry:
+    caches = [one for one in (*entry.inputs, *entry.outputs) if names.is_cache(one.name)]
+    return entry.model_copy(update={"inputs": caches, "outputs": []})

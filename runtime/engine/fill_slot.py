@@ -1,0 +1,87 @@
+"""Fills a batch slot of decode's caches from a prompt: by a graph, or by a copy.
+
+Knows no request. Both ways rewrite the batch slot, so that nothing of its former prompt can be
+attended to.
+"""
+
+from collections.abc import Sequence
+
+from snapexport.contract import names
+from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory
+from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+
+
+class FillByGraph:
+    """Runs a graph whose cache outputs are one batch slot's: compress, or a single-shot prefill.
+
+    Where the backend can bind rows, the graph is bound to each batch slot and writes it in place.
+    Elsewhere it writes a row of its own, which is copied.
+    """
+
+    def __init__(
+        self,
+        backend: GraphBackend,
+        name: GraphName,
+        entry: GraphEntry,
+        given: Buffers,
+        decode: Buffers,
+        rows: Sequence[int | None],
+    ) -> None:
+        """given: inputs that exist already, such as prefill's outputs for compress. rows: of each
+        batch slot, its row in decode's caches; None: another rank holds it, and the graph runs for
+        what the ranks exchange.
+        """
+        self._memory, own = backend.memory, backend.binds_rows
+        slots = [{} if row is None else _cache_outputs(decode, row) for row in rows]
+        spare = {} if own and all(slots) else new_row(entry, backend.memory)
+        inputs = {name: one for name, one in given.items() if not names.is_present(name)}
+        buffers = allocate(backend.memory, entry, inputs | ((own and slots[0]) or spare))
+        self.graph = BoundGraph(backend, name, entry, buffers)
+        self._graphs, self._copies = [self.graph] * len(slots), slots
+        if own:
+            others = [
+                BoundGraph(backend, name, entry, buffers | (slot or spare)) for slot in slots[1:]
+            ]
+            self._graphs, self._copies = [self.graph, *others], [{}] * len(slots)
+
+    def fill(self, slot: int, prompt_length: int) -> None:
+        """Run the graph, which writes every position of the batch slot."""
+        self.graph.arrays[names.PROMPT_LENGTH][:] = prompt_length
+        self._graphs[slot].run()
+        for name, target in self._copies[slot].items():
+            self._memory.copy(target, self.graph.buffers[name])
+
+
+class FillByCopy:
+    """Copies the prompt's positions, where nothing is compressed.
+
+    Later positions are stale until decode writes over them.
+    """
+
+    def __init__(
+        self, memory: Memory, prefill: Buffers, decode: Buffers, rows: Sequence[int | None]
+    ) -> None:
+        """rows: as in `FillByGraph`."""
+        self._memory, self._rows = memory, rows
+        self._caches = [(prefill[name], one) for name, one in decode.items() if names.is_past(name)]
+
+    def fill(self, slot: int, prompt_length: int) -> None:
+        """Copy no more than the prompt."""
+        if (row := self._rows[slot]) is not None:
+            for source, target in self._caches:
+                self._memory.copy_positions(target.rows(row, row + 1), source, prompt_length)
+
+
+FillSlot = FillByGraph | FillByCopy
+
+
+def _cache_outputs(decode: Buffers, slot: int) -> Buffers:
+    """A batch slot's row of decode's caches, by the names of the cache outputs."""
+    return {n: one.rows(slot, slot + 1) for n, one in decode.items() if names.is_present(n)}
+
+
+def new_row(entry: GraphEntry, memory: Memory) -> Buffers:
+    """New buffers for the cache outputs, which share none with the inputs."""
+    outputs = [spec for spec in entry.outputs if names.is_present(spec.name)]
+    return {spec.name: memory.allocate(spec) for spec in outputs}

@@ -1,0 +1,1 @@
+"""What follows the state of each batch slot."""

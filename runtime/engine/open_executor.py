@@ -1,0 +1,151 @@
+"""Opens a build with a backend: ONNX Runtime on the CPU or on a GPU, or TensorRT on a GPU."""
+
+from typing import Literal, get_args
+
+from snapexport.contract.build_directory import Build
+from snapexport.contract.targets import capabilities
+from snapexport.errors import UserError
+from snapexport.runtime.engine.backend import DeviceError, GraphBackend
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
+from snapexport.runtime.engine.hand_over import Role
+from snapexport.runtime.engine.prompt_cache import PromptCache
+from snapexport.runtime.engine.shared_weights import load_weights
+
+BackendName = Literal["onnxruntime", "onnxruntime-cuda", "tensorrt"]
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+
+_SPELLED: dict[BackendName, str] = {"onnxruntime-cuda": "a GPU", "tensorrt": "TensorRT"}
+
+
+def open_executor(
+    build: Build,
+    *,
+    backend: BackendName | None = None,
+    baseline: bool = False,
+    threads: int | None = None,
+    prepack: bool = False,
+    prompt_cache: PromptCache | None = None,
+    prefill: PrefillForm = "chunks",
+    role: Role = "both",
+    speculates: bool = True,
+) -> Executor:
+    """Load a build. Raises UserError.
+
+    backend: None takes TensorRT where the build has engines, and ONNX Runtime on the CPU elsewhere.
+    A build whose engines can't run here (another GPU, another version, no driver) is refused: the
+    CPU may take a hundred times as long, and is used only if it is named.
+    baseline: run the uncompressed graphs. threads, prepack (a second copy of the weights, for
+    faster decoding of all batch slots): the CPU's alone. prompt_cache: another executor's of the
+    same model on the same backend, so that both prefill a common prompt once. prefill: how prompts
+    are taken; "blocks" and "both" need extend.onnx. role: "prefill" loads no decode graph, "decode"
+    no other one. speculates: load the graphs of multi-token prediction, where they can draft.
+    """
+    if backend not in (None, *BACKENDS):
+        raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
+    if build.manifest.tensor_parallel > 1:
+        _require_ranks(build, backend, baseline, prompt_cache, prefill, role)
+        from snapexport.runtime.ranks.leader import open_ranks
+
+        return open_ranks(build, threads=threads, prepack=prepack, prefill=prefill)
+    chosen = backend or default_backend(build)
+    graphs = GraphSet.of(
+        build, baseline=baseline, prefill=prefill, role=role, speculates=speculates
+    )
+    if chosen == "onnxruntime":
+        return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
+    if threads is not None or prepack:
+        raise UserError(
+            f"threads and prepacked weights are the CPU's, and {_SPELLED[chosen]} runs this build",
+            "leave them out, or choose --backend onnxruntime",
+        )
+    try:
+        return _on_gpu(build, graphs, chosen, prompt_cache)
+    except UserError as refusal:
+        if backend is not None:
+            raise
+        way_out = f"{refusal.hint}; or run its graphs on the CPU: --backend onnxruntime"
+        raise UserError(refusal.message, way_out) from refusal
+
+
+def _require_ranks(
+    build: Build,
+    backend: BackendName | None,
+    baseline: bool,
+    prompt_cache: PromptCache | None,
+    prefill: PrefillForm,
+    role: Role,
+) -> None:
+    """Raise UserError for what the ranks of a build cannot do."""
+    if backend not in (None, "onnxruntime"):
+        build.require_one_rank(f"--backend {backend}")
+    if capabilities(build.manifest.target).compiled:
+        build.require_one_rank(f"running graphs of --target {build.manifest.target}")
+    if baseline:
+        build.require_one_rank("a baseline")
+    if role != "both":
+        build.require_one_rank(f'role="{role}"')
+    if prefill == "both":
+        build.require_one_rank("parked_rows or compress_every")
+    if prompt_cache:
+        build.require_one_rank("a shared prompt cache")
+
+
+def default_backend(build: Build) -> BackendName:
+    """Return the backend of a build for which the caller names none."""
+    return "tensorrt" if build.manifest.engines else "onnxruntime"
+
+
+def _onnxruntime(
+    build: Build,
+    graphs: GraphSet,
+    threads: int | None,
+    prepack: bool,
+    prompt_cache: PromptCache | None,
+) -> Executor:
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
+    backend = OnnxRuntimeBackend(build, graphs, threads=threads, prepack=prepack)
+    try:
+        return _executor(build, graphs, backend, prompt_cache)
+    except MemoryError:
+        raise UserError(
+            f"the caches of {build.directory} don't fit into memory",
+            "see `snapexport inspect`, and build it again with a smaller --batch or --L-max",
+        ) from None
+
+
+def _on_gpu(
+    build: Build, graphs: GraphSet, backend: BackendName, prompt_cache: PromptCache | None
+) -> Executor:
+    try:
+        make = _tensorrt if backend == "tensorrt" else _cuda
+        return _executor(build, graphs, make(build, graphs), prompt_cache)
+    except DeviceError as error:
+        raise UserError(
+            f"the GPU failed while the build was loaded: {error}",
+            "see what else runs on it: `nvidia-smi`",
+        ) from error
+
+
+def _executor(
+    build: Build, graphs: GraphSet, backend: GraphBackend, prompt_cache: PromptCache | None
+) -> Executor:
+    weights = load_weights(build, graphs.all, backend.memory)
+    return Executor(build.manifest, graphs, backend, weights, prompt_cache)
+
+
+def _tensorrt(build: Build, graphs: GraphSet) -> GraphBackend:
+    from snapexport.runtime.trt.backend import TensorRtBackend
+
+    return TensorRtBackend(build, graphs)
+
+
+def _cuda(build: Build, graphs: GraphSet) -> GraphBackend:
+    from snapexport.runtime.ort.cuda import Cuda
+
+    # First: without any ONNX Runtime the backend's import names the CPU's, which is the wrong one.
+    device = Cuda()
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(build, graphs, device)

@@ -1,0 +1,159 @@
+"""Holds one live request: its tokens so far, its own random numbers, its text, and its end.
+
+Knows predictions, but no executor, no batch slot and no neighbour.
+"""
+
+from collections import deque
+from itertools import islice
+
+from tokenizers import Tokenizer
+
+from snapexport.runtime.engine.blocks import ParkedRow
+from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.predictions import Prediction
+from snapexport.runtime.requests.prompt_lookup import PromptLookup
+from snapexport.runtime.requests.request import (
+    FinishReason,
+    OutputDelta,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
+from snapexport.runtime.requests.sampling import (
+    can_sample,
+    generator,
+    graph_temperature,
+    logprobs,
+    sample,
+    score,
+)
+from snapexport.runtime.requests.speculation import Acceptance, Draft
+from snapexport.runtime.requests.text import NoText, TextStream
+
+
+class Generation:
+    """Grows by a token with each `advance`, until a delta carries a finish_reason."""
+
+    def __init__(
+        self, request_id: int, request: Request, limits: Limits, tokenizer: Tokenizer | None
+    ) -> None:
+        self.prompt_token_ids, self.session = request.prompt_token_ids, request.session
+        self.held_token_ids = request.prompt_token_ids
+        """What the batch slot's caches were compressed from, or will be: the prompt, or more."""
+        self.last_token = request.prompt_token_ids[-1]
+        self._request_id = request_id
+        self._continuation = deque(request.continuation)
+        self.prefilled_elsewhere, self.hands_over = request.prefilled, request.hand_over
+        self._samples = request.params is not None
+        self._params = request.params or SamplingParams()
+        self.temperature = graph_temperature(self._params)
+        self._limits = limits
+        self._end_tokens = frozenset(self._params.stop_token_ids)
+        if not self._params.ignore_eos:
+            self._end_tokens |= limits.eos_token_id
+        self.prefilled = 0
+        """Tokens of the prompt that are prefilled."""
+        self.parked: ParkedRow | None = None
+        """The row that `held_token_ids` begin with."""
+        self.row: ParkedRow | None = None
+        """The row of `held_token_ids`, where outputs are compressed too."""
+        self.in_blocks = False
+        """Whether the prompt goes block by block onto a compressed row."""
+        self.by_lookup, self.by_mtp = Acceptance(), Acceptance.of_mtp()
+        """How often drafts were right, of prompt lookup and of multi-token prediction."""
+        self._lookup: PromptLookup | None = None
+        self._behind: list[int] = []
+        """Tokens behind the prompt."""
+        self._rng = generator(self._params)
+        self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
+        self._known = len(request.prompt_token_ids)
+        self._count = 0
+
+    @property
+    def position(self) -> int:
+        """The last token's position, counted from the beginning of the prompt."""
+        return self._known + self._count - 1
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Tokens behind `held_token_ids`, the last one among them, which no step has fed yet."""
+        return len(self.prompt_token_ids) + len(self._behind) - len(self.held_token_ids)
+
+    def extend_row(self) -> None:
+        """Begin to compress all tokens so far, from the latest row on."""
+        self.parked, self.row, self.in_blocks = self.row, None, True
+        self.held_token_ids = (*self.prompt_token_ids, *self._behind)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the next tokens are given, by a continuation."""
+        return bool(self._continuation)
+
+    def room(self, most: int) -> int:
+        """Of `most` tokens to draft, those that may be taken: not beyond the request's end."""
+        room = min(most, self._limits.positions - self.position - 1)
+        return room if self._continuation else min(room, self._params.max_tokens - self._count - 1)
+
+    def draft(self, most: int) -> Draft:
+        """Up to `most` tokens that may follow the last one, or will: those of a continuation."""
+        room = self.room(most)
+        if self._continuation:
+            return Draft(list(islice(self._continuation, room)))
+        if self._lookup is None:
+            self._lookup = PromptLookup((*self.prompt_token_ids, *self._behind))
+        return Draft(self._lookup.draft(room), self.by_lookup)
+
+    def advance(self, prediction: Prediction) -> OutputDelta:
+        """Choose the next token. Logits that are not finite end the request with "error"."""
+        if not can_sample(prediction):
+            return OutputDelta(self._request_id, self._text.finish(), (), "error")
+        if self._continuation:
+            return self._follow(prediction)
+        token = sample(prediction, self._params, self._rng)
+        return self._add(token, self._logprobs(prediction, token))
+
+    def adopt(self, token: int) -> OutputDelta:
+        """Take a first token that was chosen elsewhere, from the same seed. It has no logprobs."""
+        if self._params.temperature:
+            self._rng.random()  # the draw that chose it
+        return self._add(token, ())
+
+    def _take(self, token: int) -> None:
+        self.last_token = token
+        self._behind.append(token)
+        if self._lookup:
+            self._lookup.append(token)
+
+    def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
+        self._take(token)
+        self._count += 1
+        text, reason = self._end(token)
+        return OutputDelta(self._request_id, text, (token,), reason, logprobs=logprobs)
+
+    def _logprobs(self, prediction: Prediction, token: int) -> tuple[TokenLogprobs, ...]:
+        if self._params.logprobs is None:
+            return ()
+        return (logprobs(prediction.logits, token, self._params.logprobs),)
+
+    def _follow(self, prediction: Prediction) -> OutputDelta:
+        """Take the continuation's next token, whatever the logits are, and score it."""
+        self._take(self._continuation.popleft())
+        self._known += 1
+        ends = not self._continuation and not self._samples
+        scored = score(prediction.logits, self.last_token)
+        return OutputDelta(self._request_id, "", (), "length" if ends else None, scored)
+
+    def _end(self, token: int) -> tuple[str, FinishReason | None]:
+        """The text that a token adds, and the finish reason if the token is the last."""
+        if token in self._end_tokens:
+            return self._text.finish(), "stop"
+        text = self._text.push(token)
+        if self._is_full and not self._text.stopped:
+            text += self._text.finish()
+            return text, "stop" if self._text.stopped else "length"
+        return text, "stop" if self._text.stopped else None
+
+    @property
+    def _is_full(self) -> bool:
+        most = 1 if self.hands_over else self._params.max_tokens
+        return self._count == most or self.position >= self._limits.positions

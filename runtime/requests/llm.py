@@ -1,0 +1,392 @@
+"""Offers a loaded build as `LLM(build).generate(prompts, params)`, in vLLM's manner.
+
+Hands each caller its requests' deltas. Knows neither a step's work (loop.py) nor what a valid
+prompt is (prompts.py). Not thread-safe.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Never, NoReturn
+
+from tokenizers import Tokenizer
+
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.runtime.chat import chat_prompts
+from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
+from snapexport.runtime.engine.blocks import row_states
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.hand_over import Role, digest_of
+from snapexport.runtime.engine.open_executor import BackendName, open_executor
+from snapexport.runtime.requests import prompts as prompts_module
+from snapexport.runtime.requests.loop import Loop
+from snapexport.runtime.requests.parked_rows import ParkedRows
+from snapexport.runtime.requests.prompts import Continuations, Params, Prompt, load_tokenizer
+from snapexport.runtime.requests.request import (
+    Completion,
+    OutputDelta,
+    Request,
+    SamplingParams,
+    Score,
+    require_session,
+)
+from snapexport.runtime.requests.row_files import DEFAULT_BYTES, RowFiles
+
+_RENAMED = {"runner": "backend", "token_budget": "max_num_batched_tokens"}
+"""Keyword arguments of former versions, and their names now."""
+
+
+class LLM:
+    """A loaded build. Requests of `generate`, `stream` and `submit` share its batch slots."""
+
+    _directory: Path | None = None
+    """Where the chat template is; None for an executor of the caller's own."""
+
+    def __init__(
+        self,
+        build_dir: Path | str,
+        *,
+        baseline: bool = False,
+        threads: int | None = None,
+        prepack: bool = False,
+        max_num_batched_tokens: int | None = None,
+        backend: BackendName | None = None,
+        prefill: Literal["chunks", "blocks"] = "chunks",
+        parked_rows: int = 0,
+        parked_dir: Path | str | None = None,
+        parked_dir_bytes: int = DEFAULT_BYTES,
+        role: Role = "both",
+        speculates: bool = True,
+        compress_every: int = 0,
+        **unknown: Never,
+    ) -> None:
+        """Load a build. Raises UserError.
+
+        baseline: run the uncompressed graphs. threads: the CPU's; None for one a core. prepack: a
+        second copy of the weights, laid out for faster decoding of up to 7 batch slots or more than
+        32. max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk
+        and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
+        Runtime on the CPU. role: "prefill" and "decode" take only requests that hand a prompt over,
+        or that were handed over.
+
+        Of a build with --tokens-per-step: speculates guesses further tokens from the prompt and the
+        output, and checks them together where that is faster. The output stays the same.
+
+        Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
+        compressed row, in memory that does not grow with them, up to the model's own positions.
+        parked_rows: how many prompts' rows are kept for prompts that begin with them, as the turns
+        of a conversation do. A turn then costs its own tokens. compress_every: tokens of an output
+        after which what left the ring, and the output itself, are voted on; 0: never. Both keep
+        copies of rows in the host's memory, and take longer prompts than L_max too, block by block.
+        parked_dir: a folder where parked rows are written as well, up to parked_dir_bytes, and
+        found again by a later process.
+        """
+        for name in unknown:
+            _refuse(name)
+        _require_count("parked_rows", parked_rows)
+        _require_count("compress_every", compress_every)
+        _require_count("parked_dir_bytes", parked_dir_bytes)
+        extends = bool(parked_rows or compress_every)
+        build = Build.open(build_dir)
+        executor = open_executor(
+            build,
+            backend=backend,
+            baseline=baseline,
+            threads=threads,
+            prepack=prepack,
+            prefill="both" if extends and prefill == "chunks" else prefill,
+            role=role,
+            speculates=speculates,
+        )
+        tokenizer = load_tokenizer(build.directory)
+        parked = _parked(build, parked_rows, parked_dir, parked_dir_bytes)
+        self._set_up(
+            executor, tokenizer, max_num_batched_tokens, parked, speculates, compress_every
+        )
+        self._directory = build.directory
+
+    @classmethod
+    def from_executor(
+        cls,
+        executor: Executor,
+        tokenizer: Tokenizer | None = None,
+        max_num_batched_tokens: int | None = None,
+        speculates: bool = True,
+        **unknown: Never,
+    ) -> "LLM":
+        """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text."""
+        for name in unknown:
+            _refuse(name)
+        llm = cls.__new__(cls)
+        llm._set_up(executor, tokenizer, max_num_batched_tokens, None, speculates)
+        return llm
+
+    def _set_up(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        max_num_batched_tokens: int | None,
+        parked: ParkedRows | None,
+        speculates: bool,
+        compress_every: int = 0,
+    ) -> None:
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self._loop = Loop(
+            executor, tokenizer, max_num_batched_tokens, parked, speculates, compress_every
+        )
+        self._boxes: dict[int, deque[OutputDelta]] = {}
+        self._outbox: deque[OutputDelta] = deque()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        continuations: Continuations = None,
+        *,
+        session: str = "",
+    ) -> list[Completion]:
+        """Complete every prompt: a text, token ids, or a list of either. The order is kept.
+
+        continuations: for each prompt, text or token ids between it and the completion. They are
+        fed through decode after the prompt was compressed, so that the vote can't consider them: as
+        when a question arrives after its document. session: any name of a conversation; a prompt
+        goes on from parked rows of the same session alone. Raises UserError for bad input, before
+        anything is queued, and the executor's exception if it fails.
+        """
+        requests = self._of_session(session, self._read(prompts, params, continuations))
+        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], continuations: Prompt | Sequence[Prompt]
+    ) -> list[Score]:
+        """Return the log probabilities of each prompt's continuation, under the compressed cache.
+
+        The first token's comes from prefill, which attends to everything. Raises like `generate`.
+        """
+        limits = self.executor.limits
+        requests = prompts_module.read_scored(prompts, continuations, self.tokenizer, limits)
+        return [_scored(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        session: str = "",
+    ) -> list[Completion]:
+        """Answer one conversation, or each of a list, through the build's chat template.
+
+        A message is {"role": "user", "content": "..."}. chat_template_kwargs: values for names that
+        the template reads. An answer ends at the template's own end token too. session: as in
+        `generate`. Raises UserError.
+        """
+        each = [messages] if chat_prompts.is_one(messages) else messages
+        how = prompts_module.params_for_each(params, len(each))
+        requests = [
+            self.read_chat(one, own, chat_template_kwargs, session=session)  # type: ignore[arg-type]
+            for one, own in zip(each, how, strict=True)
+        ]
+        return [_joined(*pair) for pair in zip(requests, self._run(requests), strict=True)]
+
+    def stream(
+        self,
+        prompt: Prompt | Request,
+        params: SamplingParams | None = None,
+        on_prefill: Callable[[int], None] | None = None,
+    ) -> Generator[OutputDelta, None, None]:
+        """Complete one prompt step by step. Closing the iterator cancels the request.
+
+        on_prefill: called between the steps of prefill with the number of prompt tokens done. An
+        exception of it cancels the request, and is raised.
+        """
+        request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
+        return self._follow([request], on_prefill)
+
+    def read_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        session: str = "",
+    ) -> Request:
+        """Check one conversation, for a later `submit` or `stream`. Raises like `chat`."""
+        chat = self._chat_prompts
+        token_ids = chat.token_ids(messages, chat_template_kwargs)
+        ending = chat.ending(params or SamplingParams())
+        return self.read(token_ids, ending, session=session)
+
+    def read(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str = ""
+    ) -> Request:
+        """Check one prompt for a later `submit`. Any thread may call it: nothing is changed."""
+        (request,) = self._of_session(session, self._read([prompt], params))
+        return request
+
+    def submit(self, prompt: Prompt | Request, params: SamplingParams | None = None) -> int:
+        """Queue one prompt for `step`; return the id that its deltas carry."""
+        request = prompt if isinstance(prompt, Request) else self.read(prompt, params)
+        return self._loop.submit(request)
+
+    def step(self) -> list[OutputDelta]:
+        """Advance all requests by one step; return the new deltas of submitted requests.
+
+        An exception of the executor is not raised: it is on the last deltas of the requests that it
+        ended.
+        """
+        self._step()
+        deltas = list(self._outbox)
+        self._outbox.clear()
+        return deltas
+
+    def cancel(self, request_id: int) -> None:
+        """End a request and free its batch slot; its last delta's finish_reason is "cancelled".
+
+        Nothing happens if it has ended.
+        """
+        if delta := self._loop.cancel(request_id):
+            self._deliver(delta)
+
+    def release(self, request_id: int) -> None:
+        """Free the batch slot of a request that handed its row over: somebody has copied it."""
+        self._loop.release(request_id)
+
+    def close(self) -> None:
+        """Wait until all parked rows are written, and free the executor's memory."""
+        self._loop.close()
+        self.executor.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything, or has deltas to return."""
+        return self._loop.busy or bool(self._outbox)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Requests that have no batch slot yet."""
+        return self._loop.waiting
+
+    @property
+    def slots_used(self) -> int:
+        """Batch slots in use, of `max_num_seqs`."""
+        return self._loop.slots_used
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that can run at once: the batch slots of the build's graphs."""
+        return self.executor.limits.batch
+
+    @cached_property
+    def _chat_prompts(self) -> ChatPrompts:
+        if self._directory is None:
+            raise UserError("an LLM on an executor has no chat template", "use LLM(build_dir)")
+        limits = self.executor.limits
+        return ChatPrompts.open(self._directory, self.tokenizer, limits.eos_token_id)
+
+    def _read(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params,
+        continuations: Continuations = None,
+    ) -> list[Request]:
+        limits = self.executor.limits
+        return prompts_module.read(prompts, params, self.tokenizer, limits, continuations)
+
+    def _of_session(self, session: str, requests: Sequence[Request]) -> list[Request]:
+        if session and not self._loop.parks:
+            raise UserError(
+                "a session needs parked rows", "open the LLM with parked_rows=1 or more"
+            )
+        return [replace(request, session=require_session(session)) for request in requests]
+
+    def _run(self, requests: Sequence[Request]) -> list[list[OutputDelta]]:
+        """All deltas of each request, in the order of the requests."""
+        parts: dict[int, list[OutputDelta]] = defaultdict(list)
+        for delta in self._follow(requests):
+            parts[delta.request_id].append(delta)
+        return [parts[request_id] for request_id in sorted(parts)]
+
+    def _follow(
+        self, requests: Sequence[Request], on_prefill: Callable[[int], None] | None = None
+    ) -> Generator[OutputDelta, None, None]:
+        """Submit, step and yield deltas until the requests end, or the caller leaves.
+
+        on_prefill: for a single request.
+        """
+        box: deque[OutputDelta] = deque()
+        live: set[int] = set()
+        try:
+            for request in requests:
+                live.add(request_id := self._loop.submit(request))
+                self._boxes[request_id] = box
+            while live:
+                while not box:
+                    self._step()
+                    if on_prefill and not box:
+                        on_prefill(self._loop.prefilled(request_id))
+                delta = box.popleft()
+                if delta.finish_reason:
+                    live.remove(delta.request_id)
+                    del self._boxes[delta.request_id]
+                if delta.exception:
+                    raise delta.exception
+                yield delta
+        finally:
+            for request_id in live:
+                self._loop.cancel(request_id)
+                del self._boxes[request_id]
+
+    def _step(self) -> None:
+        for delta in self._loop.step():
+            self._deliver(delta)
+
+    def _deliver(self, delta: OutputDelta) -> None:
+        self._boxes.get(delta.request_id, self._outbox).append(delta)
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} {value!r} cannot be used", f"{name} must be 0 or more")
+
+
+def _parked(
+    build: Build, count: int, folder: Path | str | None, most_bytes: int
+) -> ParkedRows | None:
+    if folder is not None and not count:
+        raise UserError("parked_dir needs parked_rows", "park one row or more in memory, too")
+    if not count:
+        return None
+    files = folder and RowFiles(
+        Path(folder), digest_of(build.manifest), row_states(build.manifest), most_bytes
+    )
+    return ParkedRows(count, files or None)
+
+
+def _refuse(keyword: str) -> NoReturn:
+    if new := _RENAMED.get(keyword):
+        raise UserError(f"LLM no longer takes {keyword}", f"pass it as {new}")
+    raise TypeError(f"LLM has no keyword argument '{keyword}'")
+
+
+def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
+    tokens = tuple(token for delta in deltas for token in delta.token_ids)
+    text = "".join(delta.text for delta in deltas)
+    logprobs = tuple(one for delta in deltas for one in delta.logprobs)
+    reason = deltas[-1].finish_reason
+    assert reason is not None
+    drafted, accepted = sum(one.drafted for one in deltas), sum(one.accepted for one in deltas)
+    return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
+
+
+def _scored(request: Request, deltas: Sequence[OutputDelta]) -> Score:
+    scores = [delta.score for delta in deltas if delta.score is not None]
+    return Score(
+        request.continuation[: len(scores)],
+        tuple(score.logprob for score in scores),
+        len(scores) == len(request.continuation) and all(score.is_greedy for score in scores),
+    )

@@ -1,0 +1,210 @@
+"""Turns prompts and parameters as callers pass them into checked requests.
+
+All checks happen here, before anything is queued. Knows no scheduler and no executor.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from snapexport.errors import UserError
+from snapexport.files.tokenizer_file import (
+    COPY_AGAIN,
+    TOKENIZER,
+    parse_tokenizer,
+    tokenizer_errors,
+)
+from snapexport.files.untrusted import TOKENIZER_BYTES, read_text
+from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.requests.request import Request, SamplingParams
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
+Continuations = Prompt | Sequence[Prompt] | None
+
+
+BYTES_PER_TOKEN = 16
+LEAST_BYTES = 1 << 16
+"""Texts over max(LEAST_BYTES, longest prompt * BYTES_PER_TOKEN) bytes are refused untokenized."""
+
+
+class PromptTooLongError(UserError):
+    """A prompt of more tokens than the build takes."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"a prompt has {tokens} tokens, the build takes {most}",
+            "shorten it, or build again with a larger --L-max",
+        )
+        self.tokens, self.most = tokens, most
+
+
+def load_tokenizer(directory: Path) -> Tokenizer | None:
+    """Return the build's tokenizer, if it has one, with truncation and padding off."""
+    path = directory / TOKENIZER
+    if not os.path.lexists(path):
+        return None
+    return parse_tokenizer(read_text(path, TOKENIZER_BYTES, COPY_AGAIN, links=False), path)
+
+
+def read(
+    prompts: Prompt | Sequence[Prompt],
+    params: Params,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    continuations: Continuations = None,
+) -> list[Request]:
+    """Return one request for each prompt, in order. Raises UserError."""
+    each = _one_or_many(prompts)
+    how = [_usable(one, tokenizer) for one in params_for_each(params, len(each))]
+    requests = [
+        Request(_token_ids(prompt, tokenizer, limits), one)
+        for prompt, one in zip(each, how, strict=True)
+    ]
+    if continuations is None:
+        return requests
+    return _with_continuations(requests, continuations, tokenizer, limits)
+
+
+def require_readable(prompt: Prompt, limits: Limits) -> None:
+    """Raise UserError for a text that is far too long, without tokenizing it.
+
+    For servers: a tokenizer would spend seconds and gigabytes on whatever a client sends.
+    """
+    most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
+    if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
+        raise UserError(
+            f"a prompt has {size} bytes, {most} are read at the most",
+            "shorten it, or send token ids",
+        )
+
+
+def read_scored(
+    prompts: Prompt | Sequence[Prompt],
+    continuations: Prompt | Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+) -> list[Request]:
+    """Return requests whose continuations are scored, with nothing sampled. Raises UserError."""
+    requests = read(prompts, None, tokenizer, limits, continuations)
+    return [replace(request, params=None) for request in requests]
+
+
+def _with_continuations(
+    requests: list[Request],
+    continuations: Prompt | Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+) -> list[Request]:
+    each = _one_or_many(continuations)
+    if len(each) != len(requests):
+        raise UserError(
+            f"{len(each)} continuations for {len(requests)} prompts", "give one for each prompt"
+        )
+    return [
+        replace(request, continuation=_continuation(request, text, tokenizer, limits))
+        for request, text in zip(requests, each, strict=True)
+    ]
+
+
+def _continuation(
+    request: Request, text: Prompt, tokenizer: Tokenizer | None, limits: Limits
+) -> tuple[int, ...]:
+    """The continuation's tokens, without those that a tokenizer puts before a text."""
+    ids = encode(text, tokenizer, False) if isinstance(text, str) else list(_iterable(text))
+    if not ids:
+        raise UserError("a continuation is empty", "give it one token or more")
+    together = len(request.prompt_token_ids) + len(ids)
+    if together > limits.positions:
+        raise UserError(
+            f"a prompt and its continuation have {together} tokens, "
+            f"the build has {limits.positions} positions",
+            "shorten them",
+        )
+    return tuple(_known_token(token, limits.vocab_size) for token in ids)
+
+
+def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text is one prompt, and so is a list of integers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    each = list(_iterable(prompts))
+    if each and all(isinstance(item, Integral) for item in each):
+        return [each]
+    return each
+
+
+def params_for_each(params: Params, count: int) -> Sequence[SamplingParams]:
+    """One for each of `count` prompts. Raises UserError."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise UserError(
+            f"{len(params)} sampling parameters for {count} prompts",
+            "give one SamplingParams, or one for each prompt",
+        )
+    return params
+
+
+def _usable(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise UserError(f"{params!r} is not a SamplingParams", "make one: SamplingParams(...)")
+    if params.stop and tokenizer is None:
+        raise _no_tokenizer("a stop string was given")
+    return params
+
+
+def _token_ids(prompt: Prompt, tokenizer: Tokenizer | None, limits: Limits) -> tuple[int, ...]:
+    ids = encode(prompt, tokenizer) if isinstance(prompt, str) else list(_iterable(prompt))
+    if not ids:
+        raise UserError("a prompt is empty", "give it one token or more")
+    if len(ids) > limits.longest_prompt:
+        raise PromptTooLongError(len(ids), limits.longest_prompt)
+    return tuple(_known_token(token, limits.vocab_size) for token in ids)
+
+
+def encode(text: str, tokenizer: Tokenizer | None, is_start: bool = True) -> list[int]:
+    """Token ids of a text; is_start: with those that the tokenizer puts before and after a text.
+
+    Raises UserError.
+    """
+    if tokenizer is None:
+        raise _no_tokenizer("a prompt is text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"a prompt is not valid text: {error}", "pass valid Unicode") from None
+    if not text:
+        return []  # it could become a lone BOS
+    # `encode` holds the interpreter's lock for seconds a megabyte; `encode_batch` releases it.
+    with tokenizer_errors("the tokenizer cannot encode a prompt"):
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_start)
+    ids: list[int] = encoding.ids
+    return ids
+
+
+def _known_token(token: object, vocab_size: int) -> int:
+    if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+        raise UserError(
+            f"{token!r} is not a token of the model",
+            f"token ids are whole numbers from 0 to {vocab_size - 1}",
+        )
+    return int(token)
+
+
+def _iterable(value: Iterable[Any]) -> Iterable[Any]:
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
+        raise UserError(f"{value!r} is not a prompt", "give a text, a list of token ids, or a list")
+    return value
+
+
+def _no_tokenizer(why: str) -> UserError:
+    return UserError(
+        f"{why}, and the build has no tokenizer.json",
+        "copy tokenizer.json from the checkpoint into the build, or pass token ids from Python",
+    )

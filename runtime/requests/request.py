@@ -1,0 +1,213 @@
+"""Defines the nouns of a run: requests, sampling parameters and outputs, with their invariants.
+
+Knows no executor, no scheduler and no tokenizer.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal
+
+from snapexport.errors import UserError
+from snapexport.runtime.engine.hand_over import Prefilled, Row
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+"""stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's
+last position. cancelled: by the caller. error: logits were not finite, as when fp16 overflows
+(`snapexport build --dtype fp32` avoids that), or the executor failed, and the delta has its
+exception.
+"""
+
+MAX_LOGPROBS = 20
+"""The most alternatives reported beside a token's log probability, as in vLLM and OpenAI's API."""
+
+MAX_STOPS, MAX_STOP_CHARACTERS = 64, 1024
+"""Limits on stop texts and on the characters of each: all are compared after every token."""
+
+MAX_SESSION_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it ends. Immutable; invalid values raise UserError.
+
+    temperature 0 takes the likeliest token; otherwise temperature, then top_k (0: off), then top_p
+    (1: off) shape the distribution. The same seed on the same build gives the same tokens.
+    A text in `stop` ends the request and is not part of its text, and so does a token in
+    `stop_token_ids`. logprobs: how many likeliest tokens each output token reports beside its own
+    log probability; None reports nothing.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    stop_token_ids: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self._require("max_tokens", _whole(self.max_tokens, 1), "a whole number, 1 or more")
+        self._require("temperature", _real(self.temperature, 0), "0 (greedy) or a number above it")
+        self._require("top_p", _real(self.top_p, 0, 1) and self.top_p > 0, "above 0 and at most 1")
+        self._require("top_k", _whole(self.top_k, 0), "0 (off) or a whole number above it")
+        self._require("seed", self.seed is None or _whole(self.seed, 0), "0 or more, or None")
+        self._require("ignore_eos", isinstance(self.ignore_eos, bool), "True or False")
+        few = self.logprobs is None or _whole(self.logprobs, 0, MAX_LOGPROBS)
+        self._require("logprobs", few, f"a whole number from 0 to {MAX_LOGPROBS}, or None")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        self._require("stop", _are_texts(self.stop), "texts of one character or more")
+        _require_few(self.stop)
+        object.__setattr__(self, "stop", tuple(self.stop))
+        tokens = self.stop_token_ids
+        few = isinstance(tokens, list | tuple) and len(tokens) <= MAX_STOPS
+        known = few and all(_whole(token, 0) for token in tokens)
+        self._require("stop_token_ids", known, f"up to {MAX_STOPS} token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, tokens)))
+
+    def _require(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise UserError(
+                f"{name} {getattr(self, name)!r} cannot be used", f"{name} must be {allowed}"
+            )
+
+
+def require_session(session: str) -> str:
+    """The session's name. Raises UserError for one that is no text, or too long."""
+    if not isinstance(session, str) or len(session) > MAX_SESSION_CHARACTERS:
+        raise UserError(
+            f"session {session!r:.80} cannot be used",
+            f"it must be a text of up to {MAX_SESSION_CHARACTERS} characters",
+        )
+    return session
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt that fits the executor's limits, and how to continue it. Made by `prompts.read`.
+
+    continuation: tokens that follow the prompt. Decode takes them one by one, after the prompt was
+    compressed. params None: the request ends with them, and nothing is sampled.
+    hand_over: end after the first token, and keep the prompt's row for another executor. prefilled:
+    a row that another executor handed over; nothing is prefilled here. session: of parked rows,
+    those of the same session alone are used.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams | None
+    continuation: tuple[int, ...] = ()
+    hand_over: bool = False
+    prefilled: Prefilled | None = None
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A given token's natural log probability, and whether greedy decoding would choose it."""
+
+    logprob: float
+    is_greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities of a chosen token, and of the likeliest tokens at its position.
+
+    They are the model's own, before temperature, top-k and top-p, as in vLLM. top: pairs of token
+    and log probability, likeliest first, of equals the lower token; the chosen one may be among
+    them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """The output that one step adds to one request. The last delta alone has a finish_reason.
+
+    A step that takes a token of the request's continuation gives its score, and no text or token.
+    logprobs: one for each token if the parameters want them. exception: the executor's, if it ended
+    the request with "error". row: the prompt's, of a request that hands it over; its batch slot is
+    kept until `LLM.release`. cached_tokens: of a first delta, the prompt's tokens that a parked row
+    held. drafted, accepted: tokens that were guessed for this step, and those
+    of them that were right.
+    """
+
+    request_id: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    score: TokenScore | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    exception: Exception | None = None
+    row: Row | None = None
+    cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A continuation's tokens, the log probability of each, and whether greedy decoding gives them.
+
+    Shorter than the continuation if logits were not finite.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request: the joined texts, token ids and logprobs of its deltas.
+
+    The token that ended it is in `token_ids` and not in `text`. logprobs: one for each token, or
+    none. drafted, accepted: tokens that were guessed ahead, and those of them that were right.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
+
+
+def _whole(value: object, least: int, most: float = math.inf) -> bool:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        return False
+    return least <= int(value) <= most
+
+
+def _real(value: object, least: float, most: float = sys.float_info.max) -> bool:
+    """Whether it is a number within the limits; NaN and infinity are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return least <= float(value) <= most
+
+
+def _are_texts(values: object) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(isinstance(text, str) and text for text in values)
+
+
+def _require_few(stops: Sequence[str]) -> None:
+    """The errors leave out the texts, which may be megabytes."""
+    longest = max(map(len, stops), default=0)
+    if len(stops) > MAX_STOPS:
+        raise UserError(f"stop has {len(stops)} texts", f"stop may have up to {MAX_STOPS}")
+    if longest > MAX_STOP_CHARACTERS:
+        raise UserError(
+            f"stop has a text of {longest} characters",
+            f"texts in stop may have up to {MAX_STOP_CHARACTERS}",
+        )

@@ -1,0 +1,76 @@
+"""Derives a build with another cache from a build's own traces, without its checkpoint."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from snapexport.build.graph_files import Traces, finished_graphs, write_graph
+from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.manifest import WEIGHTS
+from snapexport.errors import UserError
+from snapexport.exporter.weights import place_again
+from snapexport.graphs.markers import TRACE_DOMAIN
+
+TOKENIZER = "tokenizer.json"
+
+
+def derive(
+    build: Build,
+    geometry: CacheGeometry,
+    out: Path,
+    options: GraphOptions | None = None,
+    *,
+    with_queries: bool = False,
+    link_weights: bool = False,
+) -> Build:
+    """Make a build in the new directory `out` that differs from `build` only in its cache.
+
+    options: graph options; None: those of `build`. The derived build has one decode graph, for all
+    batch slots and one token of each, no multi-token prediction, and no engines. link_weights:
+    without reflinks, hard-link the weights instead of copying them. Raises UserError if `build` has
+    no traces (`--baseline`), or if its prefill chunk does not fit the geometry.
+    """
+    manifest = build.manifest
+    traces = Traces.of(build)
+    geometry = replace(geometry, tokens_per_step=1)  # the other traces are not kept
+    require_chunk(manifest.prefill_chunk, geometry)
+    out.mkdir()
+    linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
+    if (build.directory / TOKENIZER).is_file():
+        shutil.copyfile(build.directory / TOKENIZER, out / TOKENIZER)
+    options = (options or manifest.graph_options).resolved(manifest.target, manifest.dtype)
+    options = replace(options, mtp=False)
+    if not geometry.compresses:
+        options = options.of_full_cache()
+    graphs = finished_graphs(traces, geometry, manifest.target, options, with_queries=with_queries)
+    entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
+    changed = {
+        "geometry": geometry,
+        "graph_options": options,
+        "graphs": entries,
+        "traces": {},
+        "linked_weights": linked,
+        "engines": {},
+    }
+    manifest.model_copy(update=changed).write(out)
+    return Build.open(out)
+
+
+def is_soft_capped(build: Build) -> bool:
+    """Whether scores are soft-capped (Gemma 2), which excludes `with_queries`."""
+    nodes = [node for node in Traces.of(build).decode.graph.node if node.domain == TRACE_DOMAIN]
+    return any(one.name == "softcap" and one.f > 0 for node in nodes for one in node.attribute)
+
+
+def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
+    """Raise UserError if a prefill chunk is shorter than the window W, or does not suit what
+    votes behind a prompt."""
+    geometry.require_chunks(prefill_chunk)
+    if geometry.compresses and geometry.L_obs > prefill_chunk:
+        raise UserError(
+            f"a window of {geometry.L_obs} (L_obs) does not fit into the build's prefill chunk of "
+            f"{prefill_chunk}",
+            f"use {prefill_chunk} or less, or build it again with a larger --prefill-chunk",
+        )

@@ -1,0 +1,224 @@
+"""Estimates from the manifest the least memory that building and running engines takes.
+
+Counted: weights, inputs and outputs, the memory of the libraries, and the largest layers' scratch
+memory while engines run. Not counted: what layers take while TensorRT tries kernels, which only the
+builder knows and --workspace bounds. Builds may need more than estimated.
+"""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapexport.contract import names
+from snapexport.contract.composed import composed_attention
+from snapexport.contract.geometry import VOTING_ROWS
+from snapexport.contract.manifest import MTP, VERIFY, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.sizes import spelled, tensor_bytes
+from snapexport.contract.targets import EngineLibrary
+from snapexport.contract.tensors import in_place
+from snapexport.errors import UserError
+
+LIBRARY_GPU = int(0.6 * 2**30)
+"""TensorRT's libraries and CUDA's context before the first layer: 574 MiB in a log of
+NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
+
+_VOTE_COPIES = 1.7
+"""Copies of the window's scores in the compress graph: 219 MB at [32,8,131072] in fp32, as the
+builder of TensorRT for RTX 1.7 told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that one graph needs. host, gpu: during the build. engine: its file, without kernels.
+
+    gpu_fixed: the part of `gpu` for TensorRT's libraries and the weights, which every build needs.
+    scratch: on the GPU, while the engine runs.
+    """
+
+    host: int
+    gpu: int
+    gpu_fixed: int
+    engine: int
+    scratch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes for all graphs. They are built one after the other, so host and gpu are maxima.
+
+    running: GPU memory of the weights, of the caches, and of the largest scratch memory, which the
+    engines share. Each engine holds its own weights, unless they are inputs. The baseline's engines
+    are left out: they run instead of the others.
+    """
+
+    graphs: dict[GraphName, Needs]
+    running: int
+
+    @property
+    def host(self) -> int:
+        return max(needs.host for needs in self.graphs.values())
+
+    @property
+    def gpu(self) -> int:
+        return max(needs.gpu for needs in self.graphs.values())
+
+    @property
+    def gpu_fixed(self) -> int:
+        return max(needs.gpu_fixed for needs in self.graphs.values())
+
+    @property
+    def disk(self) -> int:
+        return sum(needs.engine for needs in self.graphs.values())
+
+
+def estimate(
+    manifest: Manifest, graphs: Iterable[GraphName], library: EngineLibrary, *, stripped: bool
+) -> Estimate:
+    """Memory needed to build engines of `graphs`. stripped: the engines hold no weights."""
+    found = {name: _needs(manifest, name, library, stripped) for name in graphs}
+    ours = {name: needs for name, needs in found.items() if not is_baseline(name)}
+    shared = max((needs.scratch for needs in ours.values()), default=0)
+    loaded = sum(_loaded(manifest, name) for name in ours)
+    return Estimate(found, LIBRARY_GPU + _shared_weights(manifest) + shared + loaded)
+
+
+def _shared_weights(manifest: Manifest) -> int:
+    """Bytes of the weights that graphs take as inputs, each counted once."""
+    inputs = (spec for graph in manifest.graphs.values() for spec in graph.inputs)
+    return _bytes({spec.name: spec for spec in inputs if names.is_weight(spec.name)}.values())
+
+
+def _loaded(manifest: Manifest, name: GraphName) -> int:
+    """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
+    owns_caches = name in ("prefill", "decode", MTP)
+    caches = _bytes(_caches(manifest.graphs[name])) if owns_caches else 0
+    return _weights(manifest, name) + caches
+
+
+def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped: bool) -> Needs:
+    weights, graph = _weights(manifest, name), manifest.graphs[name]
+    copies = 1.0 if stripped else library.host_copies
+    fixed = 0 if library.capabilities else LIBRARY_GPU + weights
+    tensors = _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph))
+    return Needs(
+        host=library.host_bytes + int(weights * copies),
+        gpu=fixed and fixed + tensors,
+        gpu_fixed=fixed,
+        engine=0 if stripped else weights,
+        scratch=_scratch(manifest, name),
+    )
+
+
+def _scratch(manifest: Manifest, name: GraphName) -> int:
+    """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
+
+    Attention copies a layer's keys and values, unless it is fused and has one row for each batch
+    slot; groups of KV heads share the memory of their copies. A chunk's converts the mask [C,T] to
+    16 bits. Composed attention has scores.
+    """
+    built = [entry.graphs[name] for entry in manifest.engines.values() if name in entry.graphs]
+    if built:
+        return max(engine.device_memory for engine in built)
+    inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
+    layers = [spec for spec in _caches(manifest.graphs[name]) if spec.name.endswith(".key")]
+    slots = max((spec.shape[2] for spec in layers), default=0)
+    if name == "compress" and not manifest.geometry.repeats:
+        return _vote_scratch(manifest, manifest.geometry.L_obs, slots)
+    if name == "vote":
+        return _vote_scratch(manifest, min(VOTING_ROWS, manifest.geometry.L_obs), slots)
+    ids = inputs.get(names.INPUT_IDS)
+    rows = ids.shape[1] if ids else 1
+    scores = composed_attention(manifest).get(name, 0)
+    if not layers or (rows == 1 and not scores):
+        return 0
+    copied = max(map(tensor_bytes, layers))
+    if name == "extend":  # the chunk stands behind the cache
+        copied, slots = copied * (slots + rows) // slots, slots + rows
+        scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
+    groups = 1 if name.startswith(VERIFY) else manifest.graph_options.attention_groups
+    return 2 * copied // groups + 2 * rows * slots + scores
+
+
+def _vote_scratch(manifest: Manifest, queries: int, slots: int) -> int:
+    """Bytes of the votes of so many queries in one layer."""
+    return int(_VOTE_COPIES * 4 * manifest.model.num_attention_heads * queries * slots)
+
+
+def _weights(manifest: Manifest, name: GraphName) -> int:
+    """Bytes of the weights in a graph's engine: none in compress and vote, else the model's.
+
+    Vectors, which stay in the graph when weights are shared, are not counted.
+    """
+    if name in ("compress", "vote") or manifest.graph_options.share_weights:
+        return 0
+    return sum(file.size for file in manifest.weights)
+
+
+def is_baseline(name: GraphName) -> bool:
+    """Whether a graph runs the full cache."""
+    return name.startswith("baseline-")
+
+
+def _caches(graph: GraphEntry) -> list[TensorSpec]:
+    return [spec for spec in graph.inputs if names.is_past(spec.name)]
+
+
+def _fresh_outputs(name: GraphName, graph: GraphEntry) -> list[TensorSpec]:
+    """Outputs that don't share an input's buffer."""
+    shared = in_place(name, graph)
+    return [spec for spec in graph.outputs if spec.name not in shared]
+
+
+def _bytes(specs: Iterable[TensorSpec]) -> int:
+    return sum(map(tensor_bytes, specs))
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free bytes. host: None if unknown. gpu: None if the build uses none."""
+
+    host: int | None
+    gpu: int | None
+    disk: int
+
+
+def free_memory(directory: Path, gpu: int | None) -> Free:
+    """Free bytes on the host, on the disk of `directory`, and `gpu` on the GPU if one is used."""
+    return Free(host_available(), gpu, shutil.disk_usage(directory).free)
+
+
+def host_available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Free or reclaimable memory and swap, bytes; None if unknown."""
+    try:
+        lines = (line.split() for line in meminfo.read_text().splitlines())
+        kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
+        return (kibibytes["MemAvailable"] + kibibytes["SwapFree"]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def require_room(needed: Estimate, free: Free, stripped: bool) -> None:
+    """Raise UserError for a build that cannot fit, since a build may take an hour.
+
+    On the GPU only `gpu_fixed` is compared: the builder decides whether inputs and outputs are all
+    on the GPU while it tries kernels.
+    """
+    without_weights = "" if stripped else ", or pass --strip-weights: engines without weights"
+    checks = (
+        ("memory", needed.host, free.host, f"add memory or swap{without_weights}"),
+        (
+            "GPU memory",
+            needed.gpu_fixed,
+            free.gpu,
+            "end other processes on the GPU (`nvidia-smi` lists them), use a larger GPU, or build "
+            "the graphs again with a smaller --dtype",
+        ),
+        ("disk space", needed.disk, free.disk, f"make room{without_weights}"),
+    )
+    for what, least, left, hint in checks:
+        if left is not None and least > left:
+            raise UserError(
+                f"building needs at least {spelled(least)} of {what}; {spelled(left)} are free",
+                hint,
+            )

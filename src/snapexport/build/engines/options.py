@@ -1,0 +1,129 @@
+"""Options of `snapexport engine`, whose flags are made from this class."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args
+
+from snapexport.contract.engines import DEFAULT_LEVEL, Hardware
+from snapexport.contract.manifest import GraphName, Manifest
+from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, EngineLibrary
+from snapexport.errors import UserError
+
+HardwareFlag = Literal["none", "ampere-plus", "same-compute-capability"]
+HARDWARE_FLAGS: tuple[HardwareFlag, ...] = get_args(HardwareFlag)
+
+HIGHEST_LEVEL = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Every choice of `snapexport engine`.
+
+    graphs: the graphs to build; empty: all. plugins: the loadable library of the fused operators.
+    workspace: bytes; None: no limit. timing_cache: None: the build's own. compute_capabilities: of
+    the GPUs to build for, such as "8.9", ahead of time alone; empty: all that the library knows.
+    """
+
+    graphs: tuple[GraphName, ...] = ()
+    plugins: Path | None = None
+    hardware_compat: HardwareFlag = "none"
+    version_compatible: bool = False
+    strip_weights: bool = False
+    refit: bool = False
+    optimization_level: int = DEFAULT_LEVEL
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    compute_capabilities: tuple[str, ...] = ()
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hardware_compat not in HARDWARE_FLAGS:
+            raise UserError(
+                f"--hardware-compat '{self.hardware_compat}' is not known",
+                f"choose from {', '.join(HARDWARE_FLAGS)}",
+            )
+        if not 0 <= self.optimization_level <= HIGHEST_LEVEL:
+            raise UserError(
+                f"--optimization-level {self.optimization_level} is not between 0 and 5",
+                "3 is TensorRT's own default",
+            )
+        if self.workspace is not None and self.workspace < 1:
+            raise UserError(
+                f"--workspace {self.workspace} leaves no memory at all",
+                "write it like 8GiB, or leave it out",
+            )
+        if self.timing_cache is not None and not self.timing_cache.parent.is_dir():
+            raise UserError(
+                f"the directory of --timing-cache {self.timing_cache} does not exist",
+                f"make {self.timing_cache.parent} first",
+            )
+        if self.plugins is not None and not self.plugins.is_file():
+            raise UserError(
+                f"--plugins {self.plugins} is no file",
+                "name the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
+            )
+
+    def require_supported(self, library: EngineLibrary) -> None:
+        """Raise UserError for options that `library` has not, or would ignore."""
+        given = {name for name in _ON_THE_GPU if getattr(self, name) != _DEFAULTS[name]}
+        if library.capabilities and given:
+            name = "plugins" if "plugins" in given else min(given)
+            raise UserError(
+                f"--{name.replace('_', '-')} is not supported by {library.title}",
+                _WHY_NOT.get(name, f"leave it out: {library.title} has no such choice"),
+            )
+        if self.compute_capabilities and not library.capabilities:
+            raise UserError(
+                "--compute-capability is not supported by TensorRT, which builds for the GPU that "
+                "it runs on",
+                "leave it out, or build the graphs with --target tensorrt-rtx",
+            )
+        for capability in self.compute_capabilities:
+            if capability not in library.capabilities:
+                raise UserError(
+                    f"--compute-capability {capability} is not one of {library.title}'s",
+                    f"choose from {', '.join(library.capabilities)}",
+                )
+
+    @property
+    def hardware(self) -> Hardware:
+        """The manifest's name of the hardware compatibility level."""
+        levels: dict[HardwareFlag, Hardware] = {
+            "none": "none",
+            "ampere-plus": "ampere_plus",
+            "same-compute-capability": "same_compute_capability",
+        }
+        return levels[self.hardware_compat]
+
+    def graphs_of(self, manifest: Manifest) -> tuple[GraphName, ...]:
+        """The graphs to build, in the manifest's order. Raises UserError.
+
+        For an unknown graph, and for heads that the plugins do not take.
+        """
+        if self.plugins and manifest.model.head_dim > LARGEST_PLUGIN_HEAD:
+            raise UserError(
+                f"--plugins is not supported for heads of {manifest.model.head_dim}: the plugins "
+                f"take heads of up to {LARGEST_PLUGIN_HEAD}",
+                "leave it out: TensorRT then runs the functions' bodies",
+            )
+        for name in self.graphs:
+            if name not in manifest.graphs:
+                raise UserError(
+                    f"the build has no graph '{name}'",
+                    f"choose from {', '.join(manifest.graphs)}",
+                )
+        return tuple(name for name in manifest.graphs if not self.graphs or name in self.graphs)
+
+
+_DEFAULTS = {field.name: field.default for field in fields(EngineOptions)}
+
+_ON_THE_GPU = (
+    *("plugins", "hardware_compat", "version_compatible", "strip_weights", "refit"),
+    *("optimization_level", "timing_cache"),
+)
+"""Options of engines that are built on the GPU that runs them."""
+
+_WHY_NOT = {
+    "plugins": "leave it out: TensorRT for RTX runs no plugins; its engines run the functions' "
+    "bodies. Plugins need --target tensorrt",
+}

@@ -1,0 +1,392 @@
+"""Options of a build, and the cache geometry that follows from them.
+
+Resolves budgets, presets and defaults; `CacheGeometry` validates the result. The command line makes
+its flags and their defaults from this class.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from snapexport.build.exclusions import require_apart
+from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
+from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
+from snapexport.contract.geometry import (
+    BUDGETS,
+    DEFAULT_L_OBS,
+    POLICIES,
+    VOTE_QUERIES,
+    CacheGeometry,
+    Policy,
+    default_pool_kernel,
+    default_ring,
+    too_small,
+    topk_per_layer,
+)
+from snapexport.contract.graph_options import GraphOptions, require_one_of
+from snapexport.contract.manifest import QUANTIZATIONS, ModelFacts, Quantization
+from snapexport.contract.targets import TARGETS, CacheDType, Target, capabilities, targets_with
+from snapexport.errors import UserError
+from snapexport.files.dtypes import DTYPES, DType
+from snapexport.graphs.functions.vote import DEFAULTS, STAGES
+
+DEFAULT_COMPRESSION = 4
+"""Without --kv-budget, --L-recent or --K a layer gets L_max / 4 cache slots, SnapStream's ratio."""
+
+DEFAULT_L_SINK = 4
+SEEN_OF_QUESTION = 10
+"""Tokens of a question that the window sees, at least, behind the chat template's tail."""
+
+DEFAULT_CHUNK = 512
+"""Long enough that arithmetic bounds a chunk's time on a GPU, short enough not to stall running
+streams."""
+CPU_CHUNK = 128
+"""The same where a CPU alone runs the graphs. Even a prompt of one token costs a whole chunk."""
+
+_CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
+    "budget": BUDGETS,
+    "vote_queries": VOTE_QUERIES,
+}
+
+
+def _choice(name: str) -> Any:
+    return field(default=None, metadata={"choices": _CHOICES[name]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(GraphOptions):
+    """Every choice of `snapexport build`; graph options are inherited. None: derived from others.
+
+    Lengths and budgets are in tokens.
+    """
+
+    model: str
+    out: Path
+    L_max: int
+    policy: Policy = "snapstream"
+    kv_budget: int | None = None
+    L_sink: int | None = None
+    L_recent: int | None = None
+    K: int | None = None
+    L_obs: int | None = None
+    pool_kernel: int | None = None
+    vote: str | None = _choice("vote")
+    pool: str | None = _choice("pool")
+    softmax: str | None = _choice("softmax")
+    group: str | None = _choice("group")
+    budget: str | None = _choice("budget")
+    head_budget: Path | None = field(default=None, metadata={"metavar": "FILE"})
+    head_groups: int | None = None
+    vote_queries: str | None = _choice("vote_queries")
+    batch: int = 4
+    decode_batches: tuple[int, ...] | None = None
+    tokens_per_step: int = 1
+    prefill_chunk: int | None = None
+    prefill_capacities: tuple[int, ...] = ()
+    dtype: DType = "fp32"
+    weights: Quantization | None = None
+    target: Target = "onnxruntime"
+    baseline: bool = False
+    tensor_parallel: int = 1
+    link_weights: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_one_of("--policy", self.policy, POLICIES)
+        require_one_of("--dtype", self.dtype, DTYPES)
+        require_one_of("--target", self.target, tuple(TARGETS))
+        for name, choices in _CHOICES.items():
+            require_one_of(flag_of(name), getattr(self, name), choices)
+        self._require_weights()
+        self._require_compressed_caches(self.graph_options)
+        if self.batch < 1:
+            raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
+        for slots in self.decode_batches or ():
+            if not 1 <= slots <= self.batch:
+                raise UserError(
+                    f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
+                    "a decode graph runs some of the batch slots, or all",
+                )
+        require_apart(vars(self))
+        require_preset(self.policy, vars(self))
+        if self.policy == "full":
+            self._require_nothing_to_compress()
+        else:
+            self._require_one_budget()
+
+    def _require_weights(self) -> None:
+        require_one_of("--weights", self.weights, QUANTIZATIONS)
+        target = capabilities(self.target)
+        if self.weights == "fp8" and not target.fp8_weights:
+            raise UserError(
+                f"--weights fp8 is not supported with --target {self.target}: the CPU would "
+                "dequantize every matrix anew in each run",
+                "leave it out, and the weights are dequantized once, as they are written; or use "
+                f"--target {targets_with('fp8_weights')}",
+            )
+        if self.weights == "int4" and self.dtype not in target.int4_dtypes:
+            raise UserError(
+                f"--weights {self.weights} is not supported with --target {self.target} "
+                f"--dtype {self.dtype}",
+                f"use --target {targets_with('int4_dtypes')} with --dtype fp32 or fp16",
+            )
+
+    def _require_compressed_caches(self, resolved: GraphOptions) -> None:
+        if self.policy == "full" and resolved.of_full_cache() != resolved:
+            held = resolved.cache_dtype
+            flag = f"--cache-dtype {held}" if held else "--decode-attention valid"
+            flag = "--extend" if resolved.extend else flag
+            raise UserError(
+                f"{flag} is for compressed caches, but --policy is full",
+                "leave it out: the full cache has the build's dtype, ONNX Runtime reads it up to "
+                "the newest token, and prefill extends it",
+            )
+
+    def _require_nothing_to_compress(self) -> None:
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"--policy full keeps everything, but {given[0]} is given", f"drop {given[0]}"
+            )
+        if self.baseline:
+            raise UserError(
+                "--baseline adds the full cache's graphs, which --policy full builds already",
+                "leave one of them out",
+            )
+
+    def _given_cache_flags(self) -> list[str]:
+        return [flag_of(name) for name in CACHE_FIELDS if getattr(self, name) is not None]
+
+    def _require_one_budget(self) -> None:
+        if self.kv_budget is None:
+            return
+        if self.L_recent is not None and (K := self._value("K", None)) is not None:
+            raise UserError(
+                "--kv-budget is given together with both --L-recent and --K"
+                if K
+                else "--kv-budget and --L-recent are given together, and there is no top-k",
+                "the budget is the sum of all parts: leave one of them out",
+            )
+        if self.kv_budget > self.L_max:
+            raise UserError(
+                f"--kv-budget {self.kv_budget} is more than --L-max {self.L_max}: "
+                "nothing would be compressed",
+                f"use a budget below {self.L_max}, or --policy full",
+            )
+
+    def _value(self, name: str, default: Any) -> Any:
+        """The given value, else the preset's, else the default."""
+        if (given := getattr(self, name)) is not None:
+            return given
+        fixed = {**PRESET_DEFAULTS.get(self.policy, {}), **PRESETS[self.policy]}
+        return fixed.get(name, default)
+
+    def geometry(
+        self, model: ModelFacts, template_tail: int = 0, heads: HeadBudget | None = None
+    ) -> CacheGeometry:
+        """The cache of `model` under these options. Raises UserError.
+
+        template_tail: tokens between a user's message and the answer in the chat template. heads:
+        in place of the file of --head-budget.
+        """
+        if self.L_max > model.max_position_embeddings:
+            limit = model.max_position_embeddings
+            raise UserError(
+                f"--L-max {self.L_max} is above the model's position limit {limit}",
+                f"use --L-max {limit} or less: the model has not learned longer positions",
+            )
+        if self.policy == "full":
+            full = CacheGeometry.full(self.L_max, model.num_hidden_layers)
+            return replace(full, tokens_per_step=self.tokens_per_step)
+        if all(model.sliding_window):
+            return self._rings_alone(model)
+        geometry = self._compressed(model, template_tail)
+        if geometry.budget != "heads":
+            return geometry
+        if self.head_budget is not None:
+            heads = HeadBudget.read(self.head_budget)
+        if heads is None:
+            raise UserError(
+                "--budget heads needs the budget of each KV head",
+                "give a file of head budgets as --head-budget (docs/reference/head-budgets.md)",
+            )
+        most = _or(self.head_groups, DEFAULT_GROUPS)
+        return with_head_groups(geometry, heads, model, most)
+
+    def _rings_alone(self, model: ModelFacts) -> CacheGeometry:
+        """All layers have windows: each has an exact ring, and no layer votes."""
+        if given := self._given_cache_flags():
+            raise UserError(
+                f"every layer of the model slides over its last {max(model.sliding_window)} "
+                f"positions: {given[0]} has nothing to divide",
+                f"drop {given[0]}: a ring of that size is exact",
+            )
+        layers, rings = model.num_hidden_layers, _column(model.sliding_window)
+        L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
+        return CacheGeometry(
+            self.policy,
+            self.L_max,
+            layers,
+            L_sink=0,
+            L_recent=rings,
+            K=0,
+            L_obs=L_obs,
+            tokens_per_step=self.tokens_per_step,
+        )
+
+    def _compressed(self, model: ModelFacts, template_tail: int) -> CacheGeometry:
+        L_sink = self._value("L_sink", DEFAULT_L_SINK)
+        L_recent, K = self._ring_and_topk(L_sink)
+        windows = model.sliding_window
+        budget = self._value("budget", "heads" if self.head_budget else "uniform")
+        room = self.L_max - L_sink - L_recent
+        voted = iter(topk_per_layer(budget, K, windows.count(0), room))
+        return CacheGeometry(
+            self.policy,
+            self.L_max,
+            model.num_hidden_layers,
+            # A ring of w cache slots is exact for a layer with a window of w positions.
+            L_sink=_column([0 if window else L_sink for window in windows]),
+            L_recent=_column([window or L_recent for window in windows]),
+            K=_column([0 if window else next(voted) for window in windows]),
+            L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
+            pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
+            budget=budget,
+            vote_queries=self._value("vote_queries", "prompt"),
+            tokens_per_step=self.tokens_per_step,
+            **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
+        )
+
+    def _window(self, template_tail: int, L_recent: int) -> int:
+        """W: long enough to see the end of a question behind the template's tail.
+
+        Without a tail no longer than it has to be: more of the text before a question would vote. A
+        prefill chunk that is given limits it.
+        """
+        if self.vote_queries == "repeat":
+            return _or(self.prefill_chunk, self._usual_chunk)
+        wanted = template_tail + SEEN_OF_QUESTION if template_tail else DEFAULT_L_OBS
+        return max(1, min(wanted, L_recent, self.L_max, _or(self.prefill_chunk, wanted)))
+
+    def _ring_and_topk(self, L_sink: int) -> tuple[int, int]:
+        """L_recent and K: the given values, else parts of the budget that the sinks leave."""
+        K = self._value("K", None)
+        if self.L_recent is not None and K is not None:
+            return self.L_recent, K
+        budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
+        free = budget - L_sink
+        if self.L_recent is not None:
+            recent, topk = self.L_recent, free - self.L_recent
+        else:
+            topk = _or(K, free - default_ring(free))
+            recent = free - topk
+        if recent < 1 or topk < 0:
+            by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
+            others = [f"{L_sink} sinks"]
+            others += [] if self.L_recent is None else [f"a ring of {self.L_recent}"]
+            others += [] if K is None else [f"{K} kept positions"]
+            lacking = "the ring" if recent < 1 else "top-k"
+            raise UserError(
+                f"--kv-budget {budget}{by_default} leaves no slot for {lacking} beside "
+                f"{' and '.join(others)}",
+                "raise --kv-budget, or lower --L-sink, --L-recent or --K",
+            )
+        return recent, topk
+
+    @property
+    def graph_options(self) -> GraphOptions:
+        """The graph options, with defaults filled in. Raises UserError."""
+        chosen = {one.name: getattr(self, one.name) for one in fields(GraphOptions)}
+        if self.weights == "fp8":
+            chosen["share_weights"] = False
+        return GraphOptions(**chosen).resolved(self.target, self.dtype)
+
+    @property
+    def stored_cache_dtype(self) -> CacheDType:
+        """The element type of compressed caches."""
+        return self.graph_options.cache_dtype or self.dtype
+
+    @property
+    def smaller_batches(self) -> list[int]:
+        """Batch slots of each decode graph for fewer than all."""
+        if self.decode_batches is not None:
+            return sorted(set(self.decode_batches) - {self.batch})
+        if self.data_parallel_attention:  # no rank is idle in a step
+            ranks = self.tensor_parallel
+            return [ranks * slots for slots in _powers_of_4(self.batch // ranks)]
+        # Unless weights are shared, each further graph would hold a copy of 16-bit weights: ONNX
+        # Runtime converts them. All its graphs read one copy of fp32 weights in place. It
+        # rearranges 4-bit weights; there one more copy is worth its memory.
+        holds_copy = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
+        if holds_copy and not self.graph_options.share_weights:
+            return []
+        return _powers_of_4(self.batch)[: 1 if self.weights == "int4" else None]
+
+    def chunk(self, geometry: CacheGeometry) -> int:
+        """C, the tokens of a prefill step. L_max means the single-shot layout."""
+        least = geometry.L_obs if geometry.compresses else 1
+        chunk = _or(self.prefill_chunk, max(least, self._usual_chunk))
+        if not least <= chunk <= self.L_max:
+            raise UserError(
+                f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
+                f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
+            )
+        geometry.require_chunks(chunk)
+        return chunk
+
+    @property
+    def _usual_chunk(self) -> int:
+        target = capabilities(self.target)
+        on_gpu = target.runs_on_gpu or self.dtype in target.cuda_dtypes
+        usual = DEFAULT_CHUNK if on_gpu else CPU_CHUNK
+        return max(1, min(usual, self.L_max // 2))
+
+    def capacities(self, chunk: int) -> list[int]:
+        """Positions of the caches of further prefill graphs, ascending. Raises UserError.
+
+        Each is at least twice the one before, so that moving to a larger one is rare and cheap.
+        """
+        given = sorted(set(self.prefill_capacities))
+        if given:
+            self._require_capacities(chunk)
+        if found := too_small(given, chunk, self.L_max):
+            capacity, least = found
+            raise UserError(
+                f"--prefill-capacities {' '.join(map(str, given))}: {capacity} is below {least}",
+                f"begin at {chunk} (the prefill chunk) or above, at least double from one to the "
+                f"next, and end at {self.L_max // 2} (half of --L-max) or below",
+            )
+        return given
+
+    def _require_capacities(self, chunk: int) -> None:
+        if not capabilities(self.target).attends_to_capacity:
+            raise UserError(
+                f"--prefill-capacities is not supported with --target {self.target}, whose "
+                "attention reads a prompt no further than it is long",
+                f"leave it out, or use --target {targets_with('attends_to_capacity')}",
+            )
+        if chunk == self.L_max:
+            raise UserError(
+                "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",
+                "leave it out, or use a smaller --prefill-chunk",
+            )
+
+
+CACHE_FIELDS = (
+    *("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"),
+    *(*_CHOICES, "head_budget", "head_groups"),
+)
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _powers_of_4(limit: int) -> list[int]:
+    """1, 4, 16 ... below the limit, so that a step runs at most 4 times the batch slots in use."""
+    return [4**n for n in range(limit.bit_length()) if 4**n < limit]
+
+
+def _column(values: list[int]) -> int | tuple[int, ...]:
+    """One value if all layers have the same, else one for each."""
+    return values[0] if len(set(values)) == 1 else tuple(values)

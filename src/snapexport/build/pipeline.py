@@ -1,0 +1,273 @@
+"""Carries out a build: checkpoint -> traces -> weights -> graphs -> manifest, a function a stage.
+
+Imports torch and transformers. Checks all input before the first trace. Knows no operator of any
+target.
+"""
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import torch
+from transformers import PretrainedConfig
+
+from snapexport.build.copied import read_texts
+from snapexport.build.graph_files import Traces, finished_graphs, write_graph
+from snapexport.build.options import BuildOptions
+from snapexport.build.progress import Progress
+from snapexport.build.ranks import place_ranks, write_ranks
+from snapexport.build.staging import staged
+from snapexport.build.template_tail import template_tail
+from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import (
+    FORMAT_VERSION,
+    MTP,
+    MTP_PREFILL,
+    VERIFY,
+    WEIGHTS,
+    GraphEntry,
+    GraphName,
+    Manifest,
+    ModelFacts,
+    TraceName,
+)
+from snapexport.exporter import (
+    architectures,
+    derived,
+    fp8,
+    hub,
+    int4,
+    link,
+    mtp,
+    mtp_layer,
+    shapes,
+    trace,
+    weights,
+)
+from snapexport.exporter.batch import with_batch
+from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.ranks import require_ranks
+from snapexport.files.dtypes import DType
+
+_RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
+_TORCH: dict[DType, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class ResolvedBuild:
+    """A build before its work begins: inputs read, defaults filled in.
+
+    texts: the files that are copied, by name.
+    """
+
+    options: BuildOptions
+    checkpoint: Checkpoint
+    texts: dict[str, bytes]
+    config: PretrainedConfig
+    model: ModelFacts
+    geometry: CacheGeometry
+    prefill_chunk: int
+    prefill_capacities: list[int]
+
+
+def write_build(options: BuildOptions, progress: Progress) -> Build:
+    """Carry out a build. Its directory appears complete or not at all. Raises UserError."""
+    progress.stage("reading the checkpoint")
+    resolved = resolve(options)
+    with staged(options.out, options.overwrite) as directory:
+        traces, placed = trace_model(resolved, directory, progress)
+        progress.stage("surgery")
+        graphs, segments = write_graphs(resolved, traces, directory)
+        kept = traces.write(directory) if options.baseline else {}
+        progress.stage("writing the manifest")
+        manifest_of(resolved, graphs, segments, kept, placed, directory).write(directory)
+        build = Build.open(directory)
+    return dataclasses.replace(build, directory=options.out)
+
+
+def resolve(options: BuildOptions) -> ResolvedBuild:
+    """Read headers and configs. Raises UserError for a model or options that cannot be built."""
+    checkpoint = Checkpoint.open(hub.resolve(options.model))
+    if options.link_weights:
+        weights.require_linkable(checkpoint)
+    if options.weights == "fp8":
+        fp8.require_fp8(checkpoint)
+    architecture = architectures.require_verified(checkpoint)
+    config = architectures.load_config(checkpoint)
+    model = architectures.model_facts(architecture, config, checkpoint)
+    texts = read_texts(checkpoint.with_tokenizer())
+    geometry = options.geometry(model, template_tail(texts))
+    options.require_model(
+        model.vocab_size,
+        latent=bool(model.kv_lora_rank),
+        kv_heads=model.cut(options.tensor_parallel).num_key_value_heads,
+        has_experts=bool(model.num_experts),
+    )
+    require_ranks(checkpoint, config, options.tensor_parallel)
+    options.require_ranks(
+        options.tensor_parallel,
+        [*options.smaller_batches, options.batch],
+        latent=bool(model.kv_lora_rank),
+    )
+    shapes.require_tensors(checkpoint, config)
+    if options.mtp:
+        mtp_layer.require_layer(checkpoint, config)
+    checkpoint = derived.with_derived(checkpoint, config)
+    chunk = options.chunk(geometry)
+    capacities = options.capacities(chunk)
+    return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk, capacities)
+
+
+def trace_model(
+    resolved: ResolvedBuild, directory: Path, progress: Progress
+) -> tuple[Traces, weights.PlacedWeights]:
+    """Trace all graphs, place the weights in `directory`, and link the traces to them."""
+    options, dtype = resolved.options, _TORCH[resolved.options.dtype]
+    traced = _traced(resolved, dtype, progress)
+    models = list(traced.values())
+    sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
+    checkpoint, sources = _quantized(resolved, models, sources)
+    progress.stage("placing the weights")
+    if options.tensor_parallel > 1:
+        # A rank's weights have names of their own: two may be cut of one tensor.
+        own = [{name: name for name in source} for source in sources]
+        in_fp32 = link.tensors_of(ir.DataType.FLOAT, models, own)
+        count, of_dtype = options.tensor_parallel, options.dtype
+        placed = place_ranks(checkpoint, sources, count, of_dtype, directory, progress, in_fp32)
+        progress.stage("tying the graphs to the weights")
+        return _linked(resolved, traced, own, placed), placed
+    wanted = {tensor for source in sources for tensor in source.values()}
+    target = directory / WEIGHTS
+    placed = weights.place(
+        checkpoint,
+        wanted,
+        options.dtype,
+        target,
+        progress.written,
+        in_fp32=link.tensors_of(ir.DataType.FLOAT, models, sources),
+        in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, models, sources),
+        link=options.link_weights,
+    )
+    progress.stage("tying the graphs to the weights")
+    return _linked(resolved, traced, sources, placed), placed
+
+
+def _traced(
+    resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
+) -> dict[GraphName, ir.Model]:
+    """A trace of each kind of graph that the build has."""
+    config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.mtp
+    ranks = resolved.options.tensor_parallel
+    progress.stage("tracing prefill")
+    models = {"prefill": trace.trace_prefill(config, dtype, chunk, states, ranks)}
+    progress.stage("tracing decode")
+    parallel = resolved.options.data_parallel_attention
+    models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks, parallel)
+    if (tokens := resolved.geometry.tokens_per_step) > 1:
+        progress.stage("tracing decode of several tokens")
+        models[VERIFY] = trace.trace_decode(config, dtype, states, tokens, ranks)
+    if resolved.options.mtp:
+        progress.stage("tracing multi-token prediction")
+        models[MTP] = mtp.trace_mtp(config, dtype)
+        models[MTP_PREFILL] = mtp.trace_mtp_prefill(config, dtype, chunk)
+    return models
+
+
+def _quantized(
+    resolved: ResolvedBuild, models: Sequence[ir.Model], sources: list[dict[str, str]]
+) -> tuple[Checkpoint, list[dict[str, str]]]:
+    """The checkpoint and sources once `--weights` has changed the traces."""
+    checkpoint, options = resolved.checkpoint, resolved.options
+    if options.weights == "fp8":
+        return fp8.keep(models, sources, checkpoint, options.dtype)
+    if options.weights == "int4":
+        experts = architectures.architecture_of(resolved.config).experts
+        router = experts.router if experts else None
+        sources = [int4.mark(m, s, router) for m, s in zip(models, sources, strict=True)]
+    return checkpoint, sources
+
+
+def _linked(
+    resolved: ResolvedBuild,
+    traced: dict[GraphName, ir.Model],
+    sources: Sequence[dict[str, str]],
+    placed: weights.PlacedWeights,
+) -> Traces:
+    """The traces, tied to the weights: decode's for each number of batch slots."""
+    whole, smaller = resolved.options.batch, resolved.options.smaller_batches
+    source_of = dict(zip(traced, sources, strict=True))
+
+    def linked(name: GraphName, batch: int | None = None) -> onnx.ModelProto:
+        model = with_batch(traced[name], batch) if batch else traced[name]
+        link.link(model, source_of[name], placed.tensors)
+        return ir.to_proto(model)
+
+    verified = [whole, *smaller] if VERIFY in traced else []
+    return Traces(
+        prefill=linked("prefill"),
+        decode=linked("decode", whole),
+        prefill_chunk=resolved.prefill_chunk,
+        smaller_decodes={batch: linked("decode", batch) for batch in smaller},
+        verify={batch: linked(VERIFY, batch) for batch in verified},
+        mtp=(linked(MTP, whole), linked(MTP_PREFILL)) if MTP in traced else None,
+    )
+
+
+def write_graphs(
+    resolved: ResolvedBuild, traces: Traces, directory: Path
+) -> tuple[dict[GraphName, GraphEntry], dict[GraphName, list[GraphEntry]]]:
+    """Make the graphs by surgery, and write everything but the manifest: graphs and segments."""
+    for name, text in resolved.texts.items():
+        (directory / name).write_bytes(text)
+    options = resolved.options
+    graphs = finished_graphs(
+        traces,
+        resolved.geometry,
+        options.target,
+        options.graph_options,
+        prefill_capacities=resolved.prefill_capacities,
+        baseline=options.baseline,
+    )
+    if options.tensor_parallel > 1:
+        return write_ranks(graphs, options.target, options.tensor_parallel, directory)
+    return {name: write_graph(name, model, directory) for name, model in graphs.items()}, {}
+
+
+def manifest_of(
+    resolved: ResolvedBuild,
+    graphs: dict[GraphName, GraphEntry],
+    segments: dict[GraphName, list[GraphEntry]],
+    traces: dict[TraceName, GraphEntry],
+    placed: weights.PlacedWeights,
+    directory: Path,
+) -> Manifest:
+    """The build's manifest."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        model=resolved.model,
+        geometry=resolved.geometry,
+        batch=resolved.options.batch,
+        prefill_chunk=resolved.prefill_chunk,
+        dtype=resolved.options.dtype,
+        quantization=resolved.options.weights,
+        target=resolved.options.target,
+        graph_options=resolved.options.graph_options,
+        graphs=graphs,
+        traces=traces,
+        tensor_parallel=resolved.options.tensor_parallel,
+        segments=segments,
+        weights=placed.describe(directory),
+        linked_weights=placed.linked,
+        engines={},
+        versions={"python": platform.python_version()} | {n: version(n) for n in _RECORDED},
+    )

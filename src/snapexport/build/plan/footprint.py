@@ -1,0 +1,88 @@
+"""Counts the bytes that a running build holds, part by part."""
+
+from dataclasses import dataclass
+
+from snapexport.build import BuildOptions
+from snapexport.build.plan import activations, sizes
+from snapexport.build.plan.model import PlannedModel
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.targets import capabilities
+
+PROCESS = 80 * 2**20
+"""Python, ONNX Runtime and empty sessions (docs/reference/memory-model.md)."""
+
+GPU_CONTEXT = 600 * 2**20
+"""CUDA's context and TensorRT's libraries on the GPU: 574 MiB in a log of NVIDIA/TensorRT-LLM's
+issue 538 (TensorRT 9), rounded up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes of a running build, as if all were resident. request_cache: of one request in decode.
+
+    prefill_work, compress_work, decode_work: activations. shares_work: whether the graphs share the
+    memory of their activations; no two graphs run at once.
+    """
+
+    process: int
+    weights: int
+    request_cache: int
+    batch: int
+    prefill_cache: int
+    prefill_work: int
+    compress_work: int
+    decode_work: int
+    shares_work: bool
+
+    @property
+    def decode_cache(self) -> int:
+        return self.request_cache * self.batch
+
+    @property
+    def decode_resident(self) -> int:
+        """Bytes while decoding: all but the work of prefill and of the compress step."""
+        caches = self.decode_cache + self.prefill_cache
+        return self.process + self.weights + caches + self.decode_work
+
+    @property
+    def prefill_peak(self) -> int:
+        """The peak: a prompt is prefilled while every batch slot holds a request."""
+        resting = self.decode_resident - self.decode_work
+        work = (self.prefill_work, self.compress_work, self.decode_work)
+        return resting + (max(work) if self.shares_work else sum(work))
+
+
+def footprint(
+    model: PlannedModel, options: BuildOptions, geometry: CacheGeometry, chunk: int
+) -> Footprint:
+    """The footprint of a build. geometry, chunk: those of `options` for this model."""
+    on_gpu = capabilities(options.target).runs_on_gpu
+    compresses_apart = geometry.compresses and not geometry.is_single_shot(chunk)
+    return Footprint(
+        process=GPU_CONTEXT if on_gpu else PROCESS,
+        weights=sizes.held_bytes(model, options),
+        request_cache=_request_bytes(model, options, geometry),
+        batch=options.batch,
+        prefill_cache=sizes.prompt_bytes(model.facts, geometry, chunk, options.dtype),
+        prefill_work=activations.prefill_bytes(model, options, geometry, chunk),
+        compress_work=activations.compress_bytes(model, options, geometry)
+        if compresses_apart
+        else 0,
+        decode_work=activations.decode_bytes(model, options, geometry),
+        shares_work=on_gpu,
+    )
+
+
+def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
+    """Bytes that a decode step with all batch slots in use reads: the weights, and all caches.
+
+    With --mtp a draft is part of the step.
+    """
+    cache = _request_bytes(model, options, geometry)
+    return sizes.read_bytes(model, options) + options.batch * cache
+
+
+def _request_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
+    return sizes.request_bytes(
+        model.facts, geometry, options.stored_cache_dtype, drafts=options.mtp
+    )

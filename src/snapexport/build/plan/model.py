@@ -1,0 +1,236 @@
+"""Reads a checkpoint's sizes from its config and headers alone."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapexport.contract.manifest import ModelFacts
+from snapexport.errors import UserError, needs_extra
+from snapexport.exporter import hub
+from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
+from snapexport.files.dtypes import DType
+from snapexport.files.safetensors import TensorSpan
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+
+
+_OF_EXPERTS = ".experts."
+"""In the names of the tensors of experts that a router chooses."""
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""What a layer for multi-token prediction shares with the model, and may hold once more."""
+_WEIGHTS = (".safetensors", ".bin", GGUF)
+_TAKEN_APART = "kv_b_proj.weight"
+"""A matrix that a build stores as two, never in fp8 (exporter/latent_attention.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedExperts:
+    """The experts (MoE) of `layers` layers: `chosen` of `count` for each token."""
+
+    layers: int
+    count: int
+    chosen: int
+    hidden_size: int
+    width: int
+
+    @property
+    def elements(self) -> int:
+        """Weights of one expert: gate, up and down."""
+        return 3 * self.hidden_size * self.width
+
+    def used(self, tokens: int) -> float:
+        """The expected number of a layer's experts that any of `tokens` tokens chooses.
+
+        If routers chose at random: E (1 - (1 - k/E)^tokens). Real routers choose fewer.
+        """
+        return self.count * (1 - (1 - self.chosen / self.count) ** tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFp8:
+    """Weights that `--weights fp8` keeps: [N,K] of linear layers, and whether experts are such.
+
+    names: of the linear layers, in the same order. width: elements of a row that share a scale.
+    """
+
+    linear: tuple[tuple[int, int], ...]
+    experts: bool
+    width: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """Facts of a checkpoint that determine its memory.
+
+    linear: [N,K] of every linear layer but the experts', with the head even if it is tied to the
+    embedding, as last one. names: of the others, in the same order. experts: None if every layer
+    has one MLP. others: elements of norms and biases. softcapped: whether attention's scores are
+    soft-capped. stored: the dtype of most bytes; bf16 for quantized ones. fp8: None if the
+    checkpoint has no such weights.
+    """
+
+    facts: ModelFacts
+    hidden_size: int
+    intermediate_size: int
+    linear: tuple[tuple[int, int], ...]
+    experts: PlannedExperts | None
+    others: int
+    tied: bool
+    softcapped: bool
+    stored: DType
+    fp8: PlannedFp8 | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def embedding(self) -> int:
+        """Elements of the embedding table [V,E]."""
+        return self.facts.vocab_size * self.hidden_size
+
+
+def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
+    """Read a checkpoint directory or Hub id. Raises UserError for models that `build` refuses.
+
+    mtp: with the layer for multi-token prediction, which comes after the last one.
+    """
+    path = hub.resolve(model)
+    checkpoint = _of_config(path) if _has_config_alone(path) else Checkpoint.open(path)
+    with needs_extra("build"):
+        from snapexport.exporter import architectures
+        from snapexport.exporter.quantized import read_quantization
+
+        architecture = architectures.VERIFIED[architectures.require_verified(checkpoint)]
+        config = architectures.load_config(checkpoint)
+        if mtp:
+            _require_mtp(checkpoint, config)
+    embedding_name, head_name = architecture.embedding, architecture.head
+    tied = bool(config.tie_word_embeddings)
+    _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
+    layers = config.num_hidden_layers + mtp
+    wanted = {
+        name: span.shape
+        for name, span in checkpoint.tensors.items()
+        if (name == head_name or _is_read(name, layers)) and _OF_EXPERTS not in name
+    }
+    # The head counts once, tied or not.
+    embedding, head = wanted.pop(embedding_name), wanted.pop(head_name, ())
+    matrices = {name: shape for name, shape in wanted.items() if len(shape) == 2}
+    linear = [(rows, columns) for rows, columns in matrices.values()]
+    linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
+    return PlannedModel(
+        facts=architectures.model_facts(architecture.name, config, checkpoint),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        linear=tuple(linear),
+        experts=_experts(config, mtp),
+        others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
+        tied=tied,
+        softcapped=_value(config, architecture.score_softcap) is not None,
+        stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
+        fp8=_fp8(checkpoint),
+        names=tuple(matrices),
+    )
+
+
+def _require_mtp(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
+    from snapexport.exporter import mtp_layer
+
+    mtp_layer.require_present(checkpoint, config)
+
+
+def _is_read(name: str, layers: int) -> bool:
+    """Whether graphs read a tensor: it is of one of the first `layers` layers, or of none."""
+    found = _LAYER.match(name)
+    if found is None:
+        return name.startswith("model.")
+    return int(found[1]) < layers and found[2] not in _COPIES
+
+
+def _has_config_alone(path: Path) -> bool:
+    if not (path / CONFIG).is_file():
+        return False
+    return not any(one for end in _WEIGHTS for one in path.glob(f"*{end}*"))
+
+
+def _of_config(directory: Path) -> Checkpoint:
+    """A config.json alone, with the shapes that transformers gives its parameters."""
+    with needs_extra("build"):
+        from snapexport.exporter import architectures, shapes
+
+    checkpoint = Checkpoint.of_configs(directory, {})
+    architectures.require_verified(checkpoint)
+    config = architectures.load_config(checkpoint)
+    tensors = {
+        name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
+        for name, shape in shapes.parameters(config).items()
+    }
+    return replace(checkpoint, tensors=tensors)
+
+
+def _experts(config: "PretrainedConfig", mtp: bool) -> PlannedExperts | None:
+    from snapexport.exporter import architectures
+
+    found = architectures.experts_of(config)
+    layers = architectures.mlp_types(config).count(architectures.EXPERTS) + mtp
+    if found is None or not layers:
+        return None
+    return PlannedExperts(
+        layers=layers,
+        count=found.experts,
+        chosen=found.chosen,
+        hidden_size=config.hidden_size,
+        width=found.width,
+    )
+
+
+def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
+    """By the types of the weights; of a config.json alone by the layers that it says are fp8."""
+    from snapexport.exporter.quantized import Fp8Tensor, read_quantization
+
+    quantization = read_quantization(checkpoint.config)
+    if quantization is None or quantization.kind != "fp8":
+        return None
+    found = {n: one.shape for n, one in checkpoint.tensors.items() if isinstance(one, Fp8Tensor)}
+    if not found:
+        found = {n: one.shape for n, one in checkpoint.tensors.items() if "_proj" in n}
+    linear = {
+        name: (shape[0], shape[1])
+        for name, shape in found.items()
+        if _OF_EXPERTS not in name and not name.endswith(_TAKEN_APART) and len(shape) == 2
+    }
+    return PlannedFp8(
+        linear=tuple(linear.values()),
+        experts=any(_OF_EXPERTS in name for name in found),
+        width=quantization.block[1],
+        names=tuple(linear),
+    )
+
+
+def _value(config: "PretrainedConfig", attribute: str | None) -> Any:
+    """An attribute of the config, or None if the architecture has none."""
+    return getattr(config, attribute) if attribute else None
+
+
+def _require_weights(checkpoint: Checkpoint, names: tuple[str, ...]) -> None:
+    for name in names:
+        shape = checkpoint.tensors[name].shape if name in checkpoint.tensors else ()
+        if len(shape) != 2:
+            raise UserError(
+                f"the checkpoint has no matrix {name}",
+                "download the checkpoint again, or check config.json against it",
+            )
+
+
+def _mostly_stored(checkpoint: Checkpoint) -> DType:
+    nbytes: Counter[str] = Counter()
+    for span in checkpoint.tensors.values():
+        nbytes[span.dtype] += span.nbytes
+    (dtype, _), *_ = nbytes.most_common(1)
+    return _STORED.get(dtype, "fp32")

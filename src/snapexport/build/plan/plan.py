@@ -1,0 +1,97 @@
+"""Makes a plan for a request, or a UserError with the least memory that would do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snapexport.build import BuildOptions
+from snapexport.build.plan.alternatives import Alternative, alternatives
+from snapexport.build.plan.model import PlannedModel, read_model
+from snapexport.build.plan.recommendation import Recommendation, recommend
+from snapexport.build.plan.request import PlanRequest, chosen_flags
+from snapexport.build.presets import flag_of
+from snapexport.contract.sizes import as_flag, spelled
+from snapexport.contract.targets import capabilities, targets_with
+from snapexport.errors import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All alternatives, and the recommended one."""
+
+    request: PlanRequest
+    model: PlannedModel
+    alternatives: list[Alternative]
+    recommendation: Recommendation
+
+
+def make_plan(request: PlanRequest) -> Plan:
+    """Read the checkpoint's headers and decide. Raises UserError."""
+    model = read_model(request["model"], mtp=bool(request["mtp"]))
+    _with_dtype(request, model).build_options()  # flags that contradict each other
+    return plan_for(request, model)
+
+
+def plan_for(request: PlanRequest, model: PlannedModel) -> Plan:
+    """Plan for a model whose headers are read. Raises UserError."""
+    request = resolved(request, model)
+    found = alternatives(request, model)
+    recommendation = recommend(request, found)
+    if recommendation is None:
+        raise _nothing_fits(request, model, found)
+    return Plan(request, model, found, recommendation)
+
+
+def resolved(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The request with its dtype. Raises UserError for weights that the model does not have."""
+    if request["weights"] == "fp8" and model.fp8 is None:
+        raise UserError(
+            "--weights fp8 keeps fp8 weights as they are, and the checkpoint has none",
+            "leave it out, or plan for a checkpoint that is published in fp8",
+        )
+    return _with_dtype(request, model)
+
+
+def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
+    """The default dtype on a GPU: the checkpoint's own 16 bits, so that no weight is converted."""
+    target = request["target"] or BuildOptions.target
+    on_gpu = capabilities(target).runs_on_gpu
+    if on_gpu and request["dtype"] is None:
+        return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
+    if not on_gpu and request.build_options(batch=1).dtype == "bf16":
+        raise UserError(
+            f"--dtype bf16 is not supported with --target {target}, which runs on the CPU",
+            f"use --dtype fp32, or --target {targets_with('runs_on_gpu')}",
+        )
+    return request
+
+
+def _nothing_fits(
+    request: PlanRequest, model: PlannedModel, found: Sequence[Alternative]
+) -> UserError:
+    batch = request["batch"] or 1
+    least = min(found, key=lambda one: one.at(batch).prefill_peak)
+    taken = least.at(batch)
+    ways = [f"--memory {as_flag(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
+    ways += _smaller_weights(request, model, taken.prefill_peak)
+    return UserError(
+        f"nothing fits into {spelled(request.memory)}: the least is {spelled(taken.prefill_peak)}, "
+        f"{spelled(taken.weights)} of it weights",
+        "what would: " + "; ".join(ways),
+    )
+
+
+def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> list[str]:
+    """Other weights or dtypes that need less memory."""
+    batch = request["batch"] or 1
+    ways: list[str] = []
+    smaller = [("weights", "int4"), ("dtype", "fp32"), ("dtype", "bf16")]
+    for field, value in [("weights", "fp8"), *smaller] if model.fp8 else smaller:
+        try:
+            other = request.with_given(**{field: value})
+            found = alternatives(_with_dtype(other, model), model)
+        except UserError:
+            continue  # not supported on this target
+        least = min(one.at(batch).prefill_peak for one in found)
+        if least < needed:
+            ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
+    return ways

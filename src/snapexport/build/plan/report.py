@@ -1,0 +1,76 @@
+"""Converts a plan to plain data, for programs and for the command line."""
+
+from typing import Any
+
+from snapexport.build.plan import sizes
+from snapexport.build.plan.alternatives import Alternative
+from snapexport.build.plan.footprint import Footprint
+from snapexport.build.plan.plan import Plan
+from snapexport.build.plan.recommendation import reasons
+from snapexport.build.plan.request import command
+
+
+def plan_report(plan: Plan) -> dict[str, Any]:
+    """All alternatives and the recommendation; sizes in bytes."""
+    request, chosen = plan.request, plan.recommendation
+    options = chosen.options
+    facts = plan.model.facts
+    return {
+        "model": facts.model_dump(),
+        "memory_bytes": request.memory,
+        "L_max": options.L_max,
+        "target": options.target,
+        "dtype": options.dtype,
+        "cache_dtype": options.stored_cache_dtype,
+        "weights": options.weights,
+        "full_cache_bytes_per_token": sizes.token_bytes(facts, options.dtype),
+        "alternatives": [alternative_report(plan, one) for one in plan.alternatives],
+        "recommendation": {
+            **_choice(chosen.alternative),
+            **_sizes(chosen.alternative, chosen.batch),
+            "reasons": reasons(request, chosen),
+            "command": command(options),
+        },
+    }
+
+
+def alternative_report(plan: Plan, one: Alternative) -> dict[str, Any]:
+    """A row of the report. Its batch: the given one, else the largest that fits, else 1."""
+    batch = plan.request["batch"] or max(1, one.most_slots)
+    return {**_choice(one), "most_slots": one.most_slots, **_sizes(one, batch)}
+
+
+def _choice(one: Alternative) -> dict[str, Any]:
+    return {
+        "policy": one.geometry.policy,
+        "compression": one.compression,
+        "slots_per_layer": [layer.cache_slots for layer in one.geometry.layers],
+        "prefill_chunk": one.chunk,
+        "layout": "single-shot" if one.single_shot else "chunked",
+    }
+
+
+def _sizes(one: Alternative, batch: int) -> dict[str, Any]:
+    taken = one.at(batch)
+    return {
+        "batch": batch,
+        "fits": taken.prefill_peak <= one.request.memory,
+        "left_bytes": one.request.memory - taken.prefill_peak,
+        "decode_step_bytes": one.step_bytes(batch),
+        "bytes": parts(taken),
+    }
+
+
+def parts(taken: Footprint) -> dict[str, int]:
+    """The parts of a footprint, and its two sums."""
+    return {
+        "process": taken.process,
+        "weights": taken.weights,
+        "decode_cache": taken.decode_cache,
+        "prefill_cache": taken.prefill_cache,
+        "prefill_work": taken.prefill_work,
+        "compress_work": taken.compress_work,
+        "decode_work": taken.decode_work,
+        "decode_resident": taken.decode_resident,
+        "prefill_peak": taken.prefill_peak,
+    }

@@ -1,0 +1,1 @@
+"""Reads and writes files: bounded, regular, whole. Knows no build and no graph."""

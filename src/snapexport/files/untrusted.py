@@ -1,0 +1,159 @@
+"""Reads files that others wrote: regular ones, of a bounded size, and JSON that means one thing.
+
+Checkpoints, builds, tokenizers and templates go through it. A FIFO, a device or a directory in
+their place is refused before a byte is read. Knows no format beyond JSON.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from snapexport.errors import UserError, first_line
+
+MANIFEST_BYTES = 64 << 20
+HEADER_BYTES = 64 << 20
+"""Of a .safetensors file. The safetensors library reads up to 100 MB; 64 MiB is 500,000 tensors."""
+INDEX_BYTES = 64 << 20
+CONFIG_BYTES = 16 << 20
+"""Of config.json, generation_config.json and tokenizer_config.json, which lists added tokens."""
+TOKENIZER_BYTES = 128 << 20
+"""Gemma 3's tokenizer.json has 33 MB."""
+TEMPLATE_BYTES = 1 << 20
+GRAPH_BYTES = 2 << 30
+"""Protocol buffers end there."""
+
+_BY_ITSELF = "replace the link by the file itself"
+
+DEPTH = 48
+"""Nested objects and lists of a JSON text. Configs have about 4."""
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether it is the name of a file in a folder, and leads nowhere else."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def open_regular(path: Path, hint: str, *, links: bool = True) -> BinaryIO:
+    """Open a regular file to read. links: whether it may be reached by a symbolic link.
+
+    Raises FileNotFoundError if it is missing, and UserError for anything but a regular file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a symbolic link", _BY_ITSELF) from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            raise UserError(f"{path} is not a regular file", hint) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path} is not a regular file", hint)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int, hint: str, *, links: bool = True) -> bytes:
+    """A whole file of at most `most` bytes. Raises as `open_regular`."""
+    with open_regular(path, hint, links=links) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""
+    if max(size, len(content)) > most:
+        raise UserError(
+            f"{path} has {max(size, len(content))} bytes, at most {most} are read", hint
+        )
+    return content
+
+
+def read_text(path: Path, most: int, hint: str, *, links: bool = True) -> str:
+    """A whole text in UTF-8. Raises as `open_regular`."""
+    return decoded(read_bytes(path, most, hint, links=links), path, hint)
+
+
+def read_object(path: Path, most: int, hint: str, *, links: bool = True) -> dict[str, Any]:
+    """The JSON object that a file holds. Raises as `open_regular`."""
+    return parse_object(read_bytes(path, most, hint, links=links), path, hint)
+
+
+def parse_object(raw: bytes, name: object, hint: str) -> dict[str, Any]:
+    """A JSON object without repeated keys, NaN, infinities, lone surrogates or deep nesting.
+
+    name: of the text, for messages. Raises UserError.
+    """
+    try:
+        value = json.loads(
+            decoded(raw, name, hint),
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except RecursionError:
+        raise UserError(f"{name} is nested too deeply", hint) from None
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{name} is not JSON: {first_line(error)}", hint) from None
+    if not isinstance(value, dict):
+        raise UserError(f"{name} does not hold a JSON object", hint)
+    _require_shallow(value, name, hint)
+    _require_unicode(raw, value, name, hint)
+    return value
+
+
+def decoded(raw: bytes, name: object, hint: str) -> str:
+    """A text in UTF-8. Raises UserError with the name."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name} is not UTF-8: {error.reason} at byte {error.start}", hint
+        ) from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        ((twice, _),) = counts.most_common(1)
+        raise ValueError(f"the key {twice[:100]!r} occurs twice in an object")
+    return found
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON's")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return number
+
+
+def _require_shallow(value: Any, name: object, hint: str) -> None:
+    level = [value]
+    for _ in range(DEPTH):
+        children = (
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        )
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise UserError(f"{name} is nested too deeply", hint)
+
+
+def _require_unicode(raw: bytes, value: Any, name: object, hint: str) -> None:
+    """Half of a surrogate pair can be escaped in JSON, and is no text."""
+    if b"\\ud" not in raw.lower():
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{name} has half of a character: a lone surrogate", hint) from None

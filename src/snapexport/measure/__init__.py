@@ -1,0 +1,1 @@
+"""What compression costs: eval, diff, bench and the page of `inspect`."""

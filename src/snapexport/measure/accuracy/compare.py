@@ -1,0 +1,63 @@
+"""Compares a build with transformers: runs all systems, measures, and writes plain commands."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnxruntime
+import transformers
+from polygraphy.comparator import Comparator
+from polygraphy.logger import G_LOGGER
+
+from snapexport.contract.build_directory import Build
+from snapexport.exporter.quiet import quiet
+from snapexport.measure.accuracy.difference import Difference, differences
+from snapexport.measure.accuracy.graph_loader import GraphLoader
+from snapexport.measure.accuracy.graph_runner import GraphRunner
+from snapexport.measure.accuracy.reference import ReferenceRunner, reference_model
+from snapexport.measure.accuracy.repeat import write_repeat
+from snapexport.measure.accuracy.sequence import feed
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the libraries: ONNX Runtime warns about every cache that it has to copy."""
+    onnxruntime.set_default_logger_severity(3)
+    transformers.utils.logging.disable_progress_bar()
+    with quiet(), G_LOGGER.verbosity(G_LOGGER.CRITICAL):
+        yield
+
+
+def compare_build(
+    build: Build,
+    checkpoint: str | None,
+    prompts: list[list[int]],
+    steps: int,
+    out: Path,
+    loaders: Mapping[str, GraphLoader] | None = None,
+) -> tuple[list[Difference], Path]:
+    """Differences of all systems over all prompts, and the commands that repeat the last prompt.
+
+    loaders: of the build's graphs, by backend; ONNX Runtime's if none are given.
+    """
+    with _quiet():
+        reference = ReferenceRunner(reference_model(build, checkpoint))
+        feeds = [feed(prompt, reference.continuation(prompt, steps)) for prompt in prompts]
+        graphs = _graphs(build, loaders or {})
+        runners = [reference, *graphs]
+        # Polygraphy's own loop: one runner after the other, each over all sequences.
+        results = Comparator.run(runners, data_loader=feeds, streaming=False)
+        found = differences(build, runners, feeds, results)
+        commands = write_repeat(out, build, graphs, results[reference.name][-1])
+    return found, commands
+
+
+def _graphs(build: Build, loaders: Mapping[str, GraphLoader]) -> list[GraphRunner]:
+    """Full cache and compressed cache on each backend, named where a backend was given."""
+    named: dict[str, GraphLoader | None] = {f" ({name})": one for name, one in loaders.items()}
+    baselines = [True, False] if build.has_baseline else [False]
+    return [
+        GraphRunner(build, baseline, loader, remark)
+        for baseline in baselines
+        for remark, loader in (named or {"": None}).items()
+    ]

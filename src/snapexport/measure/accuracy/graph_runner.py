@@ -1,0 +1,205 @@
+"""Runs a build's graphs over a whole sequence, each in a runner of Polygraphy.
+
+Slow on purpose: every cache travels through the feeds, so that the runtime isn't trusted. Knows the
+graphs' contract, and no backend.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import ml_dtypes  # noqa: F401 (teaches NumPy the name "bfloat16")
+import numpy as np
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import GraphEntry, GraphName
+from snapexport.exporter.tensor_file import NUMPY_DTYPE
+from snapexport.measure.accuracy.graph_loader import GraphLoader, on_onnxruntime
+from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
+from snapexport.runtime.engine.repetition import repeated_chunk, repeated_starts
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of one graph: its inputs, and the logits that came out."""
+
+    graph: GraphName
+    feed: Feed
+    logits: Array
+
+
+class GraphRunner(SequenceRunner):
+    """prefill, compress and decode of a build, or with `baseline` its full-cache graphs.
+
+    last_prefill, first_decode: of the latest sequence; they hold caches, so no others are kept.
+    """
+
+    last_prefill: Call
+    first_decode: Call
+
+    def __init__(
+        self,
+        build: Build,
+        baseline: bool = False,
+        loader: GraphLoader | None = None,
+        remark: str = "",
+    ) -> None:
+        """loader: ONNX Runtime's unless another is given. remark: added to the name."""
+        policy = build.manifest.geometry.policy
+        super().__init__(name=("full cache" if baseline else policy) + remark)
+        self.build = build
+        self._loader = loader or on_onnxruntime(build)
+        self.lossless = baseline or policy == "full"
+        self.rounds_cache = not baseline and build.manifest.graph_options.cache_dtype is not None
+        self._prefill: GraphName = "baseline-prefill" if baseline else "prefill"
+        self._decode: GraphName = "baseline-decode" if baseline else "decode"
+        self._compresses = "compress" in build.manifest.graphs and not baseline
+        self._repeats = self._compresses and build.manifest.geometry.repeats
+        self._sessions = ExitStack()
+
+    def activate_impl(self) -> None:
+        """Load the graphs."""
+        wanted = [self._prefill, self._decode]
+        if self._compresses:
+            wanted.append("compress")
+        if self._repeats:
+            wanted.append("vote")
+        self._infer = {name: self._sessions.enter_context(self._loader(name)) for name in wanted}
+        self._weights = {name: _mapped_weights(self.build, name) for name in wanted}
+
+    def deactivate_impl(self) -> None:
+        """Drop the sessions."""
+        self._sessions.close()
+
+    def logits(self, token_ids: Array, prompt_length: int) -> Array:
+        """The graphs' logits [1 + N, V], with the continuation forced."""
+        decoded: list[Array] = []
+        for call in self._calls(token_ids, prompt_length):
+            if call.graph == self._prefill:
+                self.last_prefill = call
+                continue
+            if not decoded:
+                self.first_decode = call
+            decoded.append(call.logits[0])
+        return np.stack([self.last_prefill.logits[0], *decoded]).astype(np.float32)
+
+    def _calls(self, token_ids: Array, prompt_length: int) -> Iterator[Call]:
+        """Every run of prefill and decode that the sequence [L + N] takes, in order."""
+        out: Feed = {}
+        for scalars in self._prefill_scalars(token_ids[:prompt_length]):
+            feed = scalars | self._past(self._prefill, out)
+            out = self._run(self._prefill, feed)
+            yield Call(self._prefill, feed, out[names.LOGITS])
+        if self._compresses:
+            out = self._compressed(out, token_ids[:prompt_length])
+        for position in range(prompt_length, len(token_ids)):
+            scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
+            feed = scalars | self._past(self._decode, out)
+            out = self._run(self._decode, feed)
+            yield Call(self._decode, feed, out[names.LOGITS])
+
+    def prompt_states(self, prompt: Array) -> Feed:
+        """The outputs of prefill's last chunk: caches of the whole prompt, and what votes."""
+        out: Feed = {}
+        for scalars in self._prefill_scalars(prompt):
+            out = self._run(self._prefill, scalars | self._past(self._prefill, out))
+        return out
+
+    def _compressed(self, out: Feed, prompt: Array) -> Feed:
+        """The caches after compress, from the caches and query windows of the last chunk, or from
+        the votes of the repeated prompt."""
+        length = {names.PROMPT_LENGTH: np.array([len(prompt)])}
+        if self._repeats:
+            decides = self._votes(out, prompt, length)
+        else:
+            decides = self._windows("compress", out)
+        return self._run("compress", length | decides | self._past("compress", out))
+
+    def _votes(self, out: Feed, prompt: Array, length: Feed) -> Feed:
+        """Votes as vote.onnx adds them up; zeros for a prompt that is kept whole."""
+        inputs = self._entry("vote").inputs
+        states = {names.present_of(spec.name): spec for spec in inputs}
+        wanted = [spec.name for spec in self._entry("vote").outputs]
+        votes = {name: np.zeros(states[name].shape, np.float32) for name in wanted}
+        manifest = self.build.manifest
+        chunk, starts = manifest.prefill_chunk, repeated_starts(len(prompt), manifest.prefill_chunk)
+        for index in range(len(starts) if len(prompt) > manifest.geometry.held_whole else 0):
+            feed = self._temperature(1) | {
+                names.INPUT_IDS: np.array([repeated_chunk(prompt.tolist(), chunk, index)]),
+                names.PAST_LENGTH: np.array([len(prompt)]),
+                names.CHUNK_LENGTH: np.array([chunk]),
+            }
+            out = self._run(self._prefill, feed | self._past(self._prefill, out))
+            before = {names.past_of(name): value for name, value in votes.items()}
+            caches = self._past("vote", out) | self._windows("vote", out)
+            votes = self._run("vote", length | before | caches)
+        return {names.past_of(name): votes[name] for name in wanted}
+
+    def _windows(self, graph: GraphName, out: Feed) -> Feed:
+        """The query windows that a graph takes, of the last chunk."""
+        inputs = {spec.name for spec in self._entry(graph).inputs}
+        return {name: value for name, value in out.items() if name in inputs}
+
+    def _run(self, graph: GraphName, feed: Feed) -> Feed:
+        """Run a graph, on the weights that it takes as inputs too."""
+        return self._infer[graph](feed | self._weights[graph])
+
+    def _prefill_scalars(self, prompt: Array) -> list[Feed]:
+        """Inputs of each chunk apart from the caches: the last one is right-aligned."""
+        chunk = self.build.manifest.prefill_chunk
+        length = len(prompt)
+        last = max(0, length - chunk)
+        starts = [*range(0, last, chunk), last]
+        padded = np.zeros((1, max(length, chunk)), np.int64)
+        padded[0, :length] = prompt
+        others = self._temperature(1)
+        if self.build.manifest.single_shot:
+            return [{names.INPUT_IDS: padded, names.PROMPT_LENGTH: np.array([length])} | others]
+        return [
+            others
+            | {
+                names.INPUT_IDS: padded[:, start : start + chunk],
+                names.PAST_LENGTH: np.array([start]),
+                names.CHUNK_LENGTH: np.array([min(chunk, length)]),
+            }
+            for start in starts
+        ]
+
+    def _decode_scalars(self, token: int, position: int, prompt_length: int) -> Feed:
+        """Inputs of one step apart from the caches: the sequence is in batch slot 0."""
+        batch = self.build.manifest.batch
+        feed = {
+            names.INPUT_IDS: np.full((batch, 1), token),
+            names.POSITION_IDS: np.full((batch, 1), position),
+            names.PROMPT_LENGTH: np.full(batch, prompt_length),
+            **self._temperature(batch),
+        }
+        inputs = {spec.name for spec in self._entry(self._decode).inputs}
+        return {name: value for name, value in feed.items() if name in inputs}
+
+    def _temperature(self, rows: int) -> Feed:
+        """The input of graphs with top tokens, which are not compared."""
+        if not self.build.manifest.graph_options.top_tokens:
+            return {}
+        return {names.TEMPERATURE: np.ones(rows, np.float32)}
+
+    def _past(self, graph: GraphName, out: Feed) -> Feed:
+        """Cache inputs of a graph: the last graph's outputs in every batch slot, or zeros."""
+        past = {}
+        for spec in self._entry(graph).inputs:
+            if names.is_past(spec.name):
+                present = out.get(names.present_of(spec.name), np.zeros((1, 1, 1, 1), spec.dtype))
+                past[spec.name] = np.broadcast_to(present[:1], spec.shape).copy()
+        return past
+
+    def _entry(self, graph: GraphName) -> GraphEntry:
+        return self.build.manifest.graphs[graph]
+
+
+def _mapped_weights(build: Build, graph: GraphName) -> Feed:
+    """The weights that a graph takes as inputs, mapped from the build's files."""
+    return {
+        spec.name: np.memmap(span.file, NUMPY_DTYPE[span.dtype], "r", span.offset, span.shape)
+        for spec, span in build.shared_weights([graph])
+    }

@@ -1,0 +1,144 @@
+"""Runs the checkpoint's own transformers model in fp32, the reference of every comparison.
+
+Refuses a checkpoint that can't be the build's: every difference would mean nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.exporter import architectures, derived, fp8, hub
+from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.quiet import quiet
+from snapexport.measure.accuracy.sequence import Array, SequenceRunner
+
+
+class ReferenceRunner(SequenceRunner):
+    """A transformers model with its own dynamic cache; keeps the logits of its continuations."""
+
+    original = True
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(name="transformers")
+        self.model = model
+        self._logits: dict[tuple[int, ...], Array] = {}
+
+    def activate_impl(self) -> None:
+        """Do nothing: the model is loaded already."""
+
+    @torch.no_grad()
+    def continuation(self, prompt: list[int], tokens: int) -> list[int]:
+        """The model's own greedy continuation, end-of-sequence tokens included."""
+        chosen: list[int] = []
+        out = self.model(torch.tensor([prompt]), logits_to_keep=1)
+        rows = [out.logits[0, -1]]
+        while len(chosen) < tokens:
+            chosen.append(int(rows[-1].argmax()))
+            out = self.model(torch.tensor([chosen[-1:]]), past_key_values=out.past_key_values)
+            rows.append(out.logits[0, -1])
+        # This is the sequence that is compared: the model need not run it again.
+        self._logits[*prompt, *chosen] = torch.stack(rows).float().numpy()
+        return chosen
+
+    def logits(self, token_ids: Array, prompt_length: int) -> Array:
+        """The logits [1 + N, V] from when the continuation was made."""
+        logits = self._logits[tuple(token_ids.tolist())]
+        assert len(logits) == 1 + len(token_ids) - prompt_length
+        return logits
+
+
+_SAME = (
+    *("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "kv_lora_rank"),
+)
+"""Facts of the manifest that a config.json has to agree with."""
+
+
+def reference_model(build: Build, checkpoint: str | None) -> Any:
+    """The model of `checkpoint`, or of config and weights of the build itself. Raises UserError."""
+    return _own_model(build) if checkpoint is None else _model_of(build, checkpoint)
+
+
+def _model_of(build: Build, model: str) -> Any:
+    checkpoint = Checkpoint.open(hub.resolve(model))
+    architectures.require_verified(checkpoint)
+    config = _matching_config(build, checkpoint)
+    if checkpoint.gguf:
+        return _gguf_model(checkpoint.gguf.file, config)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            checkpoint.directory, config=config, dtype=torch.float32
+        ).eval()
+    except ImportError as error:  # of a package that transformers needs for quantized weights
+        raise UserError(
+            f"transformers cannot read the quantized checkpoint {checkpoint.directory}: "
+            f"{' '.join(str(error).split())!s:.200}",
+            "leave out --model, which compares with the build's own weights, or install that "
+            "package",
+        ) from None
+    except RuntimeError:  # shapes: everything else was checked before
+        raise UserError(
+            f"the weights of {checkpoint.directory} don't fit its {CONFIG}",
+            "download the checkpoint again: the file is damaged or incomplete",
+        ) from None
+
+
+def _gguf_model(file: Path, config: PretrainedConfig) -> Any:
+    """The model with the tensors that transformers itself reads from a GGUF file."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    # from_pretrained would do the same, and ask for `accelerate`.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with quiet():
+        read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)
+    model.load_state_dict(read["tensors"], strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def _own_model(build: Build) -> Any:
+    if not (build.directory / CONFIG).is_file():
+        raise UserError(
+            f"{build.directory} has no {CONFIG}, which transformers needs",
+            "pass the checkpoint that was built as --model",
+        )
+    config_alone = Checkpoint.of_configs(build.directory, tensors={})
+    config = _matching_config(build, config_alone)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    files = [build.directory / file.file for file in build.manifest.weights]
+    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    tensors = derived.originals(fp8.dequantized(stored, config_alone.config), config)
+    missing = sorted(n for n in set(model.state_dict()) - set(tensors) if ".layers." in n)
+    if missing:
+        raise UserError(
+            f"{build.directory} does not hold {missing[0]} as the model has it",
+            "pass the checkpoint that was built as --model",
+        )
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:
+    config = architectures.load_config(checkpoint)
+    built = build.manifest.model
+    architecture = (config.architectures or ["(none)"])[0]
+    _require_same(checkpoint, "architecture", architecture, built.architecture)
+    facts = architectures.model_facts(architecture, config, checkpoint)
+    for name in _SAME:
+        _require_same(checkpoint, name, getattr(facts, name), getattr(built, name))
+    return config
+
+
+def _require_same(checkpoint: Checkpoint, name: str, value: object, built: object) -> None:
+    if value != built:
+        raise UserError(
+            f"{checkpoint.source} is not the model that was built: its {name} is {value}, "
+            f"the build's is {built}",
+            "pass the checkpoint that was built as --model",
+        )

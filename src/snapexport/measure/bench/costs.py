@@ -1,0 +1,176 @@
+"""Counts the least work of a build's prefill, compress step and decode step.
+
+Counts from the manifest and the headers of the weights' files; nothing is loaded. Padding,
+recomputed overlaps, masks and intermediate results are not counted; they show in the ratio to the
+roofline. A tensor that lies in a file and that no graph uses would be counted too.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.head_groups import CacheHeads
+from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.contract.sizes import ITEM_BYTES
+from snapexport.contract.tensors import OF_DTYPE
+from snapexport.files import safetensors
+from snapexport.files.safetensors import TensorSpan
+from snapexport.measure.bench.turns import Work
+
+_EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_PACKED, _SCALES = ".int4", ".scales"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What one pass reads and multiplies.
+
+    nbytes: of all the matrices and norms. elements: of the matrices, output: of the last one.
+    """
+
+    nbytes: int
+    elements: int
+    output: int
+
+    @classmethod
+    def of(cls, build: Build) -> "Weights":
+        spans: dict[str, TensorSpan] = {}
+        for weights in build.manifest.weights:
+            spans |= safetensors.read_header(build.directory / weights.file)
+        return cls.counted(spans)
+
+    @classmethod
+    def counted(cls, spans: Mapping[str, TensorSpan]) -> "Weights":
+        """Without what a step takes only some rows of, or a packed copy of."""
+        has_output = any(_is(name, _OUTPUT) for name in spans)
+        read = {
+            name: span
+            for name, span in spans.items()
+            # Not the original of a packed tensor, nor an embedding beside an output matrix.
+            if name + _PACKED not in spans and not (has_output and _is(name, _EMBEDDING))
+        }
+        elements = {name: _elements(name, span.shape) for name, span in read.items()}
+        return cls(
+            sum(span.nbytes for span in read.values()),
+            sum(elements.values()),
+            # Where they are tied, the embedding's matrix makes the logits.
+            sum(n for name, n in elements.items() if _is(name, _OUTPUT) or _is(name, _EMBEDDING)),
+        )
+
+
+def _is(name: str, matrix: str) -> bool:
+    return name.removesuffix(_PACKED).endswith(matrix)
+
+
+def _elements(name: str, shape: tuple[int, ...]) -> int:
+    """Factors of a matrix product: two to a byte where packed, none in norms and scales."""
+    if name.endswith(_SCALES) or len(shape) < 2:
+        return 0
+    return math.prod(shape) * (2 if name.endswith(_PACKED) else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """Costs of one layer for all its heads, or of one of its head groups.
+
+    key, value: bytes of a position in prefill. slot: bytes of key and value of a cache slot in
+    decode. fixed: further bytes of a request's cache (scales). pair: operations for a query token
+    and an attended position: query . key, and weight * value. window: 0: none.
+    """
+
+    geometry: LayerGeometry
+    key: int
+    value: int
+    slot: int
+    pair: int
+    window: int
+    fixed: int = 0
+
+    def attended(self, position: int, prompt_length: int) -> int:
+        """Cache slots that a decoded token attends to."""
+        valid = self.geometry.valid(position, prompt_length)
+        return min(valid, self.window) if self.window else valid
+
+    def pairs(self, length: int) -> int:
+        """(query, attended position) pairs of a prompt, within the window."""
+        whole = min(length, self.window) if self.window else length
+        return whole * (whole + 1) // 2 + (length - whole) * whole
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs with one cache: the build's own, or the baseline's full cache."""
+
+    weights: Weights
+    layers: tuple[LayerCosts, ...]
+    L_obs: int
+
+    @classmethod
+    def of(cls, build: Build, *, full_cache: bool) -> "Costs":
+        manifest = build.manifest
+        geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
+        held = geometry.heads_held(manifest.model.num_key_value_heads)
+        layers = (
+            _layer(manifest, one, heads, shape, full_cache)
+            for one, heads, shape in zip(geometry.caches, held, geometry.layers, strict=True)
+        )
+        return cls(Weights.of(build), tuple(layers), geometry.L_obs)
+
+    def prefill(self, length: int) -> Work:
+        """Read the weights once, write the prompt's keys and values; logits of the last token."""
+        tokens = length * (self.weights.elements - self.weights.output) + self.weights.output
+        return Work(
+            self.weights.nbytes + sum((layer.key + layer.value) * length for layer in self.layers),
+            2 * tokens + sum(layer.pair * layer.pairs(length) for layer in self.layers),
+        )
+
+    def decode(self, position: int, prompt_length: int, active: int) -> Work:
+        """One token of each active request: read weights and valid slots, write a cache slot."""
+        pairs = [(layer, layer.attended(position, prompt_length)) for layer in self.layers]
+        cache = sum(layer.fixed + layer.slot * (slots + 1) for layer, slots in pairs)
+        attention = sum(layer.pair * slots for layer, slots in pairs)
+        return Work(
+            self.weights.nbytes + active * cache, active * (2 * self.weights.elements + attention)
+        )
+
+    def compress(self, length: int) -> Work:
+        """Read the eligible positions' keys for the vote; read and write the compressed cache."""
+        voting = [layer for layer in self.layers if layer.geometry.K]
+        kept = sum(
+            (layer.key + layer.value + layer.slot) * layer.geometry.valid(length - 1, length)
+            + layer.fixed
+            for layer in self.layers
+        )
+        votes = sum(layer.key * layer.geometry.eligible(length) for layer in voting)
+        products = sum(layer.pair // 2 * layer.geometry.eligible(length) for layer in voting)
+        return Work(votes + kept, self.L_obs * products)
+
+
+def _layer(
+    manifest: Manifest, cache: CacheHeads, heads: int, geometry: LayerGeometry, full_cache: bool
+) -> LayerCosts:
+    """heads: KV heads of the cache."""
+    specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
+    # Those of the first layer: all have the same widths, and a full cache has no head groups.
+    states = [specs[names.past_key(0)], specs[names.past_value(0)]]
+    # An int8 cache has scales of key and value, [B,Hkv,1,D].
+    scales = names.past_key_scale(0), names.past_value_scale(0)
+    key, value = (_position_bytes(spec, heads, OF_DTYPE[manifest.dtype]) for spec in states)
+    slot, fixed = key + value, 0
+    if not full_cache:
+        slot = sum(_position_bytes(spec, heads, spec.dtype) for spec in states)
+        of_scales = [specs[name] for name in scales if name in specs]
+        fixed = sum(_position_bytes(spec, heads, spec.dtype) for spec in of_scales)
+    model = manifest.model
+    queries = model.num_attention_heads // model.num_key_value_heads * heads
+    pair = 2 * queries * sum(spec.shape[3] for spec in states)
+    window = model.sliding_window[cache.layer]
+    return LayerCosts(geometry, key, value, slot, pair, window, fixed)
+
+
+def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:
+    """Bytes of one request and position of a cache [B,Hkv,S,D] of so many KV heads."""
+    return heads * spec.shape[3] * ITEM_BYTES[dtype]

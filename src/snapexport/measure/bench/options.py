@@ -1,0 +1,75 @@
+"""The options of `snapexport bench`. The command line's flags and defaults are made from them."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from snapexport.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options without --server. None: chosen from the build.
+
+    contexts: tokens of the prompts. batches: active batch slots. decode_steps: timed steps in a
+    row, in each of `repeat` rounds.
+    """
+
+    contexts: tuple[int, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    decode_steps: int = 16
+    repeat: int = 5
+    baseline: bool = False
+    threads: int | None = None
+    prepack: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self, contexts=1, batches=1, decode_steps=1, repeat=1, seed=0, threads=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Options with --server. None: chosen from the build.
+
+    server: Triton's HTTP address. server_model: the model's name there. clients: numbers of
+    concurrent clients. requests: of each client, in each of `repeat` rounds. prompt_tokens,
+    max_tokens: of a request.
+    """
+
+    server: str
+    server_model: str | None = None
+    clients: tuple[int, ...] = (1, 4, 16, 64)
+    requests: int = 2
+    prompt_tokens: int | None = None
+    max_tokens: int = 64
+    repeat: int = 5
+    threads: int | None = None
+    prepack: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self, clients=1, requests=1, max_tokens=1, repeat=1, seed=0)
+        require(self, prompt_tokens=1, threads=1)
+        parts = urlsplit(self.server)
+        if parts.scheme != "http" or not parts.hostname:
+            raise UserError(
+                f"--server {self.server} is no HTTP address",
+                "give Triton's, such as http://127.0.0.1:8000",
+            )
+
+
+def require(options: object, **least: int) -> None:
+    """Raise UserError for a number below its least value, or an empty or repeating list.
+
+    None passes: it is chosen later.
+    """
+    for name, bound in least.items():
+        given, flag = getattr(options, name), "--" + name.replace("_", "-")
+        numbers = given if isinstance(given, tuple) else () if given is None else (given,)
+        if given == ():
+            raise UserError(f"{flag} is empty", "give one or more, or leave it out")
+        for number in numbers:
+            if number < bound:
+                raise UserError(f"{flag} {number} is below {bound}", f"use {bound} or more")
+            if numbers.count(number) > 1:
+                raise UserError(f"{flag} has {number} twice", "give it once")

@@ -1,0 +1,136 @@
+"""Keeps what an experiment has found so far, in one format. A run that is cut keeps it too.
+
+    {"format": 1, "experiment", "command", "complete", "device", "machine", "threads", "settings",
+     "notes": [...], "sections": {NAME: [row, ...]}, "summary": [row, ...]}
+
+A row of a timed case has its labels, "seconds" (quartiles and the number of samples), "roofline"
+and "ratio". Section "rates" has what was probed. The summary follows from the sections alone.
+"""
+
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapexport.errors import UserError
+from snapexport.files.whole import write_whole
+from snapexport.measure.bench import machine, turns
+from snapexport.measure.bench.turns import RATES, Case, Group, Row, alone
+
+FORMAT = 1
+
+Tell = Callable[[str, int, int], None]
+"""What is measured, how many measurements of it are done, and of how many."""
+Summary = Callable[[Row], list[Row]]
+
+
+@dataclass
+class Results:
+    """settings: the experiment's, a dataclass. notes: what a reader has to know beside the numbers.
+
+    about: more facts for the top of the file. path: the file that is written after each part.
+    """
+
+    experiment: str
+    command: str
+    settings: Any
+    threads: int | None = None
+    device: str = "cpu"
+    tell: Tell = lambda what, done, total: None
+    summary: Summary | None = None
+    path: Path | None = None
+    about: Row = field(default_factory=dict)
+    sections: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    notes: list[str] = field(default_factory=list)
+    machine: Row = field(default_factory=machine.described)
+    complete: bool = False
+
+    def resume(self) -> None:
+        """Take the rows of the file over. Raises UserError for a file of something else."""
+        if self.path is None or not self.path.is_file():
+            return
+        found, now = read(self.path), self.as_json()
+        same = {name: found[name] == now[name] for name in ("settings", "device")}
+        same["GPU"] = found["machine"].get("gpu") == now["machine"].get("gpu")
+        for name in (name for name, is_same in same.items() if not is_same):
+            raise UserError(
+                f"{self.path} has rows of other {name}", "choose another --out, or no --resume"
+            )
+        self.sections.update(found["sections"])
+        self.notes = found["notes"]
+
+    def has(self, section: str, labels: Row) -> bool:
+        wanted = json.loads(json.dumps(labels)).items()
+        return any(wanted <= row.items() for row in self.sections.get(section, []))
+
+    def note(self, *texts: str) -> None:
+        self.notes += [text for text in texts if text not in self.notes]
+
+    def measure(
+        self, what: str, groups: Sequence[Group], rounds: int, probes: Sequence[Case] = ()
+    ) -> None:
+        """Time the groups in turn, probes among them; their rows join their sections."""
+        everything = [*alone(probes), *groups]
+        taken: dict[Case, list[float]] = defaultdict(list)
+        total = rounds * sum(case.times for group in everything for case in group)
+        self.tell(what, 0, total)
+        try:
+            for done, (case, seconds) in enumerate(turns.take_turns(everything, rounds), 1):
+                taken[case].append(seconds)
+                self.tell(what, done, total)
+        finally:
+            self._add(what, taken)
+
+    def _add(self, what: str, taken: turns.Taken) -> None:
+        probed = turns.probed(taken)
+        # In the order of their groups' first turn, whatever the last round's was.
+        for section, row in turns.rows(taken, turns.rates(probed)):
+            self.sections[section].append(row)
+        if probed:
+            self.sections[RATES].append({"section": what, **probed})
+        self.write()
+
+    def add(self, section: str, row: Row) -> None:
+        """Keep one row, at once."""
+        self.sections[section].append(row)
+        self.write()
+
+    def as_json(self) -> Row:
+        """All of it, as plain values."""
+        report = {
+            "format": FORMAT,
+            "experiment": self.experiment,
+            "command": self.command,
+            "complete": self.complete,
+            "device": self.device,
+            "machine": self.machine,
+            "threads": self.threads,
+            **self.about,
+            "settings": dataclasses.asdict(self.settings),
+            "notes": self.notes,
+            "sections": dict(self.sections),
+            "summary": self.summary(self.sections) if self.summary else [],
+        }
+        plain: Row = json.loads(json.dumps(report))
+        return plain
+
+    def write(self) -> None:
+        """The file as it should be now, whole."""
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, json.dumps(self.as_json(), indent=1) + "\n")
+
+
+def read(path: Path) -> Row:
+    """A results file. Raises UserError."""
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no results file: {error}", "run the experiment") from None
+    if not isinstance(report, dict) or report.get("format") != FORMAT:
+        raise UserError(f"{path} is of another format than {FORMAT}", "run the experiment again")
+    sections: dict[str, list[Row]] = defaultdict(list, report["sections"])
+    return report | {"sections": sections}

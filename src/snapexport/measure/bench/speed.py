@@ -1,0 +1,280 @@
+"""Measures speed and memory of a given build: `snapexport bench BUILD`.
+
+Prefill by prompt length, decode steps by context and active batch slots, the compress step, and
+peak memory. A visit fills the batch slots with a prompt, then decodes with fewer and fewer of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.sizes import in_mib
+from snapexport.errors import UserError
+from snapexport.measure.bench import memory
+from snapexport.measure.bench.devices import Device
+from snapexport.measure.bench.options import BenchOptions
+from snapexport.measure.bench.results import Results
+from snapexport.measure.bench.sessions import Bound, open_session, zeros
+from snapexport.measure.bench.systems import ExecutorSystem, SystemSpec
+from snapexport.measure.bench.tables import Column, Table, mib, ms, number, timing
+from snapexport.measure.bench.turns import SHORT, Case, Group, Row, clocked, rounded
+
+KEEPS_ALL = "nothing is compressed: the full cache keeps everything"
+INSIDE_PREFILL = "single shot: prefill.onnx compresses inside itself, which can't be timed apart"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked steps of a measurement, before anything is loaded.
+
+    options: contexts ascending; batches descending, since idle batch slots lose their caches.
+    """
+
+    build: Build
+    options: BenchOptions
+    specs: Sequence[SystemSpec]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    @classmethod
+    def of(cls, build: Build, options: BenchOptions) -> "Plan":
+        """Of the build, and its baseline if wanted. Raises UserError."""
+        from snapexport.runtime.ort.backend import require_runnable
+
+        require_runnable(build, baseline=options.baseline)
+        sides = (False, True) if options.baseline else (False,)
+        threads, prepack = options.threads, options.prepack
+        specs = [SystemSpec.of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]
+        return cls.over(build, options, specs)
+
+    @classmethod
+    def over(cls, build: Build, options: BenchOptions, specs: Sequence[SystemSpec]) -> "Plan":
+        """Check the options against every system. Raises UserError."""
+        most = min(spec.batch for spec in specs)
+        batches = tuple(sorted(options.batches or {1, most}, reverse=True))
+        if batches[0] > most:
+            raise UserError(
+                f"--batches {batches[0]} is more than the {most} slots of the build",
+                f"use --batches up to {most}, or build it again with --batch {batches[0]}",
+            )
+        room = options.decode_steps * len(batches)
+        longest = min(min(spec.longest_prompt, spec.positions - room) for spec in specs)
+        chosen = {max(1, longest // 8), max(1, longest // 2)}
+        contexts = tuple(sorted(options.contexts or chosen))
+        for spec in specs:
+            _require_positions(contexts[-1], room, spec)
+        options = replace(options, contexts=contexts, batches=batches)
+        return cls(build, options, specs, contexts, batches)
+
+    def about(self) -> Row:
+        """Facts of the build for the top of the results."""
+        manifest = self.build.manifest
+        return {
+            "build": str(self.build.directory),
+            "model": manifest.model.architecture,
+            "target": manifest.target,
+            "dtype": manifest.dtype,
+        }
+
+
+def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
+    if context > spec.longest_prompt:
+        raise UserError(
+            f"--contexts {context} is longer than a prompt can be: {spec.longest_prompt} tokens",
+            f"use --contexts up to {spec.longest_prompt}, or build with a larger --L-max",
+        )
+    if context + room > spec.positions:
+        raise UserError(
+            f"--contexts {context} leaves no room for {room} decoded tokens: the {spec.name} "
+            f"cache ends at position {spec.positions}",
+            f"use --contexts up to {max(1, spec.positions - room)}, or fewer --decode-steps",
+        )
+
+
+def run(plan: Plan, results: Results, device: Device) -> None:
+    """Memory of each system in a process of its own, then all times in turn."""
+    manifest, steps = plan.build.manifest, plan.options.decode_steps
+    vocab_size = manifest.model.vocab_size
+    use = partial(fill_and_decode, plan.batches[0], plan.contexts[-1], steps, vocab_size)
+    for done, spec in enumerate(plan.specs):
+        results.tell("memory", done, len(plan.specs))
+        results.add("memory", _memory_row(spec, memory.measure(spec.name, spec.load, use)))
+    systems = [spec.load() for spec in plan.specs]
+    groups = [
+        visit(plan, spec, system, context)
+        for context in plan.contexts
+        for spec, system in zip(plan.specs, systems, strict=True)
+    ]
+    if "compress" in manifest.graphs:
+        vote = extracted_vote(plan.build, plan.options.threads)
+        groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
+    else:
+        results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
+    results.measure("speed", groups, plan.options.repeat, device.probes())
+
+
+def fill_and_decode(
+    slots: int, prompt: int, steps: int, vocab_size: int, system: ExecutorSystem
+) -> None:
+    """Fill batch slots with a random prompt, then decode some steps."""
+    drawn = next(prompts(0, prompt, vocab_size))
+    for slot in range(slots):
+        system.prefill(slot, drawn)
+    for _ in range(steps):
+        system.decode(slots)
+
+
+def visit(plan: Plan, spec: SystemSpec, system: ExecutorSystem, context: int) -> Group:
+    """A prompt into all the slots, then steps of each batch. The longest context warms up.
+
+    The clock is on the first slot's prefill. The others get the same prompt, which the runtime
+    compresses once more without running it: a step's time does not depend on values.
+    """
+    warm = context == plan.contexts[-1]
+    drawn = prompts(plan.options.seed, context, plan.build.manifest.model.vocab_size)
+
+    def prefill() -> float:
+        prompt = next(drawn)  # before the clock starts
+        seconds = clocked(partial(system.prefill, 0, prompt))()
+        for slot in range(1, plan.batches[0]):
+            system.prefill(slot, prompt)
+        return seconds
+
+    labels, work = {"system": spec.name, "context": context}, spec.costs.prefill(context)
+    cases = [Case("prefill", labels, prefill, 1, warm, work, tokens=context)]
+    for index, batch in enumerate(plan.batches):
+        steps = plan.options.decode_steps
+        position = context + steps * index + steps // 2  # at the middle step of the batch's turn
+        work = spec.costs.decode(position, context, batch)
+        step = clocked(partial(system.decode, batch))
+        at = labels | {"batch": batch}
+        cases.append(Case("decode", at, step, steps, warm, work, tokens=batch))
+    return cases
+
+
+def prompts(seed: int, context: int, vocab_size: int) -> Iterator[list[int]]:
+    """Random prompts: the same for all systems, and all different within a run."""
+    rng = np.random.default_rng([seed, context])
+    while True:
+        drawn: list[int] = rng.integers(0, vocab_size, context).tolist()
+        yield drawn
+
+
+def _compression(plan: Plan, system: ExecutorSystem, vote: Bound | None, context: int) -> Group:
+    """The executor's compress step, and the vote by itself."""
+    labels = {"system": plan.specs[0].name, "context": context}
+    work, step = plan.specs[0].costs.compress(context), clocked(partial(system.compress, context))
+    cases = [Case("compress", labels, step, SHORT, work=work)]
+    if vote:
+        cases.append(Case("vote", labels, clocked(partial(run_vote, vote, context)), SHORT))
+    return cases
+
+
+def extracted_vote(build: Build, threads: int | None) -> Bound | None:
+    """The part of compress.onnx that chooses what to keep, over random numbers.
+
+    What the compress step takes beyond it goes into moving sinks, ring and kept positions to their
+    cache slots. The work depends on the prompt's length, not on values. None where nothing votes,
+    or without the onnx package.
+    """
+    try:
+        import onnx
+        from onnx.utils import Extractor
+    except ModuleNotFoundError:
+        return None
+    entry = build.manifest.graphs["compress"]
+    kept = [spec for spec in entry.outputs if not names.is_present(spec.name)]
+    if not kept:
+        return None
+    whole = onnx.load(str(build.graph("compress")))
+    given = [value.name for value in whole.graph.input]
+    vote = Extractor(whole).extract_model(given, [spec.name for spec in kept])
+    rng, inputs = np.random.default_rng(0), zeros(entry.inputs)
+    for name, array in inputs.items():
+        if name != names.PROMPT_LENGTH:
+            array[...] = rng.standard_normal(array.shape, np.float32)
+    return Bound(open_session(vote.SerializeToString(), threads), inputs, zeros(kept))
+
+
+def run_vote(vote: Bound, prompt_length: int) -> None:
+    """Once, for a prompt of that length."""
+    vote.inputs[names.PROMPT_LENGTH][:] = prompt_length
+    vote.run()
+
+
+def _memory_row(spec: SystemSpec, taken: dict[str, int]) -> Row:
+    """A row of memory. Its least value is weights and all caches."""
+    least = spec.costs.weights.nbytes + spec.cache_bytes
+    return {
+        "system": spec.name,
+        "bytes": taken,
+        "cache_bytes": spec.cache_bytes,
+        "roofline": {"bytes": least},
+        "ratio": rounded(taken["peak"] / least),
+    }
+
+
+def summary(sections: Row) -> list[Row]:
+    """The compress step's share of prefill; the vote, and the rest (below 0: noise)."""
+    prefill, compress, vote = (
+        {(r["system"], r["context"]): r["seconds"]["median"] for r in sections.get(name, [])}
+        for name in ("prefill", "compress", "vote")
+    )
+    return [
+        {
+            "system": system,
+            "context": context,
+            "compress_seconds": whole,
+            "share_of_prefill": rounded(whole / prefill[at]) if at in prefill else None,
+            "vote_seconds": vote.get(at),
+            "moving_seconds": rounded(whole - vote[at]) if at in vote else None,
+        }
+        for (system, context), whole in compress.items()
+        if (at := (system, context))
+    ]
+
+
+_HELD = "least: weights and all caches; own: pages of the process that are in no file, at the end"
+
+
+def tables(report: Row) -> Iterator[Table]:
+    """Prefill, decode, compression, memory."""
+    sections = report["sections"]
+    prompt: dict[str, Column] = {"prompt": "{context}"}
+    system: dict[str, Column] = {"system": "{system}"}
+    rate: dict[str, Column] = {"tokens/s": lambda row: number(row["tokens_per_second"])}
+    rows = sorted(sections["prefill"], key=_order)
+    yield Table.of("prefill", rows, prompt | system | timing("TTFT, ms") | rate)
+    at: dict[str, Column] = {"context": "{context}", "batch": "{batch}"}
+    rows = sorted(sections["decode"], key=_order)
+    yield Table.of("decode", rows, at | system | timing("step, ms") | rate)
+    parts = {row["context"]: row for row in report["summary"]}
+    rows = [row | parts[row["context"]] for row in sorted(sections["compress"], key=_order)]
+    split: dict[str, Column] = {
+        "of prefill": lambda row: (
+            "-" if row["share_of_prefill"] is None else f"{row['share_of_prefill']:.2%}"
+        ),
+        "vote, ms": lambda row: ms(row["vote_seconds"]),
+        "moving, ms": lambda row: ms(row["moving_seconds"]),
+    }
+    title = "compression, after a prompt's last chunk"
+    yield Table.of(title, rows, prompt | timing("compress, ms") | split, report["notes"])
+    held: dict[str, Column] = {
+        "loaded, MiB": lambda row: mib(row["bytes"]["loaded"]),
+        "peak, MiB": lambda row: mib(row["bytes"]["peak"]),
+        "least, MiB": lambda row: mib(row["roofline"]["bytes"]),
+        "x of least": "{ratio:.2f}",
+        "own, MiB": lambda row: mib(row["bytes"]["anonymous"]),
+        "caches, MiB": lambda row: f"{in_mib(row['cache_bytes']):.1f}",
+    }
+    yield Table.of(
+        "memory", sections["memory"], system | held, [_HELD] if sections["memory"] else []
+    )
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row["context"], row.get("batch", 0)

@@ -1,0 +1,161 @@
+"""Measures what a cache costs on running text: it is forced along the continuations of documents.
+
+The full cache runs first; every other cache is compared with it, token by token. Prompts are the
+beginnings of one passage, so that the longer ones go on from the shorter ones' prefill.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.measure.eval.documents import Passage
+from snapexport.measure.eval.side_by_side import Executors, full_of, groups, is_measured, prefill
+from snapexport.measure.eval.systems import System
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.requests.sampling import log_softmax
+
+Rows = NDArray[np.float32]
+Key = tuple[str, int, int, str]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """One system along one passage after a prompt of `length` tokens; means over the tokens.
+
+    tokens: how many were predicted. nll: negative log likelihood in nats. kl: KL(full || system) in
+    nats. agreement: share of the tokens whose likeliest one is the full cache's.
+    """
+
+    system: str
+    slots: int
+    length: int
+    passage: str
+    tokens: int
+    nll: float
+    full_nll: float
+    kl: float
+    agreement: float
+
+    @property
+    def key(self) -> Key:
+        """System and prompt: a measurement has one record for each key."""
+        return self.system, self.slots, self.length, self.passage
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The beginning of a passage, and the tokens that follow it."""
+
+    passage: Passage
+    length: int
+    tokens: int
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """[length]"""
+        return self.passage.ids[: self.length]
+
+    @property
+    def continuation_ids(self) -> tuple[int, ...]:
+        """[tokens + 1]: prefill predicts the first one, which is not measured."""
+        return self.passage.ids[self.length : self.length + self.tokens + 1]
+
+
+def measure(
+    prompts: Sequence[Prompt], executors: Executors, done: frozenset[Key]
+) -> Iterator[Continuation]:
+    """Records of every prompt and system, but those in `done`. executors: one has the full cache.
+
+    A cache with a slot for each token of the prompt is left out: it drops nothing.
+    """
+    full = full_of(executors)
+    for group in groups(prompts, executors):
+        pending = {one: _pending(one, group, done) for one in executors}
+        if any(pending.values()):
+            prefill(group, {**pending, full: group}, executors)
+            yield from _compared(group, pending, executors, full)
+
+
+def _compared(
+    group: Sequence[Prompt],
+    pending: Mapping[System, Sequence[Prompt]],
+    executors: Executors,
+    full: System,
+) -> Iterator[Continuation]:
+    """Force the continuations through every system that has pending prompts."""
+    reference = _log_probabilities(executors[full], group)
+    for system in filter(pending.get, executors):
+        own = reference if system == full else _log_probabilities(executors[system], group)
+        for row, prompt in enumerate(group):
+            if prompt in pending[system]:
+                yield _record(system, prompt, reference[:, row], own[:, row])
+
+
+def _pending(system: System, group: Sequence[Prompt], done: frozenset[Key]) -> list[Prompt]:
+    return [
+        prompt
+        for prompt in group
+        if is_measured(system, prompt)
+        and (system.name, system.slots, prompt.length, prompt.passage.name) not in done
+    ]
+
+
+def _log_probabilities(executor: Executor, group: Sequence[Prompt]) -> Rows:
+    """float32 [tokens, prompts, V], while the continuations are forced."""
+    forced = np.array([prompt.continuation_ids for prompt in group], np.int64)
+    lengths = np.array([prompt.length for prompt in group], np.int64)
+    found = [
+        log_softmax(executor.decode(forced[:, step], lengths + step, lengths).logits)
+        for step in range(forced.shape[1] - 1)
+    ]
+    return np.stack(found, dtype=np.float32, casting="same_kind")
+
+
+def _record(system: System, prompt: Prompt, reference: Rows, own: Rows) -> Continuation:
+    """reference, own: float32 [tokens, V]."""
+    wanted = np.array(prompt.continuation_ids[1:])[:, None]
+    divergence = (np.exp(reference) * (reference - own)).sum(-1)
+    return Continuation(
+        system.name,
+        system.slots,
+        prompt.length,
+        prompt.passage.name,
+        len(wanted),
+        nll=-float(np.take_along_axis(own, wanted, -1).mean()),
+        full_nll=-float(np.take_along_axis(reference, wanted, -1).mean()),
+        kl=float(divergence.mean()),
+        agreement=float((own.argmax(-1) == reference.argmax(-1)).mean()),
+    )
+
+
+def results(records: Sequence[Continuation]) -> list[dict[str, Any]]:
+    """A row for each system, slots and length: means over passages, with standard errors."""
+    groups: dict[tuple[str, int, int], list[Continuation]] = {}
+    for one in records:
+        groups.setdefault((one.system, one.slots, one.length), []).append(one)
+    return [
+        dict(zip(("system", "slots", "length"), key, strict=True)) | _summary(group)
+        for key, group in groups.items()
+    ]
+
+
+def _summary(group: Sequence[Continuation]) -> dict[str, Any]:
+    """loss: of log likelihood a token against the full cache. losses: each passage's, by name."""
+    group = sorted(group, key=lambda one: one.passage)
+    columns = {
+        "nll": [one.nll for one in group],
+        "loss": [one.nll - one.full_nll for one in group],
+        "kl": [one.kl for one in group],
+        "agreement": [one.agreement for one in group],
+    }
+    found: dict[str, Any] = {"passages": len(group), "tokens": sum(one.tokens for one in group)}
+    for name, values in columns.items():
+        found[name] = round(statistics.fmean(values), 5)
+        spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        found[f"{name}_stderr"] = None if spread is None else round(spread, 5)
+    return found | {"losses": [round(loss, 5) for loss in columns["loss"]]}

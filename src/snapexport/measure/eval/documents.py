@@ -1,0 +1,116 @@
+"""Reads text documents, and cuts them into passages of so many tokens.
+
+Knows no model and no cache.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count, zip_longest
+from pathlib import Path
+from random import Random
+from textwrap import wrap
+
+from tokenizers import Tokenizer
+
+from snapexport.errors import UserError
+from snapexport.measure.eval.haystack import Prose
+from snapexport.measure.eval.sample import Ids, opening_ids
+
+SUFFIXES = (".txt", ".md", ".rst")
+"""Files of a folder that are read; a file that is named itself may have any suffix."""
+
+WIDTH = 120
+"""Longer lines are broken, so that a prompt's length can be met."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text of one kind. name: its file's."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A part of a document. name: the document's, and the place of the part in it."""
+
+    name: str
+    ids: Ids
+
+
+def read_documents(paths: Iterable[Path]) -> list[Document]:
+    """The named files and the text files in named folders. Raises UserError."""
+    files = list(chain.from_iterable(_files(path) for path in paths))
+    return [Document(file.name, _text(file)) for file in files]
+
+
+def lines_of(documents: Sequence[Document]) -> Prose:
+    """The documents' lines without blank ones, from a random place on, over and over."""
+    lines = [line for one in documents for line in _lines(one.text)]
+    if not lines:
+        raise UserError("the documents have no text", "give files with text as --documents")
+
+    def prose(rng: Random) -> Iterator[str]:
+        first = rng.randrange(len(lines))
+        return (lines[i % len(lines)] for i in count(first))
+
+    return prose
+
+
+def passages(
+    documents: Sequence[Document], tokenizer: Tokenizer, tokens: int, most: int
+) -> list[Passage]:
+    """Passages of exactly `tokens` tokens, at most `most`, from all documents in turn.
+
+    No two overlap. Each begins with the tokenizer's special tokens (BOS). Raises UserError where no
+    document is long enough.
+    """
+    in_turn = zip_longest(*(_cut(one, tokenizer, tokens) for one in documents))
+    found = [one for row in in_turn for one in row if one is not None][:most]
+    if not found:
+        raise UserError(
+            f"no document has {tokens} tokens",
+            "give longer --documents, or use smaller --lengths or --continuation",
+        )
+    return found
+
+
+def _cut(document: Document, tokenizer: Tokenizer, tokens: int) -> Iterator[Passage]:
+    ids = tuple(tokenizer.encode(document.text, add_special_tokens=False).ids)
+    whole = opening_ids(tokenizer, document.text)
+    opening = whole[: len(whole) - len(ids)]
+    step = tokens - len(opening)
+    for start in range(0, len(ids) - step + 1, step):
+        yield Passage(f"{document.name}:{start}", opening + ids[start : start + step])
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines of at most WIDTH characters, each with its newline."""
+    for line in filter(str.strip, text.splitlines()):
+        for part in [line] if len(line) <= WIDTH else wrap(line, WIDTH):
+            yield part + "\n"
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
+    if not found:
+        raise UserError(
+            f"{path} has no text files",
+            f"a folder's files of the suffixes {', '.join(SUFFIXES)} are read",
+        )
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}", "check --documents") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file} is not UTF-8: {error.reason} at byte {error.start}",
+            "convert it, for example with `iconv -t utf-8`",
+        ) from None

@@ -1,0 +1,112 @@
+"""Estimates the time and the memory of an evaluation before it starts.
+
+A chunk and a decode step are timed on this machine; the rest is counted.
+"""
+
+import math
+
+from snapexport.contract.manifest import Manifest
+from snapexport.contract.sizes import DTYPE_BYTES
+from snapexport.measure.eval.grid import Grid
+from snapexport.measure.eval.systems import System
+from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
+from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.engine.repetition import repeated_starts
+
+
+def estimate(grid: Grid) -> Estimate:
+    """Time two chunks and a few decode steps of the build. Raises UserError."""
+    executor = open_executor(grid.build, backend="onnxruntime", threads=grid.options.threads)
+    try:
+        chunk_seconds(executor, 1)  # the first run reads the weights from the disk
+        chunks = {n: chunk_seconds(executor, n) for n in grid.requests.lengths}
+        one, step = (step_seconds(executor, rows) for rows in (1, grid.build.manifest.batch))
+    finally:
+        executor.close()
+    seconds = _of_tasks(grid, chunks, one)
+    seconds += _of_continuations(grid, chunks, step) + _of_instructions(grid, chunks, step)
+    return Estimate(seconds, _bytes(grid))
+
+
+def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
+    """Each prompt is prefilled once, and its end once more for each mode and further window.
+
+    step: of one request, since systems answer one prompt after the other.
+    """
+    options, seconds = grid.options, 0.0
+    again = len(options.modes) * _windows(grid) - 1
+    for task in options.chosen_tasks:
+        cells = [cell for cell in grid.requests.cells() if cell.task == task]
+        sample = grid.requests.sample(cells[0])
+        tokens = sample.max_tokens + len(sample.question_ids)
+        for cell in cells:
+            seconds += chunks[cell.length] * (_chunks(grid, cell.length) + again)
+            seconds += step * tokens * len(grid.systems) * len(options.modes)
+            behind = _behind(grid, cell.length, chunks[cell.length], step)
+            seconds += behind * len(options.modes)
+    return seconds
+
+
+def _of_continuations(grid: Grid, chunks: dict[int, float], step: float) -> float:
+    """A passage's longer prompts go on from the shorter ones; batch slots decode together."""
+    passages = len(grid.prompts) // len(grid.requests.lengths)
+    prefill, done = 0.0, 0
+    for length in grid.requests.lengths:
+        prefill += chunks[length] * (_chunks(grid, length - done) + _windows(grid) - 1)
+        prefill += _behind(grid, length, chunks[length], step)
+        done = length
+    groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
+    return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
+
+
+def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float:
+    """An instruction after the first one runs the end of its text again, and itself."""
+    options, lengths = grid.options, grid.requests.lengths
+    again = len(options.instructions or ()) * (_windows(grid) + 1) - 2
+    prefill = sum(chunks[length] * (_chunks(grid, length) + again) for length in lengths)
+    groups = math.ceil(len(grid.instructions) / grid.build.manifest.batch)
+    asked = len(options.instructions or ())
+    prefill += sum(_behind(grid, length, chunks[length], step) * asked for length in lengths)
+    passages = len({one.passage for one in grid.instructions})
+    return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
+
+
+def _windows(grid: Grid) -> int:
+    """Prefill graphs that differ in their outputs: by the window, or without one."""
+    return len({one.geometry.L_obs if one.votes else 0 for one in grid.systems})
+
+
+def _behind(grid: Grid, length: int, chunk: float, step: float) -> float:
+    """Seconds for one prompt in all systems, beyond the chunks that they share.
+
+    Pseudo tokens are decode steps and a chunk, a repetition is all chunks again. Blocks are shared
+    with no other system.
+    """
+    counts = [one.geometry.pseudo_tokens for one in grid.systems]
+    repeats = sum(one.geometry.repeats for one in grid.systems)
+    again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
+    again += sum(_blocks(grid, one, length) for one in grid.systems if one.in_blocks)
+    return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)
+
+
+def _blocks(grid: Grid, system: System, tokens: int) -> int:
+    chunk = grid.build.manifest.prefill_chunk
+    return math.ceil(tokens / (chunk - system.geometry.block_voters(chunk)))
+
+
+def _chunks(grid: Grid, tokens: int) -> int:
+    return math.ceil(tokens / grid.build.manifest.prefill_chunk)
+
+
+def _bytes(grid: Grid) -> int:
+    """Weights, the caches of all systems and the prompt's. Scratch memory is not in it."""
+    manifest = grid.build.manifest
+    weights = sum(file.size for file in manifest.weights)
+    return weights + sum(_cache_bytes(manifest, one) for one in grid.systems)
+
+
+def _cache_bytes(manifest: Manifest, system: System) -> int:
+    model = manifest.model
+    slots = system.geometry.head_slots(model.num_key_value_heads)
+    slot_values = model.position_values // model.num_key_value_heads
+    return manifest.batch * slots * slot_values * DTYPE_BYTES[manifest.cache_dtype]

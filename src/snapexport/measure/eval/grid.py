@@ -1,0 +1,303 @@
+"""Lays out an evaluation as a grid: requests x systems x modes, checked before anything is loaded.
+
+A cell of the grid is one sample. Knows neither how it is run nor what comes of it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import product
+
+from tokenizers import Tokenizer
+
+import snapexport
+from snapexport.build.derive import is_soft_capped, require_chunk
+from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import ModelFacts
+from snapexport.errors import UserError
+from snapexport.measure.eval.answers import Instruction, instruct
+from snapexport.measure.eval.chat_form import frame_of
+from snapexport.measure.eval.continuations import Prompt
+from snapexport.measure.eval.documents import Document, Passage, lines_of, passages, read_documents
+from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.sample import Frame, Sample, Task, as_it_is
+from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
+from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
+from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
+from snapexport.runtime.ort.backend import require_runnable
+from snapexport.runtime.requests.prompts import load_tokenizer
+
+SLACK = 16
+"""Tokens by which the answers of two samples of one task may differ in length."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A sample to be made. depth: as given; the sample says where its needle really is."""
+
+    task: str
+    length: int
+    depth: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """Token ids: the prompt, which is compressed, and what follows it before the answer begins."""
+
+    prompt: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Requests:
+    """All the samples of an evaluation, made when they are needed.
+
+    lengths: the options', or chosen from the build. frame: the chat template's, or none.
+    aging: tokens of other text between a question and its repetition.
+    answer_tokens: the least length of the long answers.
+    """
+
+    tokenizer: Tokenizer
+    options: EvalOptions
+    lengths: tuple[int, ...]
+    documents: tuple[Document, ...]
+    frame: Frame
+    aging: int
+    answer_tokens: int
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """All tasks by name, over the documents if there are some."""
+        return tasks_in(lines_of(self.documents)) if self.documents else TASKS
+
+    @cached_property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Beginnings of the documents' passages, in all lengths, passage by passage."""
+        tokens = self.options.continuation
+        cut = self._passages if tokens else []
+        return tuple(Prompt(passage, length, tokens) for passage in cut for length in self.lengths)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """Every instruction after each of the same beginnings."""
+        options = self.options
+        cells = product(self._passages, self.lengths, options.instructions or ())
+        return tuple(
+            instruct(*cell, options.max_tokens, self.tokenizer, self.frame) for cell in cells
+        )
+
+    @cached_property
+    def _passages(self) -> list[Passage]:
+        options = self.options
+        if not self.documents or not (options.continuation or options.instructions):
+            return []
+        tokens = self.lengths[-1] + options.continuation + 1
+        return passages(self.documents, self.tokenizer, tokens, options.passages)
+
+    def cells(self) -> list[Cell]:
+        """Every cell with a seed of its own."""
+        options = self.options
+        cells = product(options.chosen_tasks, self.lengths, options.depths, range(options.samples))
+        return [Cell(*cell[:3], options.seed + index) for index, cell in enumerate(cells)]
+
+    def sample(self, cell: Cell) -> Sample:
+        """The cell's sample. Raises UserError where the tokenizer or the length forbid it."""
+        return self.tasks[cell.task].sample(
+            self.tokenizer, cell.seed, cell.length, cell.depth, self.answer_tokens, self.frame
+        )
+
+    def require_fit(self) -> None:
+        """Make the shortest sample of every seed: keys and numbers differ in tokens.
+
+        Raises UserError where the tokenizer can't spell a task, or a sample doesn't fit.
+        """
+        for cell in self.cells():
+            if cell.length == min(self.lengths):
+                self.sample(cell)
+
+    def request(self, sample: Sample, cell: Cell, mode: str) -> Request:
+        """The sample's request in a mode."""
+        if mode == "agnostic":
+            return Request(sample.context_ids, sample.question_ids)
+        prompt = sample.context_ids + sample.question_ids
+        return Request(prompt, self._again(sample, cell) if mode == "late" else ())
+
+    def _again(self, sample: Sample, cell: Cell) -> tuple[int, ...]:
+        """The right answer, other text, and the question once more."""
+        newline = tuple(self.tokenizer.encode("\n", add_special_tokens=False).ids)
+        noise = filler(self.tokenizer, self.tasks[cell.task], cell.seed, self.aging)
+        return sample.reference_ids + newline + noise + sample.question_ids
+
+    def positions(self) -> int:
+        """Positions that the longest request and its answer take."""
+        length, options = max(self.lengths), self.options
+        tasks, depth = options.chosen_tasks, options.depths[0]
+        cells = [Cell(task, length, depth, options.seed) for task in tasks]
+        asked = [self._positions(cell, mode) for cell in cells for mode in options.modes]
+        answered = [len(one.prompt_ids) + one.max_tokens for one in self.instructions]
+        forced = length + options.continuation if options.documents else 0
+        return max([*asked, *answered, forced])
+
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that is compressed, at most."""
+        return max(*self.lengths, 0, *(len(one.prompt_ids) for one in self.instructions))
+
+    def _positions(self, cell: Cell, mode: str) -> int:
+        sample = self.sample(cell)
+        later = len(self._again(sample, cell)) if mode == "late" else 0
+        return cell.length + later + sample.max_tokens + SLACK
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every sample goes through every system in every mode, and so does every prompt of documents.
+
+    hit_samples: as given, or 0 where attention can't be recomputed (soft-capped scores).
+    """
+
+    build: Build
+    options: EvalOptions
+    requests: Requests
+    systems: tuple[System, ...]
+    hit_samples: int
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Beginnings of the documents' passages, whose continuations are forced."""
+        return self.requests.prompts
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The same beginnings, each with an instruction after it."""
+        return self.requests.instructions
+
+    @property
+    def records(self) -> int:
+        """How many outcomes, continuations and answers the grid has."""
+        asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
+        prompts: list[HasPrompt] = [*self.prompts, *self.instructions]
+        return asked + sum(is_measured(one, each) for each in prompts for one in self.systems)
+
+    def fingerprint(self) -> str:
+        """Equal for equal requests to equal caches of the same build."""
+        requests, options, manifest = self.requests, self.options, self.build.manifest
+        facts = [
+            snapexport.__version__,
+            [file.model_dump() for file in manifest.weights],
+            [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
+            [options.chosen_tasks, requests.lengths, options.depths, options.samples],
+            [options.seed, requests.aging, requests.answer_tokens, options.modes],
+            [requests.frame is not as_it_is, [asdict(one) for one in requests.documents]],
+            [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in self.prompts],
+            [asdict(one) for one in self.instructions],
+            [asdict(system) for system in self.systems],
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def make_grid(build: Build, options: EvalOptions) -> Grid:
+    """The grid of an evaluation. Raises UserError where the build can't run it."""
+    _require_usable(build)
+    _require_full(options)
+    model, own = build.manifest.model, build.manifest.geometry
+    lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
+    budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
+    draft = SystemMaker(model, own.L_max, own, build.manifest.prefill_chunk).systems(
+        options.policies, budgets
+    )
+    _require_fitting(build, lengths, draft)
+    ring = max(system.ring for system in draft)
+    requests = Requests(
+        _tokenizer(build),
+        options,
+        lengths,
+        tuple(read_documents(options.documents)),
+        frame_of(build, options.chat),
+        aging=ring + 1,
+        answer_tokens=ring + 1,
+    )
+    requests.require_fit()
+    L_max = _positions(build, requests, draft)
+    systems = SystemMaker(model, L_max, own, build.manifest.prefill_chunk).systems(
+        options.policies, budgets
+    )
+    has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
+    hit_samples = 0 if has_other_scores else options.hit_samples
+    return Grid(build, options, requests, tuple(systems), hit_samples)
+
+
+def _require_usable(build: Build) -> None:
+    if not build.manifest.traces:
+        raise UserError(
+            f"{build.directory} has no baseline, and other caches are made from its traces",
+            "build it again with --baseline (and any policy but full)",
+        )
+    require_runnable(build, baseline=False)
+
+
+def _require_full(options: EvalOptions) -> None:
+    if options.documents and "full" not in options.policies:
+        raise UserError(
+            "--documents compares caches with the full one, which --policies lacks",
+            f"use --policies full {' '.join(options.policies)}",
+        )
+
+
+def _tokenizer(build: Build) -> Tokenizer:
+    tokenizer = load_tokenizer(build.directory)
+    if tokenizer is None:
+        raise UserError(
+            f"{build.directory} has no tokenizer.json, so that no task can be spelled",
+            "copy it from the checkpoint",
+        )
+    return tokenizer
+
+
+def _default_length(own: CacheGeometry, model: ModelFacts) -> int:
+    """Half of what the build takes, and more than its cache: the answer needs room too."""
+    most = max(1, own.L_max - max(64, own.L_max // 16))
+    return min(most, max(most // 2, typical_layer(own, model).cache_slots + 1))
+
+
+def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[System]) -> None:
+    L_max, longest = build.manifest.geometry.L_max, lengths[-1]
+    if longest > L_max:
+        raise UserError(
+            f"a task of {longest} tokens is longer than the build's --L-max {L_max}",
+            f"use --lengths up to {L_max}, or build again with a larger --L-max",
+        )
+    for system in systems:
+        if not system.geometry.compresses:
+            continue
+        if system.slots >= longest:
+            raise UserError(
+                f"a budget of {system.slots} slots holds whole prompts of {longest} tokens",
+                "use smaller --budgets, or longer --lengths",
+            )
+        require_chunk(build.manifest.prefill_chunk, system.geometry)
+
+
+def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> int:
+    """L_max of the caches: room for the longest request in the full one, and for what votes behind
+    a prompt.
+
+    Raises UserError.
+    """
+    manifest = build.manifest
+    behind = max(one.geometry.L_max - one.geometry.longest_prompt for one in systems)
+    needed = max(requests.positions(), requests.longest_prompt() + behind)
+    limit = manifest.model.max_position_embeddings
+    if manifest.single_shot:  # its prefill takes just this many
+        limit = manifest.geometry.L_max
+    if needed > limit:
+        longest = requests.lengths[-1]
+        raise UserError(
+            f"tasks of {longest} tokens and their answers need {needed} positions, there are "
+            f"{limit}",
+            f"use --lengths up to {longest - (needed - limit)}",
+        )
+    return max(needed, manifest.geometry.L_max)

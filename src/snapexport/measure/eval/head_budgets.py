@@ -1,0 +1,109 @@
+"""Measures on texts how many positions each KV head of a layer should keep (AdaKV).
+
+AdaKV (arXiv:2407.11550, Algorithm 1): of the votes of all heads of a layer together the H * K
+highest are taken, and a head gets as many positions as it has among them. A safeguard mixes this
+with equal budgets. AdaKV counts anew for each prompt; a static graph needs the mean over prompts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from polygraphy.logger import G_LOGGER
+
+from snapexport.build.head_budget import HeadBudget
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.measure.accuracy.graph_runner import GraphRunner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAFEGUARD = 0.2
+"""AdaKV's alpha: the share of a head's budget that does not depend on its votes."""
+
+
+def require_votes(build: Build) -> None:
+    """Raise UserError for a build without votes of single heads on a window."""
+    geometry = build.manifest.geometry
+    if "compress" not in build.manifest.graphs or not any(one.K for one in geometry.layers):
+        raise UserError(
+            f"{build.directory} has no vote to measure",
+            "calibrate with a build of --policy snapstream that prefills chunk by chunk",
+        )
+    if geometry.head_groups or geometry.vote_queries != "prompt":
+        raise UserError(
+            f"{build.directory} has head groups, or other --vote-queries than prompt",
+            "calibrate with a build of the same model without them",
+        )
+    build.require_one_rank("calibrate")
+    if build.manifest.model.kv_lora_rank or build.manifest.model.num_key_value_heads == 1:
+        raise UserError(
+            f"the layers of {build.directory} have one KV head each: there is nothing to share",
+            "use --budget uniform or pyramid",
+        )
+
+
+def calibrated(
+    build: Build, prompts: Sequence[Sequence[int]], on_prompt: Callable[[], None]
+) -> HeadBudget:
+    """The mean budgets of all prompts (token ids), by a build that `require_votes` has taken.
+
+    on_prompt: called after each.
+    """
+    each = []
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL), GraphRunner(build) as runner:
+        for prompt in prompts:
+            each.append(_of_prompt(build, runner, prompt))
+            on_prompt()
+    rows = [
+        tuple(np.mean(of_layer, axis=0).tolist()) if of_layer[0] else ()
+        for of_layer in zip(*each, strict=True)
+    ]
+    return HeadBudget(build.manifest.model.num_key_value_heads, tuple(rows))
+
+
+def shared(votes: "Tensor", K: int) -> list[float]:
+    """The budgets of one layer's heads, of mean K. votes: float [Hkv,n], of eligible positions."""
+    heads, count = votes.shape
+    best = votes.flatten().argsort(descending=True, stable=True)[: heads * K]
+    won = np.bincount(best.numpy() // max(count, 1), minlength=heads)
+    return [float((1 - SAFEGUARD) * one + SAFEGUARD * K) for one in won]
+
+
+def _of_prompt(build: Build, runner: GraphRunner, prompt: Sequence[int]) -> list[list[float]]:
+    """The budgets of each layer's heads; none for a layer that does not vote."""
+    import torch
+
+    from snapexport.plugins.reference import Vote
+
+    states = runner.prompt_states(np.array(prompt))
+    geometry, scores = build.manifest.geometry, _scores(build)
+    found: list[list[float]] = []
+    for layer, shape in enumerate(geometry.layers):
+        if not shape.K:
+            found.append([])
+            continue
+        window, key = (
+            torch.from_numpy(np.asarray(states[name], np.float32))[0]
+            for name in (names.query_window(layer), names.present_key(layer))
+        )
+        span = range(shape.L_sink, len(prompt) - shape.L_recent)
+        scale, softcap = scores[layer]
+        vote = Vote(geometry.pool_kernel, scale, softcap, **geometry.vote_options)
+        found.append(shared(vote.scores(window, key[:, : len(prompt)], span), shape.K))
+    return found
+
+
+def _scores(build: Build) -> dict[int, tuple[float, float]]:
+    """Scale and soft cap of each voting layer's scores, as the compress graph has them."""
+    graph = onnx.load(build.graph("compress"), load_external_data=False).graph
+    found = {}
+    for node in graph.node:
+        if node.op_type == "SnapKVSelect":
+            told = {one.name: one.f for one in node.attribute}
+            layer = int(node.output[0].rpartition(".")[2])
+            found[layer] = told["scale"], told["softcap"]
+    return found

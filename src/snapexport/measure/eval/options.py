@@ -1,0 +1,114 @@
+"""Holds the options of `snapexport eval`, from which its flags and defaults are made."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from snapexport.errors import UserError
+from snapexport.measure.eval.tasks import TASKS
+
+Mode = Literal["aware", "agnostic", "late"]
+"""aware: the question ends the prompt, so that its tokens vote.
+agnostic: the question comes after the prompt was compressed.
+late: as aware, and the question is repeated after so much other text that no ring holds any of the
+prompt."""
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+DEFAULT_TASKS = "niah_single", "phrase_4"
+"""A short answer and a long one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Every choice of `snapexport eval`. None: chosen from the build. Lengths in tokens.
+
+    The defaults take a few minutes for a model of 135 M parameters on two cores.
+
+    tasks: None for DEFAULT_TASKS, or for none where documents are given. samples: for each
+    task, length and depth. hit_samples: for each task, at the longest length. documents: files or
+    folders of text. continuation: 0 for none. instructions: each follows every prompt of the
+    documents, and is answered in at most max_tokens. chat: whether tasks and instructions are asked
+    in the chat template.
+    """
+
+    tasks: tuple[str, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    depths: tuple[float, ...] = (0.25, 0.75)
+    samples: int = 1
+    policies: tuple[str, ...] = ("full", "snapstream", "streaming")
+    budgets: tuple[int, ...] | None = None
+    modes: tuple[str, ...] = ("aware", "agnostic")
+    hit_samples: int = 0
+    documents: tuple[Path, ...] = ()
+    passages: int = 8
+    continuation: int = 64
+    instructions: tuple[str, ...] | None = field(default=None, metadata={"metavar": "TEXT"})
+    max_tokens: int = 200
+    chat: bool | None = None
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "lengths", "depths", "policies", "budgets", "modes", "instructions"):
+            _require_some_and_no_twins(name, getattr(self, name))
+        _require_known("task", self.chosen_tasks, tuple(TASKS))
+        _require_known("mode", self.modes, MODES)
+        for name, least in (
+            ("samples", 1),
+            ("hit_samples", 0),
+            ("seed", 0),
+            ("passages", 1),
+            ("continuation", 0),
+            ("max_tokens", 1),
+        ):
+            _require_at_least(name, getattr(self, name), least)
+        for name in ("lengths", "budgets"):
+            for number in getattr(self, name) or ():
+                _require_at_least(name, number, 1)
+        if self.threads is not None:
+            _require_at_least("threads", self.threads, 1)
+        if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
+            raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
+        self._require_documents_in_use()
+
+    @property
+    def chosen_tasks(self) -> tuple[str, ...]:
+        """The tasks to run; none where documents alone are measured."""
+        if self.tasks is None:
+            return () if self.documents else DEFAULT_TASKS
+        return self.tasks
+
+    def _require_documents_in_use(self) -> None:
+        if self.instructions and not self.documents:
+            raise UserError(
+                "--instructions are given about --documents, of which there are none",
+                "give text files, or folders of them, as --documents",
+            )
+        if self.documents and not (self.continuation or self.instructions or self.tasks):
+            raise UserError(
+                "--continuation 0 leaves nothing to measure on the --documents",
+                "use --continuation 64, or give --instructions or --tasks",
+            )
+
+
+def _require_some_and_no_twins(name: str, given: tuple[object, ...] | None) -> None:
+    if given is None:
+        return
+    if not given:
+        raise UserError(f"{_flag(name)} is empty", "give one or more, or leave it out")
+    if twins := [one for one in given if given.count(one) > 1]:
+        raise UserError(f"{_flag(name)} has {twins[0]} twice", "give it once")
+
+
+def _require_known(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if unknown := [name for name in given if name not in known]:
+        raise UserError(f"no {kind} '{unknown[0]}'", f"choose from {', '.join(known)}")
+
+
+def _require_at_least(name: str, number: int, least: int) -> None:
+    if number < least:
+        raise UserError(f"{_flag(name)} {number} is below {least}", f"use {least} or more")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,292 @@
+"""Chooses the caches that an evaluation compares, and loads each as a build of its own.
+
+Every cache is made from the build's own traces, on one copy of the weights. Prompts are prefilled
+once and shared. Knows no task.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from snapexport.build.derive import derive
+from snapexport.build.head_budget import HeadBudget
+from snapexport.build.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
+from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
+from snapexport.build.staging import scratch
+from snapexport.contract.build_directory import Build
+from snapexport.contract.geometry import (
+    POLICIES,
+    CacheGeometry,
+    LayerGeometry,
+    Policy,
+    default_pool_kernel,
+    default_ring,
+)
+from snapexport.contract.graph_options import PREFILLS, require_one_of
+from snapexport.contract.manifest import ModelFacts
+from snapexport.errors import UserError
+from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.engine.prompt_cache import PromptCache
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.prompts import load_tokenizer
+
+Choices = dict[str, Any]
+"""Fields of BuildOptions: whole numbers and names."""
+
+_FIELDS = tuple(name for name in CACHE_FIELDS if name != "kv_budget")
+
+
+@dataclass(frozen=True)
+class System:
+    """One cache. name: "POLICY" or "POLICY:field=value,...". slots: cache slots of a layer.
+
+    A layer with a sliding window has as many slots as its window instead, whatever the policy.
+    in_blocks: whether prompts go block by block onto the compressed row.
+    """
+
+    name: str
+    slots: int
+    geometry: CacheGeometry
+    in_blocks: bool = False
+
+    @property
+    def ring(self) -> int:
+        """Cache slots of the largest ring, 0 where nothing is evicted."""
+        return max(layer.L_recent for layer in self.geometry.layers)
+
+    def report(self) -> dict[str, Any]:
+        """For JSON."""
+        geometry = self.geometry
+        layers = [[layer.L_sink, layer.L_recent, layer.K] for layer in geometry.layers]
+        return {
+            "system": self.name,
+            "slots": self.slots,
+            "policy": geometry.policy,
+            "L_sink_L_recent_K": layers[0] if len(set(map(tuple, layers))) == 1 else layers,
+            "L_obs": geometry.L_obs,
+            "pool_kernel": geometry.pool_kernel,
+            "vote": geometry.vote_options,
+            "budget": geometry.budget,
+            "vote_queries": geometry.vote_queries,
+            "prefill": "blocks" if self.in_blocks else "chunks",
+        }
+
+    @property
+    def votes(self) -> bool:
+        """Whether a compress step keeps voted positions: blocks have none."""
+        return not self.in_blocks and any(layer.K for layer in self.geometry.layers)
+
+
+@dataclass(frozen=True)
+class SystemMaker:
+    """Makes systems for one model and longest prompt. own, prefill_chunk: the build's."""
+
+    model: ModelFacts
+    L_max: int
+    own: CacheGeometry
+    prefill_chunk: int
+
+    def systems(self, names: Sequence[str], budgets: Sequence[int]) -> list[System]:
+        """The full cache once, every other policy at each budget. Raises UserError."""
+        return [
+            self._system(name, slots)
+            for name in names
+            for slots in (budgets if _parse(name)[0] != "full" else (None,))
+        ]
+
+    def _system(self, name: str, slots: int | None) -> System:
+        policy, changes = _parse(name)
+        in_blocks = changes.pop("prefill", None) == "blocks"
+        choices = self._like_the_build(policy, slots, changes) if slots else {}
+        choices = self._of_queries(choices | changes) | changes
+        try:
+            choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
+            options = BuildOptions(model="", out=Path(), **choices)
+            geometry = options.geometry(self.model, heads=self._head_budget())
+        except UserError as error:
+            where = f"'{name}'" + (f" in {slots} slots" if slots else "")
+            raise UserError(
+                f"{where}: {error.message}",
+                f"{error.hint}; here a field is written as in snapstream:L_obs=8, and the budget "
+                "is one of --budgets",
+            ) from None
+        return System(name, slots or self.L_max, geometry, in_blocks)
+
+    def _of_queries(self, choices: Choices) -> Choices:
+        """The choices without those that votes of other queries than the build's do not share."""
+        repeats = choices.get("vote_queries") == "repeat"
+        if repeats:
+            choices |= {"prefill_chunk": self.prefill_chunk}
+        other = {"L_obs"} if repeats != self.own.repeats else set()
+        unused = other | ({"vote", "softmax", "group", "L_obs"} if repeats else set())
+        return {name: value for name, value in choices.items() if name not in unused}
+
+    def _head_budget(self) -> HeadBudget | None:
+        """The budgets of the build's own head groups, if it has some."""
+        return HeadBudget.of(self.own, self.model) if self.own.head_groups else None
+
+    def _like_the_build(self, policy: Policy, slots: int, changes: Choices) -> Choices:
+        """The build's choices in so many slots, except those that one of the two policies fixes."""
+        own = typical_layer(self.own, self.model)
+        choices: Choices = {"L_sink": own.L_sink}
+        both_vote = own.K > 0 and policy != "streaming"
+        if both_vote:
+            choices |= {name: getattr(self.own, name) for name in VOTE_FIELDS}
+            if self.own.pool_kernel != default_pool_kernel(own.K):  # a default follows the budget
+                choices["pool_kernel"] = self.own.pool_kernel
+        dictated = PRESETS[policy].keys() | PRESETS[self.own.policy].keys()
+        if policy != self.own.policy:
+            for one in (policy, self.own.policy):
+                dictated |= PRESET_DEFAULTS.get(one, {}).keys()
+        if "head_budget" in changes:
+            dictated |= {"budget"}
+        choices = {name: value for name, value in choices.items() if name not in dictated}
+        if both_vote:
+            sinks = {"L_sink": DEFAULT_L_SINK, **choices, **PRESETS[policy], **changes}["L_sink"]
+            ring = _ring(slots - sinks, own, changes)
+            if not {"L_recent", "K"} & changes.keys():
+                choices["L_recent"] = ring
+            if "L_obs" not in dictated:
+                choices["L_obs"] = max(1, min(self.own.L_obs, ring))
+        return {"kv_budget": slots} | choices
+
+
+def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
+    """L_recent: as given, or the default if it is the build's, or the build's share of `free`."""
+    if "L_recent" in changes:
+        return changes["L_recent"]
+    if "K" in changes:
+        return free - changes["K"]
+    voted = own.L_recent + own.K
+    if own.L_recent == default_ring(voted):
+        return default_ring(free)
+    return max(1, round(free * own.L_recent / voted))
+
+
+def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
+    """A layer without a sliding window, with the mean K of all heads of such layers. Raises
+    UserError."""
+    held = geometry.heads_held(model.num_key_value_heads)
+    layers = [
+        layer
+        for one, heads, layer in zip(geometry.caches, held, geometry.layers, strict=True)
+        for _ in range(0 if model.sliding_window[one.layer] else heads)
+    ]
+    if not layers:
+        raise UserError(
+            "every layer of the model has a sliding window, whose ring loses nothing",
+            "use `snapexport diff`, which compares the build with transformers",
+        )
+    return replace(layers[0], K=round(sum(layer.K for layer in layers) / len(layers)))
+
+
+def _parse(name: str) -> tuple[Policy, Choices]:
+    """A policy, and its choices."""
+    policy, _, listed = name.partition(":")
+    if policy not in POLICIES:
+        raise UserError(f"no policy '{policy}'", f"choose from {', '.join(POLICIES)}")
+    changes: Choices = {}
+    for pair in filter(None, listed.split(",")):
+        field, _, value = pair.partition("=")
+        if field in changes:
+            raise UserError(f"'{name}' has {field} twice", "leave one of them out")
+        changes[field] = _value(name, field, value)
+    return policy, changes
+
+
+def _value(name: str, field: str, value: str) -> int | str | Path:
+    if field == "prefill":
+        require_one_of("prefill", value, PREFILLS)
+        return value
+    if field not in _FIELDS:
+        raise UserError(
+            f"'{name}': a cache has no field '{field}'",
+            f"its fields are {', '.join(_FIELDS)}, and prefill=blocks",
+        )
+    if field in VOTE_FIELDS:
+        return value
+    if field == "head_budget":
+        return Path(value)
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(
+            f"'{name}': {field} is '{value}'", f"write {field}=N with a whole number"
+        ) from None
+
+
+class LoadedSystems:
+    """Systems that share weights and prefilled prompts."""
+
+    def __init__(self, build: Build, directory: Path, threads: int | None) -> None:
+        self._build = build
+        self._directory = directory
+        self._threads = threads
+        self._tokenizer = load_tokenizer(build.directory)
+        self._prompt_cache: PromptCache | None = None
+        self._derived: dict[tuple[CacheGeometry, bool, bool], Build] = {}
+
+    def load(self, systems: Sequence[System]) -> list[LLM]:
+        """One LLM for each system, in order."""
+        return [self._load(system.geometry, in_blocks=system.in_blocks) for system in systems]
+
+    def watch(self, geometry: CacheGeometry) -> LLM:
+        """An LLM whose executor shows the queries of each decoded token."""
+        return self._load(geometry, with_queries=True)
+
+    def _load(
+        self, geometry: CacheGeometry, with_queries: bool = False, in_blocks: bool = False
+    ) -> LLM:
+        executor = open_executor(
+            self._build_of(geometry, with_queries, in_blocks),
+            backend="onnxruntime",
+            threads=self._threads,
+            prompt_cache=self._prompt_cache,
+            prefill="blocks" if in_blocks else "chunks",
+        )
+        self._prompt_cache = executor.prompt_cache
+        return LLM.from_executor(executor, self._tokenizer)
+
+    def _build_of(self, geometry: CacheGeometry, with_queries: bool, in_blocks: bool) -> Build:
+        """The build of a cache. Each is made once: the hit rates use the same ones again."""
+        key = geometry, with_queries, in_blocks
+        if key not in self._derived:
+            out = self._directory / str(len(self._derived))
+            options = replace(self._build.manifest.graph_options, extend=in_blocks)
+            self._derived[key] = derive(
+                self._build, geometry, out, options, with_queries=with_queries, link_weights=True
+            )
+        return self._derived[key]
+
+
+@contextmanager
+def loading(build: Build, threads: int | None) -> Iterator[LoadedSystems]:
+    """Systems in a hidden directory beside the build, where its weights can be hard-linked.
+
+    Raises UserError where they can't: a copy for each system would take gigabytes.
+    """
+    beside = build.directory.resolve()
+    folder = beside.parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{folder} cannot be written, and the graphs of other caches go beside the build",
+            "make it writable, or move the build to where you can write",
+        )
+    with scratch(beside) as directory:
+        _require_links(build, directory)
+        yield LoadedSystems(build, directory, threads)
+
+
+def _require_links(build: Build, directory: Path) -> None:
+    weights, probe = build.directory / build.manifest.weights[0].file, directory / "probe"
+    try:
+        os.link(weights, probe)
+    except OSError as error:
+        raise UserError(
+            f"the weights cannot be linked (hard links): {error.strerror}: {weights}",
+            "copy the build to a file system with hard links: otherwise each cache would copy them",
+        ) from None
+    probe.unlink()

@@ -1,0 +1,304 @@
+"""A build directory appears whole or not at all."""
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from snapexport.build import renames
+from snapexport.build.leftovers import CONTENT, REPLACED, identity, mark
+from snapexport.build.staging import scratch, staged
+from snapexport.cli.app import main
+from snapexport.cli.console import BuildProgress
+from snapexport.contract.manifest import MANIFEST
+from snapexport.errors import UserError
+from tests.refused import refused
+
+
+def test_staged_directory_appears_at_its_target_when_complete(tmp_path: Path) -> None:
+    with staged(tmp_path / "a" / "b", overwrite=False) as directory:
+        (directory / "file").write_text("x")
+        assert not (tmp_path / "a" / "b").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (tmp_path / "a" / "b" / "file").read_text() == "x"
+
+
+def test_failed_staging_leaves_neither_target_nor_parents(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), staged(tmp_path / "a" / "b", overwrite=False):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_build_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
+    target = tmp_path / "b"
+    target.mkdir()
+    (target / MANIFEST).write_text("old")
+    with pytest.raises(UserError, match="exists already"), staged(target, overwrite=False):
+        pass
+    with pytest.raises(ZeroDivisionError), staged(target, overwrite=True):
+        raise ZeroDivisionError
+    assert (target / MANIFEST).read_text() == "old"
+    with staged(target, overwrite=True) as directory:
+        (directory / MANIFEST).write_text("new")
+    assert (target / MANIFEST).read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_staging_never_overwrites_a_path_that_is_no_build(
+    tmp_path: Path, make: Callable[..., None]
+) -> None:
+    target = tmp_path / "precious"
+    make(target)
+    if target.is_dir():
+        (target / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match="not a build"), staged(target, overwrite=True):
+        pass
+    assert target.exists()
+
+
+def build_flags(checkpoint: Path, out: Path) -> list[str]:
+    return ["build", "--model", str(checkpoint), "--L-max", "64", "--out", str(out)]
+
+
+def start_build(checkpoint: Path, out: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """A build that is under way, and its unfinished directory."""
+    command = [sys.executable, "-m", "snapexport", *build_flags(checkpoint, out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if partial := list(out.parent.glob(f".{out.name}.partial-*")):
+            return process, partial[0]
+        time.sleep(0.01)
+    raise AssertionError("the build never began to write")
+
+
+def test_an_interrupted_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    process, _ = start_build(checkpoint, tmp_path / "b")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["fcntl.flock", "snapexport.build.leftovers.mark"])
+def test_a_signal_before_the_marker_is_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def leave(*_: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 1
+        sys.exit(143)
+
+    monkeypatch.setattr(where, leave)
+    with pytest.raises(SystemExit), scratch(tmp_path / "b"):
+        raise AssertionError("not reached")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_interrupted_while_it_writes_weights_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, in this process: a new one would first load PyTorch."""
+    unfinished = []
+
+    def interrupt(_: BuildProgress, nbytes: int) -> None:
+        unfinished.extend(path.name for path in tmp_path.iterdir())
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BuildProgress, "written", interrupt)
+    with pytest.raises(SystemExit) as left:
+        main(build_flags(checkpoint, tmp_path / "b"))
+    assert left.value.code == 128 + signal.SIGINT
+    assert [name.startswith(".b.partial-") for name in unfinished] == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_next_build_removes_the_unfinished_directory_of_a_killed_one(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    process, partial = start_build(checkpoint, tmp_path / "b")
+    process.kill()
+    process.communicate(timeout=60)
+    assert partial.is_dir()
+    assert not (tmp_path / "b").exists()
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert not partial.exists()
+
+
+def test_target_name_with_an_asterisk_is_not_a_pattern(tmp_path: Path) -> None:
+    other = tmp_path / ".a.partial-x"
+    other.mkdir()
+    with staged(tmp_path / "*", overwrite=False):
+        pass
+    assert other.is_dir()
+
+
+def test_staging_refuses_a_place_that_a_running_build_is_written_for(tmp_path: Path) -> None:
+    with staged(tmp_path / "b", overwrite=False) as first:
+        with (
+            pytest.raises(UserError, match="another process is writing"),
+            staged(tmp_path / "b", overwrite=False),
+        ):
+            pass
+        assert first.is_dir()
+
+
+def test_scratch_beside_a_place_does_not_keep_a_build_from_it(tmp_path: Path) -> None:
+    with scratch(tmp_path / "b") as first:
+        with staged(tmp_path / "b", overwrite=False):
+            pass
+        assert first.is_dir()
+
+
+def test_directory_that_appears_during_a_build_is_left_as_it_is(tmp_path: Path) -> None:
+    target = tmp_path / "b"
+    with pytest.raises(UserError, match="appeared while"), staged(target, overwrite=True):
+        target.mkdir()
+    with pytest.raises(UserError, match="appeared while"), staged(target / "c", overwrite=False):
+        (target / "c").write_text("thesis")
+    assert [path.name for path in target.iterdir()] == ["c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def old_build(target: Path) -> Path:
+    target.mkdir()
+    (target / MANIFEST).write_text("old")
+    return target
+
+
+def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS."""
+    monkeypatch.setattr(renames, "_renameat2", lambda *_: False)
+
+
+both = pytest.mark.parametrize("renameat2", [True, False])
+
+
+@both
+def test_what_takes_an_overwritten_builds_place_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
+) -> None:
+    if not renameat2:
+        without_renameat2(monkeypatch)
+    target = old_build(tmp_path / "b")
+    with pytest.raises(UserError, match="was replaced while"), staged(target, overwrite=True):
+        target.rename(tmp_path / "moved")
+        target.mkdir()
+        (target / MANIFEST).write_text("another build")
+    assert (target / MANIFEST).read_text() == "another build"
+    with pytest.raises(UserError, match="was replaced while"), staged(target, overwrite=True):
+        (target / MANIFEST).rename(target / "thesis.txt")
+    assert (target / "thesis.txt").read_text() == "another build"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "moved"]
+
+
+@both
+def test_overwritten_build_that_was_removed_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
+) -> None:
+    if not renameat2:
+        without_renameat2(monkeypatch)
+    target = old_build(tmp_path / "b")
+    with staged(target, overwrite=True) as directory:
+        (directory / MANIFEST).write_text("new")
+        target.rename(tmp_path / "moved")
+    assert (target / MANIFEST).read_text() == "new"
+
+
+def test_without_renameat2_builds_appear_and_replace_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_renameat2(monkeypatch)
+    for text in ("old", "new"):
+        with staged(tmp_path / "b", overwrite=text == "new") as directory:
+            (directory / MANIFEST).write_text(text)
+    assert (tmp_path / "b" / MANIFEST).read_text() == "new"
+    with pytest.raises(UserError, match="appeared"), staged(tmp_path / "c", overwrite=False):
+        (tmp_path / "c").write_text("thesis")
+    assert (tmp_path / "c").read_text() == "thesis"
+
+
+def test_build_that_a_kill_left_aside_without_renameat2_is_put_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aside = tmp_path / ".b.partial-x"
+    aside.mkdir()
+    old_build(aside / REPLACED)
+    mark(aside, "swapping", identity(aside / REPLACED))
+    with pytest.raises(UserError, match="exists already"), staged(tmp_path / "b", overwrite=False):
+        pass
+    assert (tmp_path / "b" / MANIFEST).read_text() == "old"
+    assert "put back" in capsys.readouterr().err
+    assert not aside.exists()
+
+
+def test_users_directory_with_a_name_like_ours_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / ".b.partial-x"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("x")
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert (mine / "thesis.txt").is_file()
+    assert capsys.readouterr().err == ""
+
+
+def test_removed_leftovers_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left = tmp_path / ".b.partial-x"
+    left.mkdir()
+    mark(left, "writing")
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert capsys.readouterr().err == f"note: removed {left}: its process was killed\n"
+    assert not left.exists()
+
+
+def test_users_directory_that_a_kill_left_exchanged_is_kept_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = tmp_path / ".b.partial-x"
+    (left / CONTENT).mkdir(parents=True)
+    (left / CONTENT / "thesis.txt").write_text("x")
+    mark(left, "swapping", "0:1", "0:2")
+    with staged(tmp_path / "b", overwrite=False):
+        pass
+    assert (left / CONTENT / "thesis.txt").is_file()
+    assert "it is kept" in capsys.readouterr().err
+
+
+def test_overwrite_refuses_a_link_to_a_build(tmp_path: Path) -> None:
+    old_build(tmp_path / "b")
+    (tmp_path / "link").symlink_to("b")
+    with pytest.raises(UserError, match="not a build"), staged(tmp_path / "link", overwrite=True):
+        pass
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A limit on the size of files stands for it: writing fails half-way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_build_on_a_full_disk_is_an_error_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    assert main(build_flags(checkpoint, tmp_path / "before")) == 0  # its traces are cached now
+    capsys.readouterr()
+    with full_disk():
+        error = refused(capsys, *build_flags(checkpoint, tmp_path / "b"))
+    assert error.startswith("error: File too large")
+    assert [path.name for path in tmp_path.iterdir()] == ["before"]

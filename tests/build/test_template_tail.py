@@ -1,0 +1,50 @@
+"""The default window reaches over the tokens that a chat template writes after a question."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from snapexport.build.options import BuildOptions
+from snapexport.build.template_tail import template_tail
+from snapexport.contract.geometry import DEFAULT_L_OBS
+from snapexport.vault import CHECKPOINT
+from tests.measure.eval.test_systems import model
+
+TOKENIZER = (CHECKPOINT / "tokenizer.json").read_bytes()
+TAIL = " amber heron quiet"
+TEMPLATE = "{{ messages[0].content }}{% if add_generation_prompt %}" + TAIL + "{% endif %}"
+
+
+def test_the_tail_is_counted_in_tokens() -> None:
+    wanted = len(Tokenizer.from_str(TOKENIZER.decode()).encode(TAIL, add_special_tokens=False).ids)
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    in_config = {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}
+    assert wanted >= 3
+    for texts in ({"chat_template.jinja": TEMPLATE.encode()}, in_config):
+        assert template_tail({"tokenizer.json": TOKENIZER, **texts}) == wanted
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ broken", "{{ raise_exception('no user') }}", "a constant", "{% endif %}"]
+)
+def test_a_template_without_a_readable_tail_has_none(template: str) -> None:
+    texts = {"tokenizer.json": TOKENIZER, "chat_template.jinja": template.encode()}
+    assert template_tail(texts) == 0
+    assert template_tail({"chat_template.jinja": TEMPLATE.encode()}) == 0
+    assert template_tail({"tokenizer.json": TOKENIZER}) == 0
+
+
+def window(tail: int, **choices: Any) -> int:
+    options = BuildOptions(model="", out=Path(), L_max=1024, **choices)
+    return options.geometry(model(), tail).L_obs
+
+
+def test_the_default_window_sees_the_end_of_the_question() -> None:
+    assert window(0) == DEFAULT_L_OBS
+    assert (window(6), window(12)) == (16, 22)
+    assert window(12, L_obs=4) == 4
+    assert window(12, kv_budget=24) == 13  # the ring
+    assert window(12, prefill_chunk=16) == 16

@@ -1,0 +1,385 @@
+"""The command line: its output, and bad input, which has one form of error and leaves nothing."""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snapexport.cli.app import COMMANDS, main
+from snapexport.cli.build import CACHE
+from snapexport.cli.renamed import RENAMED
+from snapexport.contract.build_directory import Build
+from snapexport.graphs.functions.vote import DEFAULTS as VOTE_DEFAULTS
+from tests.oracle import checkpoints
+from tests.refused import refused
+
+
+@pytest.fixture
+def model(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "model"))
+
+
+def edit_config(model: Path, **changes: object) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+
+
+def rewrite_header(model: Path, header: bytes) -> None:
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no such directory": (shutil.rmtree, "no such directory"),
+    "no config": (lambda m: (m / "config.json").unlink(), "it has no config.json"),
+    "config is not JSON": (lambda m: (m / "config.json").write_text("{"), "is not JSON"),
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), "has no model.safetensors"),
+    "truncated": (lambda m: truncate(m / "model.safetensors"), "is truncated"),
+    "empty weights": (lambda m: (m / "model.safetensors").write_bytes(b""), "is truncated"),
+    "no header": (
+        lambda m: (m / "model.safetensors").write_bytes(b"\4" + bytes(7) + b"oops"),
+        "no readable safetensors header",
+    ),
+    "unknown architecture": (
+        lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]),
+        "the architecture GPT2LMHeadModel of a model_type 'llama' is not supported",
+    ),
+    "another model under a verified name": (
+        lambda m: edit_config(m, model_type="granite"),
+        "the architecture LlamaForCausalLM of a model_type 'granite' is not supported",
+    ),
+    "broken generation config": (
+        lambda m: (m / "generation_config.json").write_text("{"),
+        "is not JSON",
+    ),
+    "end token is no number": (
+        lambda m: (m / "generation_config.json").write_text('{"eos_token_id": [3, "x"]}'),
+        "eos_token_id [3, 'x']",
+    ),
+    "index without a map": (
+        lambda m: (m / "model.safetensors.index.json").write_text("{}"),
+        "has no weight_map",
+    ),
+    "header is a list": (lambda m: rewrite_header(m, b"[]"), "no readable safetensors header"),
+    "entry without offsets": (
+        lambda m: rewrite_header(m, b'{"a": {"dtype": "F32"}}'),
+        "no readable safetensors header",
+    ),
+    "code of its own": (
+        lambda m: edit_config(m, architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
+        "the architecture EvilForCausalLM of a model_type 'llama' is not supported",
+    ),
+    "quantized": (lambda m: edit_config(m, quantization_config={}), "is quantized"),
+    "length-dependent RoPE": (
+        lambda m: edit_config(
+            m, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        ),
+        "RoPE of type 'dynamic'",
+    ),
+    "layers of another kind": (
+        lambda m: edit_config(m, layer_types=["full_attention", "chunked_attention"]),
+        "layers of type 'chunked_attention' are not supported in a model_type 'llama'",
+    ),
+    "Ministral by another name": (
+        lambda m: edit_config(
+            m,
+            architectures=["MistralForCausalLM"],
+            model_type="mistral",
+            sliding_window=64,
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+        "reads config.json as model_type 'ministral'",
+    ),
+    "layers that slide over nothing": (
+        lambda m: edit_config(
+            m,
+            architectures=["Qwen2ForCausalLM"],
+            model_type="qwen2",
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+        "layers are of type 'sliding_attention', but sliding_window is None",
+    ),
+    "attention in both directions": (
+        lambda m: edit_config(
+            m,
+            architectures=["Gemma2ForCausalLM"],
+            model_type="gemma2",
+            use_bidirectional_attention=True,
+        ),
+        "attends in both directions",
+    ),
+    "images too": (
+        lambda m: edit_config(
+            m, architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3"
+        ),
+        "the architecture Gemma3ForConditionalGeneration of a model_type 'gemma3'",
+    ),
+    "experts of an unknown family": (
+        lambda m: edit_config(m, architectures=["MixtralForCausalLM"], model_type="mixtral"),
+        "the architecture MixtralForCausalLM of a model_type 'mixtral'",
+    ),
+    "RoPE by layer type": (
+        lambda m: edit_config(
+            m, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+        ),
+        "a model_type 'llama' has only one",
+    ),
+    "length-dependent RoPE of one layer type": (
+        lambda m: edit_config(
+            m,
+            architectures=["Gemma3ForCausalLM"],
+            model_type="gemma3_text",
+            layer_types=["full_attention", "sliding_attention"],
+            rope_parameters={
+                "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+        "RoPE of type 'dynamic'",
+    ),
+    "another vocabulary": (lambda m: edit_config(m, vocab_size=99), "has shape"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHECKPOINTS)
+def test_build_refuses_a_bad_checkpoint_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, name: str
+) -> None:
+    damage, message = BAD_CHECKPOINTS[name]
+    damage(model)
+    out = tmp_path / "out"
+    flags = ["--L-max", 64, "--batch", 1]
+    assert message in refused(capsys, "build", "--model", model, *flags, "--out", out)
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--L-obs", "20", "--L-recent", "16", "--K", "8"],
+            "--L-obs 20 is larger than --L-recent 16",
+        ),
+        (["--L-max", "1025"], "--L-max 1025 is above the model's position limit 1024"),
+        (["--L-max", "0"], "--L-max 0"),
+        (["--L-max", "many"], "argument --L-max: invalid int value: 'many'"),
+        (["--batch", "0"], "--batch 0"),
+        (["--prefill-chunk", "65"], "--prefill-chunk 65"),
+        (["--prefill-chunk", "4", "--L-obs", "5"], "--prefill-chunk 4"),
+        (["--kv-budget", "4"], "--kv-budget 4 leaves no slot for the ring"),
+        (["--kv-budget", "0"], "--kv-budget 0 leaves no slot for the ring beside 4 sinks"),
+        (
+            ["--kv-budget", "16", "--L-recent", "20"],
+            "leaves no slot for top-k beside 4 sinks and a ring of 20",
+        ),
+        (["--kv-budget", "16", "--K", "12"], "for the ring beside 4 sinks and 12 kept positions"),
+        (["--kv-budget", "65"], "--kv-budget 65 is more than --L-max 64"),
+        (["--kv-budget", "9", "--L-recent", "4", "--K", "2"], "given together with both"),
+        (["--policy", "full", "--kv-budget", "16"], "--policy full keeps everything"),
+        (["--L-obs", "100", "--L-recent", "100", "--K", "4"], "--L-obs 100 is more than the 64"),
+        (["--pool-kernel", "2"], "--pool-kernel 2 is even"),
+        (["--policy", "streaming", "--K", "4"], "keeps no top-k"),
+        (["--policy", "streaming", "--vote", "sum"], "keeps no top-k, but --vote is sum"),
+        (["--policy", "sage", "--pool-kernel", "7"], "--policy sage means --pool-kernel 1"),
+        (["--policy", "snapkv", "--softmax", "candidates"], "means --softmax causal"),
+        (["--policy", "snapkv", "--L-sink", "4"], "--policy snapkv means --L-sink 0"),
+        (["--policy", "full", "--budget", "pyramid"], "--policy full keeps everything"),
+        (["--vote", "loudest"], "invalid choice: 'loudest'"),
+        (["--policy", "magic"], "invalid choice: 'magic'"),
+        (["--policy", "full", "--baseline"], "--baseline"),
+        (["--L-sink", "-1", "--L-recent", "8", "--K", "4"], "--L-sink -1"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_build_refuses_wrong_flags(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    flags: list[str],
+    message: str,
+) -> None:
+    required = ["--model", checkpoint, "--L-max", 64, "--out", tmp_path / "out"]
+    assert message in refused(capsys, "build", *required, *flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def spelling_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """A build with a tokenizer: one token a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from snapexport.build import build
+
+    directory = tmp_path_factory.mktemp("spelling")
+    model = checkpoints.make("llama", directory / "model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(model / "tokenizer.json"))
+    return build(model, directory / "b", L_max=64, L_recent=12, K=8, L_obs=4, prefill_chunk=24)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt", "x" * 65], "a prompt has 65 tokens, the build takes 64"),
+        (["--prompt", ""], "a prompt is empty"),
+        (["--prompt-file", "/nonexistent"], "cannot read /nonexistent"),
+        (["--prompt", "x", "--max-tokens", "0"], "max_tokens 0"),
+        (["--prompt", "x", "--temperature", "nan"], "temperature nan"),
+        (["--prompt", "x", "--top-p", "2"], "top_p 2.0"),
+        (["--prompt", "x", "--prompt-file", "-"], "not allowed with argument"),
+        (["--prompt", "x", "--baseline"], "has no baseline graphs"),
+        ([], "one of the arguments --prompt --prompt-file is required"),
+    ],
+)
+def test_generate_refuses_impossible_requests(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build, flags: list[str], message: str
+) -> None:
+    assert message in refused(capsys, "generate", spelling_build.directory, *flags)
+
+
+def test_generate_refuses_a_prompt_that_is_not_utf8(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "p").write_bytes(b"abc\xff")
+    message = refused(capsys, "generate", spelling_build.directory, "--prompt-file", tmp_path / "p")
+    assert "not UTF-8" in message
+
+
+def test_generate_prints_the_text_of_its_json(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build
+) -> None:
+    flags = ["generate", str(spelling_build.directory), "--prompt", "hello", "--max-tokens", "5"]
+    assert main([*flags, "--ignore-eos", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (len(report["token_ids"]), report["finish_reason"]) == (5, "length")
+    assert main([*flags, "--ignore-eos"]) == 0
+    assert capsys.readouterr().out == report["text"] + "\n"
+
+
+def test_inspect_counts_bytes_and_shows_the_kept_positions(
+    capsys: pytest.CaptureFixture[str], spelling_build: Build
+) -> None:
+    flags = ["inspect", str(spelling_build.directory), "--prompt", "x" * 60]
+    assert main([*flags, "--json", "--verify"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    # keys and values, 2 layers, 2 KV heads, 24 or 64 slots, head size 16, 4 bytes
+    assert report["memory"]["cache_bytes_per_request"] == 2 * 2 * 2 * 24 * 16 * 4
+    assert report["memory"]["full_cache_bytes_per_request"] == 2 * 2 * 2 * 64 * 16 * 4
+    assert report["unverified_weights"] == []
+    assert report["operators"]["compress"]["snapexport::SnapKVSelect"] == 2
+    for layer in report["prompt"]["topk_positions"]:
+        for head in layer:
+            assert head == sorted(head)
+            assert set(head) <= set(range(4, 48))
+    assert main(flags) == 0
+    out = capsys.readouterr().out
+    assert out.count("head ") >= 4
+    summary = out.partition("\nposition 0")[0].splitlines()
+    assert all(line == line.rstrip() for line in summary)  # a pipe gets no padding
+    operators = [line for line in summary if line.startswith("compress ")]
+    assert len(operators) == 1 and "snapexport::SnapKVSelect" in operators[0]
+
+
+@pytest.mark.parametrize(
+    ("package", "argv", "extra"),
+    [
+        ("torch", ["build", "--model", "x", "--L-max", "8", "--out", "y"], "snapexport[build]"),
+        ("onnxruntime", ["generate", "x", "--prompt", "y"], "snapexport[cpu]"),
+        ("polygraphy", ["diff", "x"], "snapexport[build]"),
+    ],
+)
+def test_a_missing_package_is_refused_with_its_extra(
+    tiny_build: Build, package: str, argv: list[str], extra: str
+) -> None:
+    if argv[1] == "x":
+        argv = [argv[0], str(tiny_build.directory), *argv[2:]]
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from snapexport.cli.app import main; sys.exit(main({argv!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: the package '{package}' is not installed\n\nhint: ")
+    assert extra in done.stderr
+
+
+def test_build_json_is_a_summary(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    flags = ["--model", str(checkpoint), "--out", str(tmp_path / "b"), "--json"]
+    assert main(["build", *flags, "--L-max", "64", "--kv-budget", "16"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["slots_per_layer"] == [16, 16]
+    assert summary["memory"]["compression"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "old", "new"),
+    [
+        (["build", "--candidates", "4"], "--candidates", "--top-tokens"),
+        (["generate", "x.build", "--runner=tensorrt"], "--runner", "--backend"),
+        (["inspect", "x.build", "--runner", "tensorrt"], "--runner", "--backend"),
+        (["diff", "x.build", "--runners", "tensorrt"], "--runners", "--backends"),
+    ],
+)
+def test_a_renamed_flag_is_refused_with_its_present_name(
+    capsys: pytest.CaptureFixture[str], argv: list[str], old: str, new: str
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"error: `{old}` has been renamed\n\nhint: use `{new}`, which takes the same values\n"
+    )
+
+
+def test_every_renamed_flag_points_to_a_flag_of_its_command() -> None:
+    for command, flags in RENAMED.items():
+        parser = argparse.ArgumentParser()
+        COMMANDS[command].add_arguments(parser)
+        known = parser._option_string_actions
+        assert flags.keys().isdisjoint(known)
+        assert set(flags.values()) <= known.keys()
+
+
+@pytest.mark.parametrize("stage", VOTE_DEFAULTS)
+def test_the_help_of_build_tells_each_default_of_the_vote(stage: str) -> None:
+    assert f"(default: {VOTE_DEFAULTS[stage]}" in CACHE[stage]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["build", "--L-ring", "600"], "see `snapexport build --help`"),
+        (["plan", "--memroy=2G"], "did you mean --memory? see `snapexport plan --help`"),
+    ],
+)
+def test_an_unknown_flag_is_answered_by_its_command(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    required = {"build": ["--model", "m", "--L-max", "64", "--out", "b"], "plan": ["--model", "m"]}
+    required["plan"] += ["--L-max", "64", "--memory", "1G"]
+    assert main([*words, *required[words[0]]]) == 2
+    assert f"hint: {hint}" in capsys.readouterr().err
+
+
+def test_a_folder_of_several_gguf_files_is_refused_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "dcba":
+        (tmp_path / f"{name}.gguf").touch()
+    out = str(tmp_path / "out")
+    assert main(["build", "--model", str(tmp_path), "--L-max", "64", "--out", out]) == 2
+    hint = "hint: name one of its 4 GGUF files: a.gguf, b.gguf, c.gguf, ..."
+    assert hint in capsys.readouterr().err

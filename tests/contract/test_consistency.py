@@ -1,0 +1,268 @@
+"""A build whose manifest was made to agree with its hashes is still held to its graphs."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from snapexport.build.verify import verify
+from snapexport.cli.app import main
+from snapexport.contract.build_directory import Build
+from snapexport.contract.manifest import DIGEST, MANIFEST, WEIGHTS
+from snapexport.errors import UserError
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import SamplingParams
+
+Fields = dict[str, Any]
+NORM = f"{WEIGHTS}/model.norm.weight.safetensors"
+
+
+@pytest.fixture
+def mine(tiny_build: Build, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+
+
+def rewrite(build: Path, change: Callable[[Fields], object]) -> None:
+    """Change the manifest, and its digest with it."""
+    fields = json.loads((build / MANIFEST).read_text())
+    change(fields)
+    text = json.dumps(fields)
+    (build / MANIFEST).write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (build / DIGEST).write_text(f"{digest}  {MANIFEST}\n")
+
+
+def rewrite_graph(build: Path, file: str, change: Callable[[onnx.ModelProto], object]) -> None:
+    """Change a graph, and its hash in the manifest."""
+    model = onnx.load(build / file, load_external_data=False)
+    change(model)
+    raw = model.SerializeToString()
+    (build / file).write_bytes(raw)
+    digest = hashlib.sha256(raw).hexdigest()
+    name = file.removesuffix(".onnx")
+    rewrite(build, lambda fields: fields["graphs"][name].update(sha256=digest))
+
+
+def spec(fields: Fields, graph: str, name: str) -> Fields:
+    entry = fields["graphs"][graph]
+    both = entry["inputs"] + entry["outputs"]
+    return next(one for one in both if one["name"] == name)
+
+
+FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
+    "layers": (lambda m: m["model"].update(num_hidden_layers=3), "3 layers, its geometry 2"),
+    "no layers": (lambda m: m["model"].update(num_hidden_layers=0), "num_hidden_layers is 0"),
+    "heads": (lambda m: m["model"].update(num_key_value_heads=3), "no multiple of its 3 KV heads"),
+    "head size": (lambda m: m["model"].update(head_dim=32), "its geometry wants"),
+    "vocabulary": (lambda m: m["model"].update(vocab_size=258), "its geometry wants"),
+    "huge vocabulary": (lambda m: m["model"].update(vocab_size=2**62), "vocab_size is"),
+    "end token": (lambda m: m["model"].update(eos_token_id=[257]), "eos_token_id is 257"),
+    "windows": (lambda m: m["model"].update(sliding_window=[12, 0]), "slides over 12 positions"),
+    "too few windows": (lambda m: m["model"].update(sliding_window=[0]), "1 have windows"),
+    "prompt": (lambda m: m["geometry"].update(L_max=63), "its geometry wants"),
+    "huge prompt": (lambda m: m["geometry"].update(L_max=2**40), "L_max is"),
+    "ring": (lambda m: m["geometry"].update(L_recent=13), "its geometry wants"),
+    "kept": (lambda m: m["geometry"].update(K=9), "its geometry wants"),
+    "window": (lambda m: m["geometry"].update(L_obs=5), "its geometry wants"),
+    "batch": (lambda m: m.update(batch=3), "its geometry wants"),
+    "no batch": (lambda m: m.update(batch=0), "batch is 0"),
+    "chunk": (lambda m: m.update(prefill_chunk=25), "its geometry wants"),
+    "chunk below the window": (lambda m: m.update(prefill_chunk=3), "prefill_chunk is 3"),
+    "single shot": (lambda m: m.update(prefill_chunk=64), "has the graph compress too much"),
+    "dtype": (lambda m: m.update(dtype="fp16"), "its geometry wants"),
+    "cache dtype": (lambda m: m["graph_options"].update(cache_dtype="fp16"), "its geometry wants"),
+    "top tokens": (lambda m: m["graph_options"].update(top_tokens=5), "its geometry wants"),
+    "no decode": (lambda m: m["graphs"].pop("decode"), "lacks the graph decode"),
+    "no compress": (lambda m: m["graphs"].pop("compress"), "lacks the graph compress"),
+    "half a baseline": (
+        lambda m: m["graphs"].pop("baseline-prefill"),
+        "lacks the graph baseline-prefill",
+    ),
+    "one trace": (lambda m: m["traces"].pop("decode"), "one trace without the other"),
+    "input twice": (
+        lambda m: m["graphs"]["decode"]["inputs"].append(spec(m, "decode", "input_ids")),
+        "one of decode's inputs twice",
+    ),
+    "input more": (
+        lambda m: m["graphs"]["decode"]["inputs"].append(
+            {"name": "x", "dtype": "int64", "shape": [1]}
+        ),
+        "have int64 [1] for 'x'",
+    ),
+    "shape": (lambda m: spec(m, "decode", "logits").update(shape=[4, 2**40]), "of the shape"),
+    "negative shape": (
+        lambda m: spec(m, "decode", "logits").update(shape=[-4, 257]),
+        "of the shape",
+    ),
+    "type": (lambda m: spec(m, "decode", "logits").update(dtype="object"), "of the type 'object'"),
+    "graphs exchanged": (
+        lambda m: m["graphs"]["decode"].update(file="decode.1.onnx"),
+        "in place of decode.onnx",
+    ),
+    "weight twice": (lambda m: m["weights"].append(m["weights"][0]), "a weight file twice"),
+    "weight not listed": (lambda m: m["weights"].pop(), "is not in the manifest"),
+    "hash": (lambda m: m["weights"][0].update(sha256="x"), "hash of"),
+    "place of a weight": (lambda m: m["weights"][0].update(file="prefill.onnx"), "no place of"),
+    "hidden weight": (lambda m: m["weights"][0].update(file="weights/.x"), "is missing"),
+    "architecture": (lambda m: m["model"].update(architecture="a\nRUN id"), "model.architecture"),
+    "version": (lambda m: m["versions"].update(torch="2\n"), "versions.torch"),
+    "version's name": (lambda m: m["versions"].update({"[/b]": "2"}), "'[/b]'"),
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_fact_that_contradicts_the_graphs_is_refused(mine: Path, fact: str) -> None:
+    change, message = FACTS[fact]
+    rewrite(mine, change)
+    with pytest.raises(UserError) as error:
+        Build.open(mine)
+    assert message in error.value.message
+
+
+def engine(file: str = "engines/x/decode.engine", **changes: Any) -> Fields:
+    plan = {"file": file, "size": 1, "sha256": "0" * 64, "device_memory": 1}
+    entry = {
+        "version": "10.15.1.29",
+        "compute_capabilities": ["9.0"],
+        "gpu": "NVIDIA H200",
+        "hardware_compatibility": "none",
+        "version_compatible": False,
+        "stripped": False,
+        "plugins": None,
+        "graphs": {"decode": plan},
+    }
+    return entry | changes
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (engine("/etc/passwd"), "outside of the build"),
+        (engine("engines/../../x"), "outside of the build"),
+        (engine("weights/x/decode.engine"), "no place of a build's file"),
+        (engine("engines/x/a\nb"), "no place of a build's file"),
+        (engine(version="10.15\nRUN id"), "engines.x.version"),
+        (engine(version="10.15 && id"), "engines.x.version"),
+        (engine(gpu="[/b]"), "engines.x.gpu"),
+        (engine(compute_capabilities=["9.0\n"]), "compute_capabilities"),
+    ],
+)
+def test_engine_whose_texts_could_leave_the_manifest_is_refused(
+    mine: Path, entry: Fields, message: str
+) -> None:
+    rewrite(mine, lambda fields: fields.update(engines={"x": engine()}))
+    Build.open(mine)
+    rewrite(mine, lambda fields: fields.update(engines={"x": entry}))
+    with pytest.raises(UserError, match=message):
+        Build.open(mine)
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("file", [MANIFEST, DIGEST, "decode.onnx", NORM, "tokenizer.json"])
+@pytest.mark.parametrize("make", [fifo, device])
+def test_what_is_no_plain_file_is_refused_without_waiting(
+    mine: Path, file: str, make: Callable[[Path], None]
+) -> None:
+    (mine / "tokenizer.json").touch()
+    make(mine / file)
+    with pytest.raises(UserError, match=r"not a regular file|a symbolic link"):
+        LLM(mine)
+
+
+def test_weights_behind_a_link_are_refused(mine: Path) -> None:
+    (mine / WEIGHTS).rename(mine.parent / "elsewhere")
+    (mine / WEIGHTS).symlink_to(mine.parent / "elsewhere")
+    with pytest.raises(UserError, match="weights is a symbolic link"):
+        Build.open(mine)
+
+
+def test_graph_beyond_the_limit_of_onnx_is_not_hashed(mine: Path) -> None:
+    with (mine / "decode.onnx").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="larger than any ONNX file"):
+        Build.open(mine)
+
+
+def test_verify_tells_what_the_manifest_does_not_know(mine: Path) -> None:
+    (mine / "note.txt").write_text("x")
+    verified = verify(Build.open(mine))
+    assert verified.compared_graphs
+    assert "note.txt" in verified.other_files and "config.json" in verified.other_files
+    assert not verified.unhashed_weights
+
+
+def external(model: onnx.ModelProto, key: str, value: str) -> None:
+    """Change where the graph reads the last norm from."""
+    (tensor,) = (one for one in model.graph.initializer if one.name == "model.norm.weight")
+    (entry,) = (one for one in tensor.external_data if one.key == key)
+    entry.value = value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("location", "/etc/passwd", "no weight file of the manifest"),
+        ("location", f"./{NORM}", "no weight file of the manifest"),
+        ("location", "prefill.onnx", "no weight file of the manifest"),
+        ("location", "weights/lm_head.weight.safetensors", "not this weight"),
+        ("offset", "0", "not this weight"),
+        ("length", "4", "not this weight"),
+    ],
+)
+def test_verify_refuses_a_graph_that_reads_other_bytes(
+    mine: Path, key: str, value: str, message: str
+) -> None:
+    rewrite_graph(mine, "decode.onnx", lambda model: external(model, key, value))
+    with pytest.raises(UserError, match=message):
+        verify(Build.open(mine))
+
+
+def test_verify_refuses_a_baseline_graph_of_other_shapes(mine: Path) -> None:
+    def widen(model: onnx.ModelProto) -> None:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 7
+
+    rewrite_graph(mine, "baseline-decode.onnx", widen)
+    with pytest.raises(UserError, match=r"has \[7, 1\] for 'input_ids'"):
+        verify(Build.open(mine))
+
+
+def test_truncated_graph_with_the_right_hash_is_an_error_without_traceback(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = (mine / "decode.onnx").read_bytes()[:5000]
+    (mine / "decode.onnx").write_bytes(raw)
+    digest = hashlib.sha256(raw).hexdigest()
+    rewrite(mine, lambda fields: fields["graphs"]["decode"].update(sha256=digest))
+    assert main(["inspect", str(mine)]) == 2
+    assert "is no ONNX file" in capsys.readouterr().err
+
+
+def test_graph_that_fails_while_it_runs_is_a_users_error(mine: Path) -> None:
+    def add_a_million_to_each_token(model: onnx.ModelProto) -> None:
+        model.graph.node.insert(
+            0, onnx.helper.make_node("Add", ["input_ids", "million"], ["far"], name="far")
+        )
+        million = onnx.helper.make_tensor("million", onnx.TensorProto.INT64, [1], [10**6])
+        model.graph.initializer.append(million)
+        for node in model.graph.node[1:]:
+            node.input[:] = ["far" if name == "input_ids" else name for name in node.input]
+
+    rewrite_graph(mine, "prefill.onnx", add_a_million_to_each_token)
+    with pytest.raises(UserError, match=r"ONNX Runtime failed while it ran prefill\.onnx"):
+        LLM(mine).generate([[1, 2, 3]], SamplingParams(max_tokens=1))

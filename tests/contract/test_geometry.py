@@ -1,0 +1,94 @@
+"""Arithmetic of cache slots against a cache that is simulated position by position."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapexport.contract.geometry import (
+    CacheGeometry,
+    LayerGeometry,
+    default_pool_kernel,
+    default_ring,
+)
+from snapexport.errors import UserError
+
+layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
+
+
+def simulated(place: LayerGeometry, length: int) -> dict[int, int]:
+    """Positions by cache slot, after each position was written to its slot in turn."""
+    return {place.cache_slot(position): position for position in range(length)}
+
+
+@given(layers, st.integers(1, 60))
+def test_source_positions_equal_those_of_writing_token_by_token(
+    place: LayerGeometry, length: int
+) -> None:
+    held = simulated(place, length)
+    window = range(place.L_sink + place.L_recent)
+    assert place.source_positions(length) == [held.get(slot, -1) for slot in window]
+
+
+@given(layers, st.integers(1, 60), st.integers(0, 40))
+def test_valid_cache_slots_are_a_contiguous_prefix(
+    place: LayerGeometry, length: int, more: int
+) -> None:
+    position = length + more
+    written = simulated(place, position + 1)
+    top = place.L_sink + place.L_recent
+    held = set(written) | set(range(top, top + place.kept(length)))
+    assert held == set(range(place.valid(position, length)))
+
+
+@given(layers, st.integers(1, 60))
+def test_every_position_is_sink_ring_or_eligible(place: LayerGeometry, length: int) -> None:
+    window = [p for p in place.source_positions(length) if p >= 0]
+    assert len(window) + place.eligible(length) == length
+
+
+@given(st.integers(1, 200))
+def test_default_pool_kernel_keeps_a_lone_hit(K: int) -> None:
+    P = default_pool_kernel(K)
+    assert P % 2 == 1
+    with_equal_votes = range(-(P // 2), P // 2 + 1)  # around the hit, at 0; the lowest ones win
+    assert 0 in with_equal_votes[:K]
+
+
+@pytest.mark.parametrize("K, P", [(1, 1), (8, 5), (14, 9), (30, 21), (46, 31), (4096, 31)])
+def test_default_pool_kernel_is_two_thirds_of_a_small_K(K: int, P: int) -> None:
+    assert default_pool_kernel(K) == P
+
+
+@pytest.mark.parametrize("free, ring", [(1, 1), (6, 4), (12, 8), (28, 18), (36, 18), (60, 30)])
+def test_default_ring_is_half_but_18_where_a_third_is_left_for_the_vote(
+    free: int, ring: int
+) -> None:
+    assert default_ring(free) == ring
+
+
+def test_full_cache_is_a_geometry_of_sinks_alone() -> None:
+    (place,) = CacheGeometry.full(32, 1).layers
+    assert [place.cache_slot(p) for p in range(32)] == list(range(32))
+    assert [place.valid(p, 10) for p in range(32)] == list(range(1, 33))
+    assert (place.cache_slots, place.kept(32)) == (32, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"L_obs": 9}, "--L-obs"),
+        ({"L_obs": 0}, "--L-obs"),
+        ({"pool_kernel": 4}, "--pool-kernel"),
+        ({"L_sink": -1}, "--L-sink"),
+        ({"K": (1, 2, 3)}, "--K"),
+        ({"K": 65}, "--K"),
+        ({"L_max": 0}, "--L-max"),
+    ],
+)
+def test_wrong_geometry_is_refused_by_its_flag(change: dict[str, int], flag: str) -> None:
+    right = {"L_max": 64, "num_layers": 2, "L_sink": 4, "L_recent": 8, "K": 4, "L_obs": 8}
+    CacheGeometry("snapstream", **right)
+    with pytest.raises(UserError) as error:
+        CacheGeometry("snapstream", **(right | change))
+    assert error.value.message.startswith(flag)
+    assert error.value.hint

@@ -1,0 +1,200 @@
+"""A checkpoint that contradicts itself is refused before anything is traced."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from snapexport.build.copied import read_texts
+from snapexport.build.options import BuildOptions
+from snapexport.errors import UserError
+from snapexport.exporter.architectures.fields import FIELDS
+from snapexport.exporter.checkpoint import SHARD_INDEX, Checkpoint
+from snapexport.exporter.hub import recorded_sha256
+
+SINGLE = "model.safetensors"
+
+
+@pytest.fixture
+def mine(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "mine"))
+
+
+def change(directory: Path, file: str = "config.json", **fields: Any) -> None:
+    content = json.loads((directory / file).read_text()) | fields
+    (directory / file).write_text(json.dumps(content))
+
+
+def change_rope(directory: Path, **fields: Any) -> None:
+    rope = json.loads((directory / "config.json").read_text())["rope_parameters"]
+    change(directory, rope_parameters=rope | fields)
+
+
+def resolve(directory: Path) -> None:
+    from snapexport.build import pipeline
+
+    pipeline.resolve(BuildOptions(model=str(directory), out=directory / "out", L_max=64))
+
+
+def refused(directory: Path) -> str:
+    with pytest.raises(UserError) as error:
+        resolve(directory)
+    return error.value.message
+
+
+def test_sound_checkpoint_is_resolved(mine: Path) -> None:
+    resolve(mine)
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "num_hidden_layers", "head_dim", "rms_norm_eps"])
+@pytest.mark.parametrize("value", [0, -1, 2**63, 1e300, True, "1", [1], {}])
+def test_number_outside_of_its_range_is_refused_by_name(mine: Path, field: str, value: Any) -> None:
+    change(mine, **{field: value})
+    assert field in refused(mine)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_bounded_field_is_refused_as_a_text(mine: Path, field: str) -> None:
+    change(mine, **{field: "x"})
+    assert f"config.json: {field} is 'x', not a" in refused(mine)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads"),
+        ({"head_dim": 17}, "`head_dim`=17"),
+        ({"head_dim": None, "hidden_size": 66}, "hidden size (66)"),
+        ({"hidden_act": "sigh"}, "hidden_act 'sigh' is not known"),
+        ({"eos_token_id": 257}, "the vocabulary has 257 tokens"),
+        ({"eos_token_id": True}, "eos_token_id"),
+        ({"architectures": 1}, "the architecture 1"),
+        ({"architectures": [["x"]]}, "the architecture"),
+        ({"num_hidden_layers": 300}, "config.json wants 300 layers"),
+        ({"num_hidden_layers": 3}, "lacks 9 tensors"),
+        ({"intermediate_size": 113}, "config.json wants [113, 64]"),
+        ({"tie_word_embeddings": True}, "config.json ties lm_head.weight"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings is 2147483648"),
+    ],
+)
+def test_contradicting_config_is_refused_by_the_fields_name(
+    mine: Path, fields: dict[str, Any], message: str
+) -> None:
+    (mine / "generation_config.json").unlink()
+    change(mine, **fields)
+    assert message in refused(mine)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"factor": 0}, "factor is 0"),
+        ({"factor": "8"}, "factor"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        ({"rope_theta": [1]}, "rope_theta"),
+        ({"low_freq_factor": 7}, "low_freq_factor 7 is not below high_freq_factor 4.0"),
+        ({"rope_type": "yarn", "factor": 1e6}, "RoPE's factor makes"),
+    ],
+)
+def test_rope_that_cannot_be_calculated_is_refused(
+    mine: Path, fields: dict[str, Any], message: str
+) -> None:
+    if fields.get("rope_type") == "yarn":
+        change(mine, max_position_embeddings=1 << 20)
+        fields = fields | {"original_max_position_embeddings": 1 << 20}
+    change_rope(mine, **fields)
+    assert message in refused(mine)
+
+
+def test_end_token_of_generation_config_lies_in_the_vocabulary(mine: Path) -> None:
+    change(mine, "generation_config.json", eos_token_id=[2, 10**30])
+    assert "neither a token id nor a list of them" in refused(mine)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weight_without_a_finite_value_is_refused(mine: Path, value: float) -> None:
+    weights = load_file(mine / SINGLE)
+    weights["model.norm.weight"][:] = value
+    save_file(weights, mine / SINGLE)
+    assert refused(mine) == "every value of the tensor model.norm.weight is NaN or infinite"
+
+
+def test_tied_weight_may_be_stored_twice_if_it_is_the_same(mine: Path) -> None:
+    weights = load_file(mine / SINGLE)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()
+    save_file(weights, mine / SINGLE)
+    change(mine, tie_word_embeddings=True)
+    resolve(mine)
+
+
+def shard(directory: Path, **weight_map: str) -> None:
+    """Two shards, and an index with the given entries changed."""
+    weights = load_file(directory / SINGLE)
+    (directory / SINGLE).unlink()
+    names = sorted(weights)
+    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, part in parts.items():
+        save_file({name: weights[name] for name in part}, directory / file)
+    mapped = {name: file for file, part in parts.items() for name in part} | weight_map
+    (directory / SHARD_INDEX).write_text(json.dumps({"weight_map": mapped}))
+
+
+def test_shards_are_read_by_their_index(mine: Path) -> None:
+    expected = Checkpoint.open(mine).tensors.keys()
+    shard(mine)
+    assert Checkpoint.open(mine).tensors.keys() == expected
+
+
+@pytest.mark.parametrize("place", ["../mine/b.safetensors", "/dev/zero", "", ".", "a\0"])
+def test_index_that_leads_out_of_the_checkpoint_is_refused(mine: Path, place: str) -> None:
+    shard(mine, **{"model.norm.weight": place})
+    with pytest.raises(UserError, match="no name of a file beside it"):
+        Checkpoint.open(mine)
+
+
+def test_tensor_that_its_shard_lacks_is_refused(mine: Path) -> None:
+    shard(mine, **{"model.norm.weight": "a.safetensors"})
+    with pytest.raises(UserError, match=r"names the tensor model\.norm\.weight"):
+        Checkpoint.open(mine)
+
+
+def test_tensor_in_two_shards_is_refused(mine: Path) -> None:
+    shard(mine)
+    shutil.copy(mine / "b.safetensors", mine / "c.safetensors")
+    index = json.loads((mine / SHARD_INDEX).read_text())
+    index["weight_map"]["model.norm.weight"] = "c.safetensors"
+    (mine / SHARD_INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"twice, in b.safetensors and in c.safetensors"):
+        Checkpoint.open(mine)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", b"{}", "tokenizer.json cannot be read"),
+        ("tokenizer.json", b"\xff", "not UTF-8"),
+        ("tokenizer_config.json", b'{"a": 1, "a": 2}', "occurs twice"),
+        ("chat_template.jinja", b"\xff", "not UTF-8"),
+        ("chat_template.jinja", bytes(2 << 20), "at most 1048576 are read"),
+    ],
+)
+def test_broken_text_of_a_checkpoint_is_refused(
+    mine: Path, file: str, content: bytes, message: str
+) -> None:
+    (mine / file).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read_texts(mine)
+
+
+@pytest.mark.parametrize("time", ["nan", "1e999", "x", "-1"])
+def test_hash_of_the_hub_with_a_broken_time_is_not_used(tmp_path: Path, time: str) -> None:
+    (tmp_path / "x").touch()
+    metadata = tmp_path / ".cache/huggingface/download/x.metadata"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"commit\n{'0' * 64}\n{time}\n")
+    assert recorded_sha256(tmp_path / "x") is None

@@ -1,0 +1,248 @@
+"""4-bit weights: their layout against ONNX Runtime's, and whole builds against transformers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
+from onnx.numpy_helper import from_array
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from snapexport.build import BuildOptions, build
+from snapexport.cli.app import main
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.exporter import int4
+from snapexport.graphs.targets.moe import MoE
+from snapexport.runtime.requests.llm import LLM
+from tests.graphs import test_experts as experts
+from tests.oracle import checkpoints
+
+Array = NDArray[np.float32]
+
+
+def dequantized(packed: NDArray[np.uint8], scales: Array, columns: int) -> Array:
+    """The layout's definition, element by element."""
+    q = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, int4.BLOCK)
+    values = (q.astype(np.float32) - 8) * scales[..., None]
+    return values.reshape(len(packed), -1)[:, :columns]
+
+
+def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) -> Array:
+    """MatMulNBits of the unit matrix."""
+    rows = len(packed)
+    product = make_node(
+        "MatMulNBits",
+        ["x", "packed", "scales"],
+        ["y"],
+        domain="com.microsoft",
+        **{"N": rows, "K": columns, "bits": 4, "block_size": int4.BLOCK},
+    )
+    graph = make_graph(
+        [product],
+        "unit",
+        [make_tensor_value_info("x", onnx.TensorProto.FLOAT, [columns, columns])],
+        [make_tensor_value_info("y", onnx.TensorProto.FLOAT, [columns, rows])],
+        [from_array(packed, "packed"), from_array(scales, "scales")],
+    )
+    opsets = [make_opsetid("", 24), make_opsetid("com.microsoft", 1)]
+    model = make_model(graph, opset_imports=opsets, ir_version=12)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.eye(columns, dtype=np.float32)})
+    return np.asarray(found).T
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 100), st.integers(0, 2**32 - 1))
+def test_int4_layout_is_read_by_onnxruntime_as_defined(rows: int, columns: int, seed: int) -> None:
+    weights = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    packed, scales = int4.quantize(weights)
+    expected = dequantized(packed, scales, columns)
+    np.testing.assert_allclose(read_by_onnxruntime(packed, scales, columns), expected, atol=1e-6)
+    step = np.repeat(np.abs(scales), int4.BLOCK, axis=1)[:, :columns]
+    assert (np.abs(expected - weights) <= step * (1 + 1e-5)).all()
+    assert np.abs(expected - weights).mean() <= step.mean() / 2
+
+
+def test_int4_keeps_zeros_and_the_largest_value_of_a_block_exactly() -> None:
+    weights = np.zeros((3, 64), np.float32)
+    weights[0, 5], weights[0, 40], weights[2, 63] = -3.0, 7.0, 1e-30
+    packed, scales = int4.quantize(weights)
+    np.testing.assert_allclose(dequantized(packed, scales, 64), weights, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def int4_build(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    out = tmp_path_factory.mktemp("int4") / "build"
+    return build(checkpoint, out, L_max=64, policy="full", prefill_chunk=32, weights="int4")
+
+
+def test_int4_build_equals_transformers_with_the_rounded_weights(
+    checkpoint: Path, int4_build: Build, tmp_path: Path
+) -> None:
+    """transformers, given the weights as they are stored, agrees up to 8-bit activations."""
+    prompt = np.random.default_rng(0).integers(3, 250, 50).tolist()
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    (rounded / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    original = load_file(checkpoint / "model.safetensors")
+    save_file(original | stored(int4_build, original), rounded / "model.safetensors")
+    engine = LLM(int4_build.directory).executor
+    engine.prefill(0, prompt, 0, 32)
+    got = engine.prefill(0, prompt, 18, 50).logits.copy()
+    noise = np.abs(got - logits(rounded, prompt)).mean()
+    assert noise < 0.25 * np.abs(got - logits(checkpoint, prompt)).mean()
+    assert noise < 0.05 * got.std()
+
+
+def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of the build's int4 file, as numbers."""
+    files = (made.directory / weights.file for weights in made.manifest.weights)
+    parts = {n: part for file in files for n, part in load_file(file).items()}
+    names = {int4.whole(part) for part in parts if int4.whole(part) != part}
+    assert names == {n for n in original if n.endswith(("proj.weight", "lm_head.weight"))}
+    return {
+        name: torch.from_numpy(
+            dequantized(
+                parts[f"{name}.int4"].numpy(),
+                parts[f"{name}.scales"].numpy(),
+                original[name].shape[1],
+            )
+        ).contiguous()
+        for name in names
+    }
+
+
+def logits(checkpoint: Path, prompt: list[int]) -> Array:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.no_grad():
+        found: Array = model(torch.tensor([prompt])).logits[0, -1].numpy()
+    return found
+
+
+def test_int4_decode_graph_holds_no_unread_weight(int4_build: Build) -> None:
+    graph = onnx.load(int4_build.graph("decode"), load_external_data=False).graph
+    assert int4_build.manifest.quantization == "int4"
+    operators = {node.op_type for node in graph.node}
+    assert "MatMulNBits" in operators
+    assert not operators & {"FusedMatMul", "MatMul"}
+    read = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= read
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}],
+    ids=["portable", "tensorrt", "bf16"],
+)
+def test_int4_weights_are_refused_with_unsupported_options(
+    choice: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="--weights int4 is not supported"):
+        BuildOptions(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
+
+
+def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "m"
+    broken.mkdir()
+    (broken / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["lm_head.weight"][0, 0] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(UserError, match=r"lm_head\.weight has NaN or infinite values"):
+        build(broken, tmp_path / "b", L_max=64, weights="int4")
+    assert not (tmp_path / "b").exists()
+
+
+def test_diff_marks_int4_differences_as_quantized(
+    checkpoint: Path, int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    assert main(["diff", str(int4_build.directory), "--model", str(checkpoint), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["differences"]
+    assert {(one["quantized"], one["lossless"]) for one in found} == {(True, False)}
+    assert all(one["distance"]["max_abs_error"] > 0 for one in found)
+
+
+def test_diff_of_an_int4_build_needs_the_original_weights(
+    int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
+    assert main(["diff", str(int4_build.directory), *flags]) == 2
+    assert "does not hold model.layers.0." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_int4_experts_are_read_by_onnxruntime_as_defined(biased: bool) -> None:
+    """QMoE, with routing weights that don't add up to 1; and gpt-oss's activation and biases."""
+    rng = np.random.default_rng(0)
+    choices = {
+        "hidden_states": rng.standard_normal((6, 64), np.float32),
+        "index": np.stack([rng.permutation(8)[:3] for _ in range(6)]),
+        "weights": rng.random((6, 3), np.float32),
+    }
+    rounded, parts = {}, {}
+    for name, shape in {"gate_up": (8, 64, 64), "down": (8, 64, 32)}.items():
+        packed, scales = int4.quantize(
+            rng.standard_normal(shape, np.float32).reshape(-1, shape[-1])
+        )
+        rounded[name] = dequantized(packed, scales, shape[-1]).reshape(shape)
+        parts[f"{name}.int4"] = packed.reshape(*shape[:-1], -1)
+        parts[f"{name}.scales"] = scales.reshape(*shape[:-1], -1)
+    activation = {"alpha": 1.0, "beta": 0.0, "limit": 0.0}
+    if biased:
+        shapes = {"gate_up_bias": (8, 64), "down_bias": (8, 64)}
+        biases = {name: rng.standard_normal(one, np.float32) for name, one in shapes.items()}
+        parts, rounded = parts | biases, rounded | biases
+        activation = {"alpha": 1.7, "beta": 1.0, "limit": 4.0}
+    graph = experts.marked(choices | parts, "BlockExperts", **activation, block_size=32)
+    MoE().apply(graph)
+    got = experts.run_graph(graph, choices | parts)
+    expected = experts.defined(
+        choices | rounded, **activation | {"limit": activation["limit"] or 3e38}
+    )
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_int4_build_quantizes_experts_and_no_router(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = checkpoints.make("qwen3-moe", tmp_path / "m")
+    made = build(model, tmp_path / "b", L_max=64, policy="full", weights="int4", prefill_chunk=32)
+    files = {Path(one.file).name for one in made.manifest.weights if "layers.0.mlp" in one.file}
+    stem = "model.layers.0.mlp"
+    stacks = {f"{stem}.experts.{name}" for name in ("gate_up", "down")}
+    expected = {f"{name}.{part}" for name in stacks for part in ("int4", "scales")}
+    assert files == {f"{name}.safetensors" for name in expected | {f"{stem}.gate.weight"}}
+    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    assert main(["diff", str(made.directory), "--model", str(model), *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["differences"]
+    assert all(one["quantized"] for one in found)
+
+
+def test_experts_of_a_width_without_whole_blocks_are_not_quantized(tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3-moe", tmp_path / "m", moe_intermediate_size=24)
+    made = build(model, tmp_path / "b", L_max=64, policy="full", weights="int4", prefill_chunk=32)
+    files = [Path(one.file).name for one in made.manifest.weights]
+    assert "model.layers.0.mlp.experts.down.safetensors" in files
+    assert not any(".experts." in name and ".int4" in name for name in files)
+    assert LLM(made.directory).executor.prefill(0, [5, 6, 7], 0, 3).logits.shape
+
+
+def test_int4_build_stores_no_matrix_in_two_forms(int4_build: Build, checkpoint: Path) -> None:
+    names = {
+        Path(one.file).name.removesuffix(".safetensors") for one in int4_build.manifest.weights
+    }
+    wholes = load_file(checkpoint / "model.safetensors").keys() & names
+    assert all("norm" in name or name == "model.embed_tokens.weight" for name in wholes)
+    quantized = {name for name in names if name.endswith((".int4", ".scales"))}
+    assert names == wholes | quantized
+    assert not {int4.whole(name) for name in quantized} & wholes

@@ -1,0 +1,213 @@
+"""Weights are copied, or converted exactly to another dtype; missing ones are refused."""
+
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from snapexport.build import build
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.exporter.checkpoint import Checkpoint
+from tests.oracle import cases, checkpoints
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def weights_of(made: Build) -> dict[str, torch.Tensor]:
+    """All tensors of a build's weight files."""
+    files = [made.directory / weights.file for weights in made.manifest.weights]
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def is_same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return tensors.keys() == others.keys() and all(
+        torch.equal(tensor, others[name]) for name, tensor in tensors.items()
+    )
+
+
+def test_each_weight_has_one_file_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    made = build(checkpoint, tmp_path / "b", L_max=32, baseline=True)
+    original = load_file(checkpoint / "model.safetensors")
+    files = {f"weights/{name}.safetensors" for name in original}
+    assert {weights.file for weights in made.manifest.weights} == files
+    assert {path.name for path in made.directory.iterdir() if path.is_dir()} == {"weights"}
+    assert {f"weights/{path.name}" for path in (made.directory / "weights").iterdir()} == files
+    assert all((made.directory / file).stat().st_nlink == 1 for file in files)
+    assert is_same(weights_of(made), original)
+    assert not made.manifest.linked_weights
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    model = cases.checkpoint("qwen2-tied")
+    made = build(model, tmp_path / "b", L_max=32)
+    names = {Path(weights.file).name for weights in made.manifest.weights}
+    assert "model.embed_tokens.weight.safetensors" in names
+    assert "lm_head.weight.safetensors" not in names
+
+
+def test_a_sharded_checkpoint_gives_the_same_build_as_a_whole_one(tmp_path: Path) -> None:
+    whole = checkpoints.make("qwen3", tmp_path / "whole")
+    sharded = checkpoints.make("qwen3", tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    builds = [build(m, tmp_path / f"{m.name}.b", L_max=32) for m in (whole, sharded)]
+    first, second = (weights_of(made) for made in builds)
+    assert is_same(first, second)
+
+
+def test_link_weights_hard_links_whole_shards(tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3", tmp_path / "m", max_shard_size="100KB")
+    made = build(model, tmp_path / "b", L_max=32, link_weights=True, baseline=True)
+    shards = sorted(model.glob("*.safetensors"))
+    assert [weights.file for weights in made.manifest.weights] == [
+        f"weights/{shard.name}" for shard in shards
+    ]
+    assert all(inode(made.directory / "weights" / shard.name) == inode(shard) for shard in shards)
+    assert made.manifest.linked_weights
+    assert made.verify_weights() == []
+
+
+def test_link_weights_without_hard_links_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(UserError, match=r"--link-weights cannot link .*cross-device"):
+        build(checkpoint, tmp_path / "b", L_max=32, link_weights=True)
+    assert not (tmp_path / "b").exists()
+
+
+def test_link_weights_with_quantized_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--link-weights is not supported with --weights int4"):
+        build(checkpoint, tmp_path / "b", L_max=32, link_weights=True, weights="int4")
+
+
+def test_weights_of_another_dtype_are_converted_exactly(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
+    made = build(model, tmp_path / "b", L_max=32, dtype="fp32")
+    original = load_file(model / "model.safetensors")
+    assert is_same(weights_of(made), {name: one.float() for name, one in original.items()})
+    assert made.verify_weights() == []
+
+
+def test_only_the_tensors_of_another_dtype_are_converted(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m")
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].half()
+    save_file(tensors, file)
+    made = build(model, tmp_path / "b", L_max=32, dtype="fp32", link_weights=True)
+    assert {Path(weights.file).name for weights in made.manifest.weights} == {
+        "model.safetensors",
+        "model.norm.weight.safetensors",
+    }
+    converted = load_file(made.directory / "weights/model.norm.weight.safetensors")
+    assert torch.equal(converted["model.norm.weight"], tensors["model.norm.weight"].float())
+    assert inode(made.directory / "weights/model.safetensors") == inode(file)
+    assert made.manifest.linked_weights
+
+
+def test_linked_weight_file_takes_its_hash_from_the_hub_cache(tmp_path: Path) -> None:
+    """A snapshot of the Hub's cache is symlinks to blobs that have their hash for a name."""
+    model, blob = tmp_path / "m", tmp_path / "blobs" / ("ab" * 32)
+    checkpoints.make("llama", model)
+    blob.parent.mkdir()
+    (model / "model.safetensors").rename(blob)
+    (model / "model.safetensors").symlink_to(blob)
+    made = build(model, tmp_path / "b", L_max=32, link_weights=True)
+    (weights,) = made.manifest.weights
+    assert weights.sha256 == "ab" * 32
+    assert not (made.directory / weights.file).is_symlink()
+
+
+@pytest.mark.parametrize("clash", ["model.safetensors", "model.norm.weight.safetensors"])
+def test_linked_shards_with_equal_names_are_never_overwritten(tmp_path: Path, clash: str) -> None:
+    """Shards that resolve to files of one name, or of a name that conversion uses."""
+    model = checkpoints.make("llama", tmp_path / "m", max_shard_size="100KB")
+    shards = sorted(model.glob("*.safetensors"))
+    norm = load_file(shards[-1])
+    save_file({name: tensor.half() for name, tensor in norm.items()}, shards[-1])
+    for number, shard in enumerate(shards):
+        (tmp_path / str(number)).mkdir()
+        shard.rename(tmp_path / str(number) / clash)
+        shard.symlink_to(tmp_path / str(number) / clash)
+    before = [shard.read_bytes() for shard in shards]
+    made = build(model, tmp_path / "b", L_max=32, link_weights=True)
+    assert [shard.read_bytes() for shard in shards] == before
+    assert made.verify_weights() == []
+    assert len(made.manifest.weights) == len(shards) - 1 + len(norm)
+
+
+def test_weight_values_outside_of_the_dtype_are_refused(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][0] = 1e5
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.norm\.weight has values that F16 cannot hold"):
+        build(model, tmp_path / "b", L_max=32, dtype="fp16")
+
+
+@pytest.mark.parametrize(("age", "trusted"), [(-10, True), (10, False)])
+def test_downloaded_hash_is_trusted_only_for_an_unmodified_file(
+    tmp_path: Path, age: float, trusted: bool
+) -> None:
+    model = checkpoints.make("llama", tmp_path / "m")
+    metadata = model / ".cache/huggingface/download/model.safetensors.metadata"
+    metadata.parent.mkdir(parents=True)
+    written = (model / "model.safetensors").stat().st_mtime
+    metadata.write_text(f"{'0' * 40}\n{'cd' * 32}\n{written - age}\n")
+    (weights,) = build(model, tmp_path / "b", L_max=32, link_weights=True).manifest.weights
+    assert (weights.sha256 == "cd" * 32) is trusted
+
+
+def test_hub_download_skips_duplicate_weight_files(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download = {}
+
+    def snapshot_download(model: str, **patterns: list[str]) -> str:
+        download.update(patterns, model=model)
+        return str(checkpoint)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    build("owner/name", tmp_path / "b", L_max=32)
+    assert download["model"] == "owner/name"
+    assert "*.safetensors" in download["allow_patterns"]
+    assert "consolidated*" in download["ignore_patterns"]
+
+
+def test_verify_weights_finds_a_changed_byte(checkpoint: Path, tmp_path: Path) -> None:
+    made = build(checkpoint, tmp_path / "b", L_max=32)
+    with (made.directory / "weights/model.norm.weight.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    with pytest.raises(UserError, match=r"model\.norm\.weight\.safetensors was changed"):
+        made.verify_weights()
+
+
+def test_checkpoint_headers_point_to_the_bytes_of_each_tensor(checkpoint: Path) -> None:
+    found = Checkpoint.open(checkpoint)
+    expected = load_file(checkpoint / "model.safetensors")
+    assert found.tensors.keys() == expected.keys()
+    for name, span in found.tensors.items():
+        data = np.memmap(span.file, np.float32, "r", span.offset, span.shape)
+        assert np.array_equal(data, expected[name].numpy())
+
+
+def test_checkpoint_without_tensors_of_its_config_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"lacks 9 tensors.*layers\.2"):
+        build(tmp_path, tmp_path / "b", L_max=32)
+    assert not (tmp_path / "b").exists()

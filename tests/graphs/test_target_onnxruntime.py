@@ -1,0 +1,206 @@
+"""Fast operators of the onnxruntime target, against plain operators and numbers."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from snapexport.build.graph_files import Traces
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.graphs import surgery
+from snapexport.graphs.passes.base import Pass, int64s, node
+from snapexport.graphs.targets import standard_attention
+from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
+from snapexport.graphs.targets.fused_matmul import FusedMatMul
+from snapexport.graphs.targets.skip_norm import SkipNorm
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def run(model: onnx.ModelProto | Path, inputs: Arrays) -> Arrays:
+    """model: a path where weights lie in files beside it."""
+    given = model if isinstance(model, Path) else model.SerializeToString()
+    session = ort.InferenceSession(given, providers=["CPUExecutionProvider"])
+    outputs = [value.name for value in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, inputs), strict=True))
+
+
+@pytest.mark.parametrize("prompt_length", [1, 8, 20, 37, 63, 64])
+def test_onnxruntime_vote_over_the_prompt_equals_one_over_the_whole_cache(
+    tiny_build: Build, prompt_length: int
+) -> None:
+    """Keys beyond the prompt, as a longer prompt left them, are 1000 times larger."""
+    trace, geometry = Traces.of(tiny_build).prefill, tiny_build.manifest.geometry
+    ours, plain = (surgery.compress(trace, geometry, t) for t in ("onnxruntime", "portable"))
+    assert "Slice" in {node.op_type for node in ours.graph.node}
+    rng = np.random.default_rng(prompt_length)
+    inputs: Arrays = {}
+    for value in ours.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        inputs[value.name] = rng.standard_normal(shape, np.float32)
+        if names.is_past(value.name):
+            inputs[value.name][:, :, prompt_length:] *= 1000
+    inputs[names.PROMPT_LENGTH] = np.array([prompt_length])
+    found, expected = run(ours, inputs), run(plain, inputs)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_decode_attention_gives_the_same_whether_query_heads_are_folded(
+    tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are folded where a KV head's keys are too many for the processor's cache."""
+    trace, geometry = Traces.of(tiny_build).decode, tiny_build.manifest.geometry
+    by_head = surgery.decode(trace, geometry, "onnxruntime")
+    monkeypatch.setattr(standard_attention, "_MIB", 0)
+    folded = surgery.decode(trace, geometry, "onnxruntime")
+    assert [queries_of(model) for model in (by_head, folded)] == ["Mul", "Reshape"]
+    copied = Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
+    for model, name in ((by_head, "by_head.onnx"), (folded, "folded.onnx")):
+        onnx.save(model, copied / name)
+    inputs = decode_inputs(by_head, position=40)
+    found, expected = (run(copied / f"{name}.onnx", inputs) for name in ("folded", "by_head"))
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def queries_of(model: onnx.ModelProto) -> str:
+    """The operator that makes the queries of the first Attention."""
+    attention = next(one for one in model.graph.node if one.op_type == "Attention")
+    return next(one.op_type for one in model.graph.node if attention.input[0] in one.output)
+
+
+def decode_inputs(model: onnx.ModelProto, position: int) -> Arrays:
+    """Random caches behind a prompt of `position` tokens, and a token for each batch slot."""
+    rng, inputs = np.random.default_rng(0), dict[str, NDArray[Any]]()
+    for value in model.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            inputs[value.name] = rng.standard_normal(shape, np.float32)
+        else:
+            inputs[value.name] = np.full(shape, position)
+    return inputs
+
+
+def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs.Graph:
+    """x [*leading,24] @ Transpose(W [40,24])."""
+    weight = gs.Constant("W", np.random.default_rng(0).standard_normal((40, 24)).astype(dtype))
+    x, y = gs.Variable("x", dtype, [*leading, 24]), gs.Variable("y", dtype, [*leading, 40])
+    transposed = gs.Variable("Wt", dtype, [24, 40])
+    nodes = [
+        gs.Node("Transpose", attrs={"perm": [1, 0]}, inputs=[weight], outputs=[transposed]),
+        gs.Node("MatMul", inputs=[x, transposed], outputs=[y]),
+    ]
+    return gs.Graph(nodes, inputs=[x], outputs=[y], opset=24)
+
+
+def rewritten(graph: gs.Graph, change: Pass) -> onnx.ModelProto:
+    change.apply(graph)
+    graph.cleanup().toposort()
+    opsets = [onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=opsets)
+    model.ir_version = surgery.IR_VERSION
+    return model
+
+
+@pytest.mark.parametrize("leading", [[1, 1], [4, 1], [8, 1], [16, 1], [1, 32], [1, 64]])
+def test_fused_matmul_computes_the_linear_layer_in_either_order(leading: list[int]) -> None:
+    model = rewritten(linear(leading), FusedMatMul())
+    x = np.random.default_rng(1).standard_normal((*leading, 24), np.float32)
+    (stored,) = [tensor for tensor in model.graph.initializer if tensor.name == "W"]
+    weight = onnx.numpy_helper.to_array(stored)
+    np.testing.assert_allclose(run(model, {"x": x})["y"], x @ weight.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "leading, dtype, weight_first",
+    [
+        ([4, 1], np.float32, False),
+        ([16, 1], np.float32, True),
+        ([16, 1], np.float16, False),
+        ([1, 512], np.float32, False),
+    ],
+)
+def test_fused_matmul_puts_the_weight_first_only_for_a_few_fp32_rows(
+    leading: list[int], dtype: type[np.floating[Any]], weight_first: bool
+) -> None:
+    (product,) = [
+        n
+        for n in rewritten(linear(leading, dtype), FusedMatMul()).graph.node
+        if n.op_type == "FusedMatMul"
+    ]
+    assert (product.input[0] == "W") is weight_first
+
+
+def heads_and_back(tokens: int) -> gs.Graph:
+    """x [2,tokens,12] -> [2,tokens,3,4] -> [2,3,tokens,4] -> [2,1,3*tokens,4], negative."""
+    x = gs.Variable("x", np.float32, [2, tokens, 12])
+    heads = gs.Variable("heads", np.float32, [2, tokens, 3, 4])
+    y = gs.Variable("y", np.float32, [2, 1, 3 * tokens, 4])
+    graph = gs.Graph(inputs=[x], outputs=[y], opset=24)
+    node(graph, "Reshape", [x, int64s(graph, 2, tokens, 3, 4)], [heads])
+    moved = node(graph, "Transpose", [heads], perm=[0, 2, 1, 3])
+    folded = node(graph, "Reshape", [*moved, int64s(graph, 2, 1, -1, 4)])
+    node(graph, "Neg", folded, [y])
+    return graph
+
+
+@pytest.mark.parametrize(
+    "tokens, left", [(1, ["Reshape", "Neg"]), (5, ["Reshape", "Transpose", "Reshape", "Neg"])]
+)
+def test_reshapes_and_transposes_that_move_nothing_become_one_reshape(
+    tokens: int, left: list[str]
+) -> None:
+    model = rewritten(heads_and_back(tokens), FewerReshapes())
+    assert [node.op_type for node in model.graph.node] == left
+    x = np.random.default_rng(0).standard_normal((2, tokens, 12), np.float32)
+    expected = -x.reshape(2, tokens, 3, 4).transpose(0, 2, 1, 3).reshape(2, 1, -1, 4)
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], expected)
+
+
+def test_reshape_that_copies_a_size_is_not_merged() -> None:
+    graph = heads_and_back(1)
+    last = next(n for n in reversed(graph.nodes) if n.op == "Reshape")
+    last.inputs[1] = int64s(graph, 0, 1, -1, 4)
+    operators = [n.op_type for n in rewritten(graph, FewerReshapes()).graph.node]
+    assert operators == ["Reshape", "Reshape", "Neg"]
+
+
+def normed_sum(shape: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs.Graph:
+    """x [2,3,8] + residual -> its norm, and 2 * the sum."""
+    x, residual = gs.Variable("x", dtype, [2, 3, 8]), gs.Variable("residual", dtype, shape)
+    total = gs.Variable("total", dtype, [2, 3, 8])
+    outputs = [gs.Variable(name, dtype, [2, 3, 8]) for name in ("normed", "twice")]
+    graph = gs.Graph(inputs=[x, residual], outputs=outputs, opset=24)
+    scale = gs.Constant("scale", np.linspace(0.5, 2, 8).astype(dtype))
+    node(graph, "Add", [x, residual], [total])
+    node(graph, "RMSNormalization", [total, scale], outputs[:1], axis=-1, epsilon=1e-3)
+    node(graph, "Add", [total, total], outputs[1:])
+    return graph
+
+
+def test_sum_and_its_norm_become_one_operator() -> None:
+    model = rewritten(normed_sum([2, 3, 8]), SkipNorm())
+    assert [n.op_type for n in model.graph.node] == ["SkipSimplifiedLayerNormalization", "Add"]
+    x, residual = np.random.default_rng(0).standard_normal((2, 2, 3, 8), np.float32)
+    found = run(model, {"x": x, "residual": residual})
+    total = x + residual
+    rms = np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(found["normed"], total / rms * np.linspace(0.5, 2, 8), rtol=1e-5)
+    np.testing.assert_allclose(found["twice"], 2 * total)
+
+
+@pytest.mark.parametrize("shape, dtype", [([8], np.float32), ([2, 3, 8], np.float16)])
+def test_broadcast_and_16_bit_sums_keep_their_operators(
+    shape: list[int], dtype: type[np.floating[Any]]
+) -> None:
+    model = rewritten(normed_sum(shape, dtype), SkipNorm())
+    assert [node.op_type for node in model.graph.node] == ["Add", "RMSNormalization", "Add"]

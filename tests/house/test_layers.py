@@ -1,0 +1,135 @@
+"""Imports run one way, and the runtime needs no training framework."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import snapexport
+
+PACKAGE = Path(snapexport.__file__).parent
+
+HEAVY = (
+    "torch transformers onnx onnxruntime tensorrt cuda tritonclient starlette uvicorn grpc jinja2"
+).split()
+
+ALLOWED = {
+    "errors": set(),
+    "files": {"errors"},
+    "contract": {"errors", "files"},
+    "runtime": {"errors", "files", "contract"},
+    "graphs": {"errors", "files", "contract"},
+    "exporter": {"errors", "files", "contract", "graphs.markers"},
+    "plugins": set(),
+    "vault": set(),
+    "build": {"errors", "files", "contract", "exporter", "graphs", "runtime.chat"},
+    "serving": {"errors", "files", "contract", "runtime", "build"},
+    "measure": {
+        "errors",
+        "files",
+        "contract",
+        "exporter",
+        "graphs",
+        "runtime",
+        "build",
+        "serving",
+        "vault",
+        "plugins.reference",
+    },
+    "cli": {"errors", "files", "contract", "runtime", "build", "measure", "serving", "vault"},
+}
+"""The packages that each package may import."""
+
+SINGLE = "graphs.markers", "runtime.chat", "plugins.reference"
+"""Modules that may be permitted without their package."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The parts of snapexport that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {file}"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "snapexport" and len(parts) > 1:
+                part = ".".join(parts[1:3])
+                yield part if part in SINGLE else parts[1]
+
+
+def test_imports_between_packages_run_one_way() -> None:
+    for package, allowed in ALLOWED.items():
+        for file in (PACKAGE / package).rglob("*.py"):
+            others = {name for name in imported(file) if name.split(".")[0] != package}
+            others.discard("__version__")
+            # A permission to import a package covers its modules.
+            wrong = {name for name in others if not {name, name.split(".")[0]} & allowed}
+            assert not wrong, f"{file} imports {sorted(wrong)}"
+
+
+def test_every_package_has_an_import_rule() -> None:
+    found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} | {
+        "errors"
+    }
+    assert found == set(ALLOWED)
+
+
+def test_command_line_parser_loads_no_heavy_library() -> None:
+    code = (
+        "import sys\nfrom snapexport.cli.app import parser\nparser()\n"
+        f"print(*{set(HEAVY)!r} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == ""
+
+
+def imported_modules(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Each module and the modules that it imports.
+
+    Imports inside functions and for type checkers count too: a reader has to know each, and none is
+    needed to break a circle. Packages that a name passes through do not count.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        graph[module] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                while name and name not in modules:  # a function or a class of the module
+                    name = name.rpartition(".")[0]
+                graph[module] |= {name} - {"", module}
+    return graph
+
+
+def circular(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The modules on circles, with their imports among each other: nothing leads in or out."""
+    rest = dict(graph)
+    while True:
+        targets = set().union(*rest.values())
+        kept = {m: t & rest.keys() for m, t in rest.items() if m in targets and t & rest.keys()}
+        if kept == rest:
+            return rest
+        rest = kept
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {}
+    for file in PACKAGE.rglob("*.py"):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    graph = imported_modules(modules)
+    assert circular(graph) == {}
+
+
+def test_a_circle_of_modules_is_found(tmp_path: Path) -> None:
+    texts = {"a": "import b.c, f", "b.c": "def f():\n    from d import g", "d": "from a import x"}
+    modules = {}
+    for name, text in {**texts, "e": "import a", "f": ""}.items():
+        modules[name] = tmp_path / f"{name}.py"
+        modules[name].write_text(text)
+    found = circular(imported_modules(modules))
+    assert found == {"a": {"b.c"}, "b.c": {"d"}, "d": {"a"}}

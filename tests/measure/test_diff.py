@@ -1,0 +1,108 @@
+"""diff: equal where nothing was dropped, measured where something was, and broken graphs found."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from polygraphy.tools._main import main as polygraphy
+
+from snapexport.build import build
+from snapexport.cli.app import main
+from snapexport.contract.build_directory import Build
+from snapexport.measure.accuracy.difference import Distance
+from tests.oracle import checkpoints
+
+
+def diff(capsys: pytest.CaptureFixture[str], build: Build, out: Path, *flags: str) -> Any:
+    status = main(["diff", str(build.directory), "--out", str(out), "--json", *flags])
+    assert status == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def test_diff_finds_a_difference_only_where_positions_were_dropped(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
+) -> None:
+    found = diff(capsys, tiny_build, tmp_path, "--steps", "4", "--lengths", "12", "60")
+    rows = found["differences"]
+    assert {row["reference"] for row in rows} == {"transformers", "full cache"}
+    for row in rows:
+        compressed = (row["system"], row["output"], row["prompt_length"]) == (
+            "snapstream",
+            "decode.logits",
+            60,
+        )
+        assert row["lossless"] is not compressed
+        if compressed:
+            assert row["distance"]["max_abs_error"] > 1e-2
+        else:
+            assert row["passed"]
+            assert row["distance"]["max_abs_error"] < 1e-3
+            assert row["distance"]["top1_agreement"] == 1
+            assert row["distance"]["kl_divergence"] < 1e-6
+
+
+def test_plain_polygraphy_commands_repeat_the_diff(
+    capsys: pytest.CaptureFixture[str],
+    tiny_build: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read by Polygraphy's own command line, in this process: a new one would import PyTorch."""
+    commands = diff(capsys, tiny_build, tmp_path, "--steps", "2")["commands"]
+    lines = [line for line in Path(commands).read_text().splitlines() if "polygraphy" in line]
+    monkeypatch.chdir(tmp_path)
+    statuses = {}
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "polygraphy"
+        statuses[arguments[4].split(":")[1]] = polygraphy(arguments)
+    assert statuses == {"baseline_prefill": 0, "baseline_decode": 0, "prefill": 0, "decode": 1}
+
+
+def test_diff_exits_with_1_for_weights_of_another_model(
+    capsys: pytest.CaptureFixture[str], tiny_build: Build, tmp_path: Path
+) -> None:
+    other = checkpoints.make("llama", tmp_path / "other", seed=9)
+    flags = ["--model", str(other), "--steps", "2", "--out", str(tmp_path / "d")]
+    assert main(["diff", str(tiny_build.directory), *flags]) == 1
+    out = capsys.readouterr().out
+    assert "DIFFERS: nothing was dropped, and a logit differs by more than 0.001" in out
+    assert "compressed: the cost of the smaller cache" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [
+        ({"prefill_chunk": 64}, False),
+        ({"policy": "full", "L_recent": None, "K": None, "L_obs": None}, True),
+        ({"target": "portable"}, False),
+        ({"dtype": "fp16"}, False),
+    ],
+    ids=["single-shot", "full", "portable", "fp16"],
+)
+def test_diff_compares_every_kind_of_build(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    exact: bool,
+) -> None:
+    common = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
+    built = build(checkpoint, tmp_path / "b", **common | options)
+    rows = diff(capsys, built, tmp_path / "d", "--steps", "3")["differences"]
+    assert all(row["passed"] for row in rows if row["lossless"])
+    costly = [(row["prompt_length"], row["output"]) for row in rows if not row["lossless"]]
+    assert costly == ([] if exact else [(61, "decode.logits")])
+    assert {row["prompt_length"] for row in rows} == ({1, 48} if exact else {13, 61})
+
+
+def test_distance_has_error_agreement_and_divergence() -> None:
+    one, other = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.25, 0.75], [0.9, 0.1]])
+    distance = Distance.between(one.astype(np.float32), other.astype(np.float32))
+    assert distance.max_abs_error == pytest.approx(np.log(2), rel=1e-6)
+    assert distance.top1_agreement == 0.5
+    assert distance.kl_divergence == pytest.approx(0.5 * 0.5 * np.log(4 / 3), rel=1e-6)

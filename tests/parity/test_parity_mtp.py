@@ -1,0 +1,222 @@
+"""Multi-token prediction: drafts agree with transformers' own layer for it (DeepSeek-V3)."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from snapexport.exporter.derived.experts import unstacked_experts
+from tests.exporter.test_int4 import dequantized
+from tests.oracle import cases, drafts
+from tests.oracle.cases import CACHED, LOGITS, Case
+from tests.oracle.compare import assert_logits
+from tests.oracle.drafts import Drafts
+from tests.oracle.raw_drafts import DraftSlots, RawDrafts, prefilled
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.slow
+
+NAME = "deepseek-v3-mtp"
+STEPS = 32
+RING = 16
+CASE = Case(NAME, mtp=True)
+LENGTHS = (1, 12, 90)
+"""The ring of 16 positions wraps in decode, and was full after the prompt of 90 tokens."""
+
+
+@cache
+def expected(length: int) -> Drafts:
+    """A run whose tokens, votes and experts rounding does not change."""
+    runs = (
+        drafts.drafts(
+            cases.checkpoint(NAME), cases.prompt(length, seed), CASE.geometry, STEPS, RING
+        )
+        for seed in range(100)
+    )
+    return next(one for one in runs if one.is_clear)
+
+
+VARIANTS = [
+    CASE,
+    Case(NAME, mtp=True, target="portable"),
+    Case(NAME, mtp=True, prefill_chunk=8),
+    Case(NAME, mtp=True, prefill_chunk=96),
+    Case(NAME, mtp=True, share_weights=True),
+]
+"""A chunk of 8 tokens is shorter than the ring; one of 96 is the whole prompt."""
+
+
+@pytest.mark.parametrize("case", VARIANTS, ids=str)
+def test_drafts_agree_with_transformers_before_and_after_the_ring_wraps(case: Case) -> None:
+    wants = [expected(length) for length in LENGTHS]
+    slots = DraftSlots(cases.built(case), [want.run.prompt for want in wants])
+    for step in range(STEPS):
+        got = slots.step([want.run.tokens[step] for want in wants])
+        for length, want, *rows in zip(LENGTHS, wants, *got, strict=True):
+            position, where = length + step, f"{case} L={length} step {step}"
+            drafted, following, logits, states = rows
+            assert_logits(drafted, want.logits[position - 1], f"{where} draft")
+            assert_logits(logits, want.run.decode_logits[step], where)
+            error = np.abs(following - want.next_hidden_states[position - 1]).max()
+            assert error <= LOGITS, f"{where}: next hidden states differ by {error:.2e}"
+            error = np.abs(states - want.hidden_states[position]).max()
+            assert error <= LOGITS, f"{where}: hidden states differ by {error:.2e}"
+
+
+def test_drafts_over_a_full_cache_are_those_of_generate() -> None:
+    """transformers' whole loop: the hidden states, tokens and positions that it feeds."""
+    length, case = 20, Case(NAME, mtp=True, policy="full")
+    tokens, calls = drafts.generated(cases.checkpoint(NAME), cases.prompt(length), STEPS)
+    slots = DraftSlots(cases.built(case), [cases.prompt(length)])
+    found = {}
+    for step, token in enumerate(tokens):
+        drafted, *_ = slots.step([token])
+        found[length + step] = drafted[0]
+    assert len(calls) > STEPS // 2
+    for call in calls:
+        assert_logits(found[call.position], call.logits, f"position {call.position}")
+        assert found[call.position].argmax() == call.token
+
+
+@pytest.mark.parametrize("case", VARIANTS[2:4], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 17, 33, 90])
+def test_a_filled_ring_is_that_of_the_tokens_one_by_one(case: Case, length: int) -> None:
+    made = RawDrafts(cases.built(case))
+    prompt = cases.prompt(length)
+    _, chunks = prefilled(made.build, prompt)
+    states = {
+        start + row: of_chunk[:, row : row + 1]
+        for start, of_chunk in chunks.items()
+        for row in range(min(made.build.chunk, length - start))
+    }
+    ring = made.empty(made.step_session, fill=7.0)
+    for position in range(1, length):
+        rows = np.repeat(states[position - 1], made.build.batch, axis=0)
+        ids = [prompt[position]] * made.build.batch
+        *_, ring = made.step(ids, [position] * made.build.batch, rows, ring)
+    filled = made.prefill(prompt, chunks, stale=7.0)
+    for got, want in zip(filled, ring, strict=True):
+        assert got.shape == (1, *want.shape[1:])
+        assert np.abs(got - want[:1]).max() <= CACHED
+        assert (got == 7.0).all(axis=(0, 1, 3)).sum() == max(0, RING - (length - 1))
+
+
+def test_a_step_follows_a_step_by_its_own_hidden_states() -> None:
+    """A second draft, of the first one and of the layer's own hidden states."""
+    want = expected(12)
+    slots = DraftSlots(cases.built(CASE), [want.run.prompt])
+    for step in range(10):
+        drafted, following, *_ = slots.step([want.run.tokens[step]])
+    position = 12 + 10
+    batch = slots.drafts.build.batch
+    states = np.repeat(following[:, None], batch, axis=0)
+    token = int(drafted[0].argmax())
+    logits, *_ = slots.drafts.step([token] * batch, [position] * batch, states, slots.ring)
+
+    layer = drafts.mtp(cases.checkpoint(NAME))
+    tokens = torch.tensor([[*want.run.prompt, *want.run.tokens[:10], token]])
+    hidden = np.concatenate([want.hidden_states[: position - 1], following])
+    with torch.no_grad():
+        row = drafts.one_draft(layer, tokens, torch.tensor(hidden)[None], position, RING)
+        assert_logits(logits[0], layer._project_to_logits(row)[0].numpy(), "second draft")
+
+
+def drafted(want: Drafts, case: Case) -> NDArray[np.float32]:
+    """Logits [STEPS,V] of drafts behind a prompt of 90 tokens, of the exact hidden states."""
+    made = RawDrafts(cases.built(case))
+    tokens = [*want.run.prompt, *want.run.tokens]
+    states = np.pad(want.hidden_states[:90], ((0, 6), (0, 0)))
+    chunks = {start: states[None, start : start + 32] for start in (0, 32, 58)}
+    batch = made.build.batch
+    ring = [np.repeat(part, batch, axis=0) for part in made.prefill(want.run.prompt, chunks)]
+    got = []
+    for position in range(90, 90 + STEPS):
+        rows = np.repeat(want.hidden_states[None, None, position - 1], batch, axis=0)
+        logits, _, ring = made.step([tokens[position]] * batch, [position] * batch, rows, ring)
+        got.append(logits[0])
+    return np.stack(got)
+
+
+def noise(got: NDArray[np.float32], want: Drafts) -> float:
+    """Standard deviation of the drafts' error, relative to that of the logits."""
+    return float((got - want.logits[89:]).std() / want.logits[89:].std())
+
+
+def test_drafts_of_an_fp16_ring_are_close() -> None:
+    want = expected(90)
+    assert 0 < noise(drafted(want, replace(CASE, cache_dtype="fp16")), want) < 0.005
+
+
+def test_drafts_of_4_bit_weights_are_those_of_the_rounded_weights(tmp_path: Path) -> None:
+    """transformers, given the weights as they are stored, agrees up to 8-bit activations."""
+    case, exact = replace(CASE, weights="int4"), expected(90)
+    rounded = with_rounded_layer(cases.checkpoint(NAME), cases.built(case).directory, tmp_path)
+    layer = drafts.mtp(rounded)
+    tokens = torch.tensor([[*exact.run.prompt, *exact.run.tokens]])
+    states = torch.tensor(exact.hidden_states)[None]
+    with torch.no_grad():
+        rows = [drafts.one_draft(layer, tokens, states, p, RING) for p in range(1, 90 + STEPS)]
+        logits = torch.cat([layer._project_to_logits(row) for row in rows]).numpy()
+    got = drafted(exact, case)
+    near, far = noise(got, replace(exact, logits=logits)), noise(got, exact)
+    assert near < 0.25 * far, (near, far)
+
+
+def with_rounded_layer(checkpoint: Path, made: Path, out: Path) -> Path:
+    """The checkpoint, with the weights of the layer and of the head as a build holds them."""
+    files = sorted((made / "weights").iterdir())
+    parts = {name: one.numpy() for file in files for name, one in load_file(file).items()}
+    found = {}
+    for name, packed in parts.items():
+        if name.endswith(".int4"):
+            scales = parts[name.removesuffix(".int4") + ".scales"]
+            rows = packed.reshape(-1, scales.shape[-1], 16), scales.reshape(-1, scales.shape[-1])
+            columns = 32 * scales.shape[-1]
+            values = dequantized(*rows, columns).reshape(*scales.shape[:-1], columns)
+            found[name.removesuffix(".int4")] = torch.from_numpy(values.astype(np.float32))
+    tensors = load_file(checkpoint / "model.safetensors")
+    found |= unstacked_experts(found)
+    for name in tensors:
+        if name in found and (name == "lm_head.weight" or ".layers.3." in name):
+            tensors[name] = found[name][..., : tensors[name].shape[-1]].contiguous()
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    return out
+
+
+def specs(entry: dict[str, Any], kind: str) -> dict[str, tuple[str, list[int]]]:
+    return {spec["name"]: (spec["dtype"], spec["shape"]) for spec in entry[kind]}
+
+
+def test_graphs_have_the_inputs_and_outputs_of_the_contract() -> None:
+    graphs = cases.built(CASE).manifest["graphs"]
+    B, C, E, V, N = 3, 32, 64, 257, 3
+    caches = {"key": 32, "value": 8}
+
+    def ring(prefix: str, rows: int) -> dict[str, tuple[str, list[int]]]:
+        return {f"{prefix}.{N}.{p}": ("float32", [rows, 1, RING, D]) for p, D in caches.items()}
+
+    assert specs(graphs["mtp"], "inputs") == {
+        "input_ids": ("int64", [B, 1]),
+        "position_ids": ("int64", [B, 1]),
+        "hidden_states": ("float32", [B, 1, E]),
+    } | ring("past_key_values", B)
+    assert specs(graphs["mtp"], "outputs") == {
+        "logits": ("float32", [B, V]),
+        "next_hidden_states": ("float32", [B, 1, E]),
+    } | ring("present", B)
+    assert specs(graphs["mtp-prefill"], "inputs") == {
+        "input_ids": ("int64", [1, C]),
+        "past_length": ("int64", [1]),
+        "chunk_length": ("int64", [1]),
+        "hidden_states": ("float32", [1, C, E]),
+    } | ring("past_key_values", 1)
+    assert specs(graphs["mtp-prefill"], "outputs") == ring("present", 1)
+    assert specs(graphs["prefill"], "outputs")["hidden_states"] == ("float32", [1, C, E])
+    assert specs(graphs["decode"], "outputs")["hidden_states"] == ("float32", [B, 1, E])

@@ -1,0 +1,165 @@
+"""An executor that raises ends the requests of that call, and no others."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapexport.runtime.engine.decode_steps import Integers, Temperatures
+from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.request import OutputDelta, SamplingParams
+from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
+
+LENGTH = 7
+"""Prompts of this length are the ones that fail."""
+PARAMS = SamplingParams(max_tokens=6)
+
+
+class FailingExecutor(FakeExecutor):
+    """Raises in prefill or in decode for a prompt of LENGTH, once it has done half of its work."""
+
+    def __init__(self, in_prefill: bool = False, in_decode: bool = False) -> None:
+        super().__init__(make_limits())
+        self.fails_in_prefill, self.fails_in_decode = in_prefill, in_decode
+        self.cleared: list[int] = []
+
+    def prefill(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        start: int,
+        end: int,
+        temperature: float = 1.0,
+    ) -> Prediction:
+        prediction = super().prefill(slot, prompt, start, end, temperature)
+        if self.fails_in_prefill and len(prompt) == LENGTH:
+            raise RuntimeError("planted")
+        return prediction
+
+    def decode(
+        self,
+        input_ids: Integers,
+        position_ids: Integers,
+        prompt_length: Integers,
+        temperature: Temperatures | None = None,
+    ) -> Predictions:
+        if self.fails_in_decode and LENGTH in prompt_length:
+            raise RuntimeError("planted")
+        return super().decode(input_ids, position_ids, prompt_length, temperature)
+
+    def clear(self, slot: int) -> None:
+        self.cleared.append(slot)
+        super().clear(slot)
+
+
+def prompt(length: int) -> list[int]:
+    return [length] * length
+
+
+def alone(length: int) -> tuple[int, ...]:
+    (completion,) = LLM.from_executor(FakeExecutor(make_limits())).generate(prompt(length), PARAMS)
+    return completion.token_ids
+
+
+def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
+    deltas_of: dict[int, list[OutputDelta]] = defaultdict(list)
+    while llm.busy:
+        for delta in llm.step():
+            deltas_of[delta.request_id].append(delta)
+    return deltas_of
+
+
+def ids(deltas: list[OutputDelta]) -> tuple[int, ...]:
+    return tuple(token for delta in deltas for token in delta.token_ids)
+
+
+def assert_failed(deltas: list[OutputDelta]) -> None:
+    last = deltas[-1]
+    assert last.finish_reason == "error" and str(last.exception) == "planted"
+    assert all(one.exception is None for one in deltas[:-1])
+
+
+def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
+    executor = FailingExecutor(in_prefill=True)
+    llm = LLM.from_executor(executor)
+    first, fails, later = (llm.submit(prompt(length), PARAMS) for length in (4, LENGTH, 5))
+    deltas_of = drain(llm)
+    assert_failed(deltas_of[fails])
+    assert len(deltas_of[fails]) == 1 and len(executor.cleared) == 1
+    assert ids(deltas_of[first]) == alone(4) and ids(deltas_of[later]) == alone(5)
+
+
+class UnreadableExecutor(FakeExecutor):
+    """An executor whose logits can't be fetched after the prefill of a prompt of LENGTH."""
+
+    def prefill(self, *chunk: Any, **more: Any) -> Prediction:
+        prediction = super().prefill(*chunk, **more)
+        return Prediction(lambda: 1 / 0) if len(self.in_prefill) == LENGTH else prediction
+
+
+def test_logits_that_cannot_be_fetched_end_their_request_and_no_other() -> None:
+    llm = LLM.from_executor(UnreadableExecutor(make_limits()))
+    fails, other = (llm.submit(prompt(length), PARAMS) for length in (LENGTH, 5))
+    deltas_of = drain(llm)
+    (last,) = deltas_of[fails]
+    assert last.finish_reason == "error" and isinstance(last.exception, ZeroDivisionError)
+    assert ids(deltas_of[other]) == alone(5)
+
+
+def test_a_failing_prefill_keeps_the_other_deltas_of_its_step() -> None:
+    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
+    runs = llm.submit(prompt(3), PARAMS)
+    llm.step()
+    fails = llm.submit(prompt(LENGTH), PARAMS)
+    deltas = llm.step()
+    assert [one.request_id for one in deltas] == [runs, fails]
+    assert deltas[0].token_ids and deltas[1].finish_reason == "error"
+
+
+def test_a_failing_decode_ends_running_requests_and_no_waiting_one() -> None:
+    executor = FailingExecutor(in_decode=True)
+    llm = LLM.from_executor(executor)
+    ran = [llm.submit(prompt(length), PARAMS) for length in (3, 2, LENGTH)]
+    waited = llm.submit(prompt(5), PARAMS)
+    deltas_of = drain(llm)
+    for request_id in ran:
+        assert_failed(deltas_of[request_id])
+    assert ids(deltas_of[waited]) == alone(5)
+    assert sorted(executor.cleared) == [0, 1, 2]
+    assert llm.slots_used == 0 and not llm.waiting
+
+
+def test_generate_and_stream_raise_the_executors_exception() -> None:
+    llm = LLM.from_executor(FailingExecutor(in_decode=True))
+    with pytest.raises(RuntimeError, match="planted"):
+        llm.generate([prompt(4), prompt(LENGTH)], PARAMS)
+    assert not llm.busy
+    stream = llm.stream(prompt(LENGTH), PARAMS)
+    next(stream)
+    with pytest.raises(RuntimeError, match="planted"):
+        next(stream)
+    assert llm.generate(prompt(4), PARAMS)[0].token_ids == alone(4)
+
+
+def test_an_executor_that_cannot_clear_still_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
+    monkeypatch.setattr(FailingExecutor, "clear", lambda *_: 1 / 0)
+    fails = llm.submit(prompt(LENGTH), PARAMS)
+    assert_failed(drain(llm)[fails])
+
+
+def test_random_failures_leave_other_requests_unchanged() -> None:
+    rng = np.random.default_rng(0)
+    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
+    lengths = {llm.submit(prompt(n), PARAMS): n for n in rng.integers(1, 12, 100).tolist()}
+    deltas_of = drain(llm)
+    for request_id, length in lengths.items():
+        if length == LENGTH:
+            assert_failed(deltas_of[request_id])
+        else:
+            assert ids(deltas_of[request_id]) == alone(length)

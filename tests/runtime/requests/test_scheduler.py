@@ -1,0 +1,356 @@
+"""The scheduler's invariants, under any order of arrivals, ends and cancels."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapexport.errors import UserError
+from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.predictions import Prediction
+from snapexport.runtime.requests.scheduler import Chunk, Schedule, Scheduler
+from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
+
+
+@dataclass(frozen=True)
+class Job:
+    """extended_every: tokens after which it pauses for blocks."""
+
+    arrives: int
+    prompt_length: int
+    tokens: int
+    cancelled_at: int | None
+    in_blocks: bool = False
+    extended_every: int | None = None
+    behind: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    batch: int
+    chunk: int
+    most: int | None
+    decode_batches: tuple[int, ...]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    batch, chunk = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    spare = draw(st.none() | st.integers(1, 30))
+    smaller = draw(st.sets(st.integers(1, batch)))
+    most = None if spare is None else batch + spare
+    return Config(batch, chunk, most, (*sorted(smaller - {batch}), batch))
+
+
+jobs = st.lists(
+    st.builds(
+        Job,
+        arrives=st.integers(0, 40),
+        prompt_length=st.integers(1, 40),
+        tokens=st.integers(1, 12),
+        cancelled_at=st.none() | st.integers(0, 80),
+        in_blocks=st.booleans(),
+        extended_every=st.none() | st.integers(1, 12),
+        behind=st.sampled_from([0, 0, 9]),
+    ),
+    max_size=12,
+)
+
+
+def expected_chunks(length: int, chunk: int, in_blocks: bool) -> list[tuple[int, int]]:
+    if in_blocks:
+        return expected_blocks(0, length, chunk)
+    if length <= chunk:
+        return [(0, length)]
+    whole = [(start, start + chunk) for start in range(0, length - chunk, chunk)]
+    return [*whole, (length - chunk, length)]
+
+
+def expected_blocks(start: int, end: int, chunk: int) -> list[tuple[int, int]]:
+    """As few as possible, equally long up to one token, the longer ones first."""
+    count = -(-(end - start) // chunk)
+    size, longer = divmod(end - start, count)
+    ends = [start + size * (i + 1) + min(i + 1, longer) for i in range(count)]
+    return list(zip([start, *ends], ends, strict=False))
+
+
+class Simulation:
+    """Drives a scheduler as a loop would, and checks every schedule against the invariants."""
+
+    def __init__(self, config: Config, jobs: list[Job]) -> None:
+        self.config = config
+        self.jobs = jobs
+        self.scheduler = Scheduler(config.batch, config.chunk, config.most, config.decode_batches)
+        self.remaining = {i: job.tokens for i, job in enumerate(jobs)}
+        self.slots: dict[int, int] = {}
+        self.running: set[int] = set()
+        self.held = {i: job.prompt_length for i, job in enumerate(jobs)}
+        """Tokens that each was, or is being, compressed from."""
+        self.fresh = dict.fromkeys(self.remaining, 0)
+        self.paused: dict[int, list[tuple[int, int]]] = {}
+        """The blocks that are left to each paused request."""
+        self.on_row: int | None = None
+        """Whose blocks have begun and not ended."""
+        self.chunks: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.started: list[int] = []
+        self.added: list[int] = []
+
+    def run(self) -> None:
+        time = 0
+        last_arrival = max((job.arrives for job in self.jobs), default=0)
+        while time <= last_arrival or self.scheduler.busy:
+            self.arrive_and_cancel(time)
+            self.extend()
+            self.carry_out(self.scheduler.schedule())
+            time += 1
+            assert time < 5000, "some request never ends"
+        assert not self.slots and not self.remaining
+
+    def arrive_and_cancel(self, time: int) -> None:
+        for i, job in enumerate(self.jobs):
+            if job.arrives == time:
+                self.added.append(i)
+                self.scheduler.add(i, job.prompt_length, 0, job.in_blocks, job.behind)
+        for i in [i for i in self.added if self.jobs[i].cancelled_at == time]:
+            if i in self.remaining:
+                self.end(i)
+
+    def extend(self) -> None:
+        for i in [i for i in self.running if self.fresh[i] == self.jobs[i].extended_every]:
+            done, self.held[i] = self.held[i], self.held[i] + self.fresh[i]
+            self.fresh[i] = 0
+            self.running.remove(i)
+            self.paused[i] = expected_blocks(done, self.held[i], self.config.chunk)
+            self.scheduler.extend(i, self.held[i], done)
+
+    def carry_out(self, schedule: Schedule) -> None:
+        self.move(schedule)
+        assert set(schedule.decode) == self.running
+        for i, slot in schedule.decode.items():
+            assert self.slots[i] == slot
+            self.token(i)
+        for chunk in schedule.prefill:
+            self.prefill(chunk)
+
+    def move(self, schedule: Schedule) -> None:
+        for source, target in schedule.moves:
+            (i,) = (i for i in self.running if self.slots[i] == source)
+            assert target < source and target not in self.slots.values()
+            self.slots[i] = target
+        used = [self.slots[i] for i in self.running]
+        fitting = min(size for size in self.config.decode_batches if size >= len(used))
+        in_prefill = {self.slots[i] for i in self.slots.keys() - self.running}
+        free = set(range(fitting)) - set(used) - in_prefill
+        # The next request may hold a slot before its first chunk is scheduled.
+        taken_unseen = len(self.added) > len(self.started)
+        together = all(slot < fitting for slot in used)
+        assert together or len(free) <= taken_unseen, "a gap could have been filled"
+
+    def block(self, i: int, is_last: bool) -> None:
+        assert self.on_row in (None, i), "blocks of two requests share a row"
+        self.on_row = None if is_last else i
+
+    def prefill(self, chunk: Chunk) -> None:
+        i = chunk.request_id
+        if self.jobs[i].in_blocks or i in self.paused:
+            self.block(i, chunk.is_last)
+        if blocks := self.paused.get(i):
+            assert self.slots[i] == chunk.slot
+            assert blocks.pop(0) == (chunk.start, chunk.end)
+            assert chunk.is_last == (not blocks)
+            if chunk.is_last:
+                del self.paused[i]
+                self.running.add(i)
+                self.token(i)
+            return
+        assert i in self.remaining and i not in self.running
+        if i not in self.slots:
+            assert chunk.slot in range(self.config.batch)
+            assert chunk.slot not in self.slots.values(), "a slot is held twice"
+            others = self.running | self.paused.keys()
+            assert all(j in others for j in self.slots), "two prompts are in prefill"
+            self.slots[i] = chunk.slot
+            self.started.append(i)
+        assert self.slots[i] == chunk.slot
+        self.chunks[i].append((chunk.start, chunk.end))
+        job = self.jobs[i]
+        expected = expected_chunks(job.prompt_length, self.config.chunk, job.in_blocks)
+        assert self.chunks[i] == expected[: len(self.chunks[i])]
+        assert chunk.is_last == (self.chunks[i] == expected)
+        if chunk.is_last:
+            self.running.add(i)
+            self.token(i)
+
+    def token(self, i: int) -> None:
+        self.remaining[i] -= 1
+        self.fresh[i] += 1
+        if self.remaining[i] == 0:
+            self.end(i)
+
+    def end(self, i: int) -> None:
+        del self.remaining[i]
+        self.slots.pop(i, None)
+        self.running.discard(i)
+        self.paused.pop(i, None)
+        self.on_row = None if self.on_row == i else self.on_row
+        self.scheduler.finish(i)
+
+
+@given(configs(), jobs)
+def test_invariants_hold_whatever_arrives_ends_and_is_cancelled(
+    config: Config, jobs: list[Job]
+) -> None:
+    simulation = Simulation(config, jobs)
+    simulation.run()
+    queue = [i for i in simulation.added if i in simulation.chunks]
+    assert simulation.started == queue, "not first come, first served"
+
+
+def running_scheduler(batch: int, chunk: int, most: int | None) -> Scheduler:
+    """A scheduler with one request that runs for ever."""
+    scheduler = Scheduler(batch, chunk, most)
+    scheduler.add(0, 1)
+    scheduler.schedule()
+    return scheduler
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 60), st.integers(1, 60))
+def test_steps_keep_to_max_num_batched_tokens(
+    batch: int, chunk: int, spare: int, prompt_length: int
+) -> None:
+    scheduler = running_scheduler(batch + 1, chunk, batch + 1 + spare)
+    scheduler.add(1, prompt_length)
+    most, spent = batch + 1 + spare, 0
+    for steps in range(1, 1000):
+        schedule = scheduler.schedule()
+        cost = len(schedule.decode) + chunk * len(schedule.prefill)
+        assert cost <= most or len(schedule.prefill) == 1
+        spent += cost
+        assert spent <= steps * most
+        if any(c.is_last for c in schedule.prefill):
+            return
+    raise AssertionError("prefill never ends")
+
+
+def test_by_default_every_step_prefills_a_chunk() -> None:
+    scheduler = running_scheduler(batch=4, chunk=8, most=None)
+    scheduler.add(1, 40)
+    for _ in range(5):
+        schedule = scheduler.schedule()
+        assert schedule.decode == {0: 0} and len(schedule.prefill) == 1
+
+
+def test_a_small_token_limit_spreads_a_chunk_over_decode_steps() -> None:
+    scheduler = running_scheduler(batch=2, chunk=8, most=3)
+    scheduler.add(1, 16)
+    chunks = [len(scheduler.schedule().prefill) for _ in range(8)]
+    assert chunks == [0, 0, 0, 1, 0, 0, 0, 1]  # 3 - 1 running = 2 of 8 tokens a step
+
+
+def test_prefill_goes_at_once_when_nothing_runs() -> None:
+    scheduler = Scheduler(batch=2, chunk=8, max_num_batched_tokens=3)
+    scheduler.add(1, 24)
+    assert [len(scheduler.schedule().prefill) for _ in range(3)] == [1, 1, 1]
+
+
+def test_what_follows_a_last_chunk_is_paid_before_the_next_prompt() -> None:
+    scheduler = running_scheduler(batch=3, chunk=8, most=None)
+    scheduler.add(1, 8, behind=15)
+    scheduler.add(2, 8)
+    # Of 11 tokens the first step has 10 - 8 left for the 15; the next two have 9 each.
+    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [1, 0, 0, 1]
+
+
+def test_what_follows_a_last_chunk_delays_no_prompt_when_nothing_runs() -> None:
+    scheduler = Scheduler(batch=3, chunk=8)
+    scheduler.add(1, 8, behind=15)
+    scheduler.add(2, 8)
+    assert [len(scheduler.schedule().prefill) for _ in range(2)] == [1, 1]
+
+
+def test_steps_without_prefill_save_no_credit() -> None:
+    scheduler = running_scheduler(batch=2, chunk=8, most=3)
+    for _ in range(100):
+        scheduler.schedule()
+    scheduler.add(1, 16)
+    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [0, 0, 0, 1]
+
+
+def test_a_large_token_limit_prefills_several_prompts_in_one_step() -> None:
+    scheduler = Scheduler(batch=3, chunk=4, max_num_batched_tokens=12)
+    for i in range(3):
+        scheduler.add(i, 4)
+    assert [chunk.slot for chunk in scheduler.schedule().prefill] == [0, 1, 2]
+
+
+def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds() -> None:
+    scheduler = Scheduler(batch=4, chunk=4, decode_batches=(1, 2, 4))
+    for i in range(4):
+        scheduler.add(i, 4)
+    while len(scheduler.schedule().decode) < 4:
+        pass
+    scheduler.finish(0)
+    assert scheduler.schedule().moves == ()  # three need the step of four
+    scheduler.finish(2)
+    schedule = scheduler.schedule()
+    assert (schedule.moves, schedule.decode) == (((3, 0),), {1: 1, 3: 0})
+    scheduler.finish(3)
+    assert scheduler.schedule().moves == ((1, 0),)
+
+
+def test_requests_get_the_slots_that_moved_ones_left() -> None:
+    scheduler = Scheduler(batch=2, chunk=4, decode_batches=(1, 2))
+    for i in range(2):
+        scheduler.add(i, 4)
+    while len(scheduler.schedule().decode) < 2:
+        pass
+    scheduler.finish(0)
+    assert scheduler.schedule().moves == ((1, 0),)
+    scheduler.add(2, 4)
+    assert [chunk.slot for chunk in scheduler.schedule().prefill] == [1]
+
+
+def test_a_cancel_in_prefill_frees_the_slot_for_the_next_request() -> None:
+    scheduler = Scheduler(batch=1, chunk=4)
+    scheduler.add(0, 100)
+    scheduler.add(1, 4)
+    scheduler.schedule()
+    scheduler.finish(0)
+    (chunk,) = scheduler.schedule().prefill
+    assert (chunk.request_id, chunk.slot) == (1, 0)
+
+
+def test_a_token_limit_that_starves_prefill_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="4 tokens a step leave nothing for prefill beside 4 batch slots"
+    ):
+        Scheduler(batch=4, chunk=8, max_num_batched_tokens=4)
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 8, 10])
+def test_a_prompt_alone_is_prefilled_in_the_scheduled_chunks(length: int) -> None:
+    scheduler = Scheduler(batch=1, chunk=4)
+    scheduler.add(0, length)
+    scheduled: list[tuple[int, int]] = []
+    while not scheduled or scheduled[-1][1] < length:
+        scheduled += [(one.start, one.end) for one in scheduler.schedule().prefill]
+    executor = RecordingExecutor(make_limits(prefill_chunk=4))
+    executor.prefill_prompt(0, list(range(length)))
+    assert executor.ranges == scheduled
+
+
+class RecordingExecutor(FakeExecutor):
+    """Notes the range of each chunk."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.ranges: list[tuple[int, int]] = []
+
+    def prefill(
+        self, slot: int, prompt: Sequence[int], start: int, end: int, temperature: float = 1.0
+    ) -> Prediction:
+        self.ranges.append((start, end))
+        return super().prefill(slot, prompt, start, end, temperature)

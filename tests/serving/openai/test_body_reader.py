@@ -1,0 +1,121 @@
+"""Bodies are bounded before they are parsed: the counts are right, and parsing stalls nobody."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapexport.serving.openai import body_reader
+from snapexport.serving.openai.body_reader import BodyReader, parse_bounded, require_modest
+from snapexport.serving.openai.errors import ApiError
+from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest
+from tests.serving.openai.conftest import Served
+from tests.serving.openai.test_refusals import refused
+
+MANY = 20_000
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def counts(value: Any) -> tuple[int, int, int, int]:
+    """Objects and lists, names, values and levels of a parsed value."""
+    if not isinstance(value, dict | list):
+        return 0, 0, 1, 0
+    inner = [counts(one) for one in (value.values() if isinstance(value, dict) else value)]
+    names = len(value) if isinstance(value, dict) else 0
+    return (
+        1 + sum(one[0] for one in inner),
+        names + sum(one[1] for one in inner),
+        1 + sum(one[2] for one in inner),
+        1 + max((one[3] for one in inner), default=0),
+    )
+
+
+def is_modest(raw: bytes) -> bool:
+    try:
+        require_modest(raw)
+    except ApiError:
+        return False
+    return True
+
+
+@given(json_values, st.booleans())
+def test_body_is_refused_by_its_number_of_lists_names_values_and_levels(
+    value: Any, ascii_only: bool
+) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+    containers, names, values, depth = counts(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_reader, "MOST_CONTAINERS", containers)
+        patch.setattr(body_reader, "MOST_NAMES", names)
+        patch.setattr(body_reader, "MOST_VALUES", values + containers)  # an upper bound is counted
+        patch.setattr(body_reader, "MOST_DEPTH", depth)
+        assert is_modest(raw)
+        for name, least in (("CONTAINERS", containers), ("NAMES", names), ("DEPTH", depth)):
+            if least:
+                patch.setattr(body_reader, f"MOST_{name}", least - 1)
+                assert not is_modest(raw)
+                patch.setattr(body_reader, f"MOST_{name}", least)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"messages": [' + "{}," * MANY + "{}]}", "objects and lists"),
+        ('{"logit_bias": {' + '"1": 1,' * MANY + '"1": 1}}', "names"),
+        ('{"prompt": [' + "1," * (1 << 20) + "1]}", "values"),
+        ('{"stop": [' + '"a",' * (1 << 20) + '"a"]}', "values"),
+        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "32 levels"),
+    ],
+)
+def test_body_of_too_many_values_is_refused_unparsed(body: str, says: str) -> None:
+    with pytest.raises(ApiError, match=f"the body has more than .*{says}"):
+        parse_bounded(ChatRequest, body.encode())
+
+
+def test_brackets_and_commas_in_texts_count_for_nothing() -> None:
+    prompt = '\\"[{,:' * MANY
+    body = parse_bounded(
+        CompletionRequest, json.dumps({"model": "model", "prompt": prompt}).encode()
+    )
+    assert body.prompt == [prompt]
+
+
+def test_bodies_together_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_reader, "MOST_BYTES_TOGETHER", 1000)
+    url = f"{served.url}/v1/completions"
+    body = json.dumps({"model": "model", "prompt": "a" * 1000}).encode()
+    for _ in range(2):  # what was refused holds nothing
+        assert "other requests" in refused(url, body, 503)["message"]
+    assert "other" not in refused(url, body[:800], 400)["message"]
+
+
+def test_loop_runs_while_a_large_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> tuple[float, Any]:
+        body = json.dumps({"model": "model", "prompt": [1] * 500_000}).encode()
+        request = FakeRequest(body)
+        loop, longest = asyncio.get_running_loop(), 0.0
+        reading = asyncio.ensure_future(BodyReader().read(request, CompletionRequest))  # type: ignore[arg-type]
+        while not reading.done():
+            before = loop.time()
+            await asyncio.sleep(0.001)
+            longest = max(longest, loop.time() - before)
+        return longest, await reading
+
+    longest, body = asyncio.run(scenario())
+    assert longest < 0.5
+    assert len(body.prompt[0]) == 500_000
+
+
+class FakeRequest:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def stream(self) -> Any:
+        yield self._body

@@ -1,0 +1,178 @@
+"""Clients that leave, limits of connections, errors amid a stream, and a server that drains."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from http.client import HTTPConnection
+from typing import Any, TypeVar
+from urllib.request import urlopen
+
+import grpc
+import openai
+import pytest
+
+from snapexport.serving.openai.http_server import drain
+from snapexport.serving.openai.signals import Signals
+from snapexport.serving.triton.client import TritonGenerator
+from tests.serving.openai.conftest import Generators, Served, in_process, soon
+from tests.serving.openai.test_health import health
+from tests.serving.openai.watched_llm import SLOTS
+
+Result = TypeVar("Result")
+
+LONG: dict[str, Any] = {"model": "model", "prompt": "a", "max_tokens": 1900}
+
+
+def test_client_that_leaves_a_stream_frees_its_batch_slot(
+    slow: Served, client: openai.OpenAI
+) -> None:
+    streams = [client.completions.create(stream=True, n=n, **LONG) for n in range(1, SLOTS)]
+    assert soon(lambda: slow.llm.slots_used == SLOTS)
+    for stream in streams:
+        stream.close()
+    assert soon(lambda: not slow.llm.busy)
+
+
+def test_client_that_leaves_before_its_answer_frees_its_batch_slot(slow: Served) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        slow.client().with_options(timeout=0.2).completions.create(**LONG)
+    assert soon(lambda: not slow.llm.busy)
+
+
+@pytest.mark.parametrize("running", ["triton"], indirect=True)
+def test_error_amid_a_stream_is_its_last_event(slow: Served, client: openai.OpenAI) -> None:
+    stream = iter(client.completions.create(stream=True, **LONG))
+    next(stream)
+    assert slow.triton
+    slow.triton.refusal = grpc.StatusCode.INTERNAL, "the engine is gone"
+    with pytest.raises(openai.APIError, match="the engine is gone"):
+        list(stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_seconds_bound_an_answer(
+    slow: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(slow.generator, "request_seconds", 0.3)
+    with pytest.raises(openai.APIError, match=r"took longer than 0\.3 s") as given_up:
+        list(client.completions.create(stream=stream, **LONG))
+    assert given_up.value.code == "timeout"
+    assert soon(lambda: not slow.llm.busy)
+
+
+def test_request_whose_body_does_not_arrive_gets_408(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapexport.serving.openai.body_reader.BODY_SECONDS", 0.1)
+    connection = HTTPConnection(served.url.removeprefix("http://"), timeout=5)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b"{")
+    assert connection.getresponse().status == 408
+    connection.close()
+
+
+@pytest.mark.parametrize("running", ["in process"], indirect=True)
+def test_metrics_are_in_prometheus_text_form(served: Served, client: openai.OpenAI) -> None:
+    client.completions.create(model="model", prompt="abc", max_tokens=4)
+    with urlopen(f"{served.url}/metrics", timeout=5) as answer:
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        lines = answer.read().decode().splitlines()
+    assert "# TYPE snapexport_queue_seconds histogram" in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    labels = 'model="model",version="1"'
+    assert float(values[f"snapexport_slots{{{labels}}}"]) == 3
+    assert float(values[f"snapexport_generated_tokens_total{{{labels}}}"]) >= 4
+    count = values[f"snapexport_time_to_first_token_seconds_count{{{labels}}}"]
+    assert values[f'snapexport_time_to_first_token_seconds_bucket{{{labels},le="+Inf"}}'] == count
+
+
+def test_drain_lets_streams_finish_and_refuses_new_requests(
+    slow: Served, leaving: "Leaving"
+) -> None:
+    stream = slow.client().completions.create(stream=True, **LONG | {"max_tokens": 30})
+    drained = leaving.begin(seconds=5)
+    assert soon(lambda: slow.api.gate.closed)
+    with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+        slow.client().completions.create(**LONG)
+    assert refused.value.response.headers["retry-after"]
+    assert health(slow)[0] == 503
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+    drained.result(3)
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_drain_ends_streams_after_its_time_or_a_second_signal(
+    slow: Served, leaving: "Leaving", hurried: bool
+) -> None:
+    """After its time, or on a second signal."""
+    stream = slow.client().completions.create(stream=True, **LONG)
+    drained = leaving.begin(seconds=30 if hurried else 0.2)
+    if hurried:
+        leaving.hurry()
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(stream)
+    drained.result(3)
+
+
+class Leaving:
+    """Drains the API behind `served`, but for its socket, and lets it come back."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._signals = Signals()
+        self._before = served.generator
+        self.generator: Generators = self._in_loop(self._start()).result(3)
+        served.api.health.generator = self.generator
+
+    def begin(self, seconds: float) -> "Future[None]":
+        return self._in_loop(drain(self._served.api, self.generator.close, self._signals, seconds))
+
+    def hurry(self) -> None:
+        self._served.loop.call_soon_threadsafe(self._signals.hurried.set)
+
+    def undo(self) -> None:
+        self._in_loop(self.generator.close()).result(3)
+        self._served.api.gate.closed = False
+        self._served.api.health.generator = self._before
+
+    def _in_loop(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        return asyncio.run_coroutine_threadsafe(work, self._served.loop)
+
+    async def _start(self) -> Generators:
+        """A generator of its own, since it will be closed."""
+        if self._served.triton:
+            return TritonGenerator(self._served.triton.address, "model", seconds=20)
+        return in_process(self._served.llm)
+
+
+@pytest.fixture
+def leaving(served: Served) -> Iterator[Leaving]:
+    leaving = Leaving(served)
+    yield leaving
+    leaving.undo()
+
+
+def test_first_signal_drains_and_second_hurries() -> None:
+    async def scenario(signals: Signals) -> list[bool]:
+        signals.listen()
+        states = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+            await asyncio.sleep(0.01)
+            states += [signals.received.is_set(), signals.hurried.is_set()]
+        return states
+
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals() as signals:
+        assert asyncio.run(scenario(signals)) == [True, False, True, True]
+        signal.raise_signal(signal.SIGTERM)  # what is tidied up now is not interrupted
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signal_before_anything_is_served_exits_at_once() -> None:
+    with Signals(), pytest.raises(SystemExit) as left:
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 128 + signal.SIGTERM

@@ -1,0 +1,226 @@
+"""Refusals: OpenAI's status and error object, and so its client's exceptions."""
+
+import json
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import grpc
+import openai
+import pytest
+
+from snapexport.runtime.chat.chat_template import ChatTemplate
+from snapexport.runtime.requests import prompts
+from tests.serving.openai.conftest import Served
+
+CHAT: Any = [{"role": "user", "content": "Hello"}]
+
+
+def chat(client: openai.OpenAI, **options: Any) -> None:
+    client.chat.completions.create(
+        **{"model": "model", "messages": CHAT, "max_tokens": 2} | options
+    )
+
+
+def complete(client: openai.OpenAI, **options: Any) -> None:
+    client.completions.create(**{"model": "model", "prompt": "a", "max_tokens": 2} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"presence_penalty": -1}, "presence_penalty", "not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p", "not supported"),
+        ({"extra_body": {"temprature": 1}}, "temprature", "not supported"),
+        ({"extra_body": {"echo": True}}, "echo", "not supported"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"temperature": "1"}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"n": 17}, "n", "less than or equal to 16"),
+        ({"n": True}, "n", "valid integer"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": 3}, "max_tokens", "two names for one thing"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+        ({"stop": ""}, "stop.0", "at least 1 character"),
+        ({"stop": ["a", "b" * 1025]}, "stop.1", "at most 1024 characters"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role", "'user'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages.0.content",
+            "a part of content must be",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "not"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "messages.0.content",
+            "a part of content must be",
+        ),
+        ({"messages": [{"role": "user", "content": "a" * 300}]}, "messages", "takes 200"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"repeats": "a"}}},
+            "messages",
+            "cannot be applied: TypeError",
+        ),
+        (
+            {"extra_body": {"chat_template_kwargs": {"messages": []}}},
+            "chat_template_kwargs",
+            "does not read 'messages'",
+        ),
+    ],
+)
+def test_a_wrong_chat_is_refused_by_its_field(
+    client: openai.OpenAI, options: Any, param: str, says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=says) as refused:
+        chat(client, **options)
+    assert refused.value.param == param
+    assert refused.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"prompt": []}, "prompt", "give a text"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [1, "a"]}, "prompt", "give a text"),
+        ({"prompt": [1, 257]}, "prompt", "257 is not a token"),
+        ({"prompt": [["a"]]}, "prompt", "give a text"),
+        ({"prompt": "a" * 201}, "prompt", "201 tokens, the model takes 200"),
+        ({"prompt": ["a"] * 5, "n": 16}, "n", "64 answers"),
+        ({"best_of": 2}, "best_of", "not supported"),
+        ({"suffix": "end"}, "suffix", "not supported"),
+        ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
+        ({"logprobs": 1, "echo": True}, "echo", "not kept"),
+    ],
+)
+def test_a_wrong_completion_is_refused_by_its_field(
+    client: openai.OpenAI, options: Any, param: str, says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=says) as refused:
+        complete(client, **options)
+    assert refused.value.param == param
+
+
+def test_a_prompt_that_is_too_long_has_openais_code(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, prompt="a" * 201)
+    assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_a_huge_prompt_is_refused_without_being_tokenized(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A megabyte takes seconds, and a hundred times its memory."""
+    monkeypatch.setitem(vars(served.api.preprocessor), "tokenizer", None)
+    text = "a" * (prompts.LEAST_BYTES + 1)
+    with pytest.raises(openai.BadRequestError, match="65536 are read at the most") as refused:
+        if kind == "chat":
+            chat(client, messages=[{"role": "user", "content": text}])
+        else:
+            complete(client, prompt=text)
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_request_for_another_model_is_not_found(client: openai.OpenAI) -> None:
+    for ask in (lambda: chat(client, model="gpt-4"), lambda: client.models.retrieve("gpt-4")):
+        with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served") as refused:
+            ask()
+        assert refused.value.code == "model_not_found"
+
+
+def test_a_refusal_of_the_template_names_messages(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "{{ raise_exception('no ' + messages[0].role + ' here') }}"
+    monkeypatch.setitem(vars(served.api.preprocessor), "template", ChatTemplate(source, {}))
+    with pytest.raises(openai.BadRequestError, match="no user here") as refused:
+        chat(client)
+    assert refused.value.param == "messages"
+
+
+def test_a_build_without_a_template_has_no_chat(
+    served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(served.api.preprocessor), "template", None)
+    with pytest.raises(openai.BadRequestError, match="no chat template") as refused:
+        chat(client)
+    assert refused.value.code == "no_chat_template"
+
+
+@pytest.mark.parametrize(
+    ("code", "prefix", "error", "says"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE: ", openai.InternalServerError, 503),
+        (grpc.StatusCode.UNAVAILABLE, "", openai.InternalServerError, 503),
+        (grpc.StatusCode.INTERNAL, "INTERNAL: ", openai.InternalServerError, 500),
+        (grpc.StatusCode.INTERNAL, "", openai.InternalServerError, 500),
+        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARG: ", openai.BadRequestError, 400),
+        (grpc.StatusCode.INVALID_ARGUMENT, "", openai.BadRequestError, 400),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("running", ["triton"], indirect=True)
+def test_refusal_by_triton_keeps_its_status(
+    served: Served,
+    client: openai.OpenAI,
+    code: Any,
+    prefix: str,
+    error: Any,
+    says: int,
+    stream: bool,
+) -> None:
+    """A stream also has a status before its first output. The message omits the model's code."""
+    assert served.triton
+    served.triton.refusal = code, f"{prefix}67 requests run and wait already"
+    with pytest.raises(error, match="67 requests run") as refused:
+        chat(client, stream=stream)
+    assert not prefix or prefix not in str(refused.value)
+    assert refused.value.status_code == says
+    assert ("retry-after" in refused.value.response.headers) == (says == 503)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "more than"),
+        (b'{"model": "model", "prompt": "a", "temperature": NaN}', "not JSON"),
+        (b'{"model": "model", "prompt": "\\ud800"}', "not JSON"),
+    ],
+)
+def test_a_body_that_is_not_an_object_is_refused(served: Served, body: bytes, says: str) -> None:
+    assert says in refused(f"{served.url}/v1/completions", body, 400)["message"]
+
+
+def test_unknown_route_and_method_have_openais_error_form(served: Served) -> None:
+    assert "GET /v1/embeddings" in refused(f"{served.url}/v1/embeddings", None, 404)["message"]
+    assert "Not Allowed" in refused(f"{served.url}/v1/completions", None, 405)["message"]
+
+
+def test_a_body_over_the_limit_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 1000)
+    body = json.dumps({"model": "model", "prompt": "a" * 1000}).encode()
+    assert "longer than 1000" in refused(f"{served.url}/v1/completions", body, 413)["message"]
+
+
+def refused(url: str, body: bytes | None, status: int) -> dict[str, Any]:
+    """The error object of an answer."""
+    with pytest.raises(HTTPError) as error:
+        urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=5)
+    assert error.value.code == status
+    error_object: dict[str, Any] = json.loads(error.value.read())["error"]
+    assert error_object.keys() == {"message", "type", "param", "code"}
+    return error_object

@@ -1,0 +1,175 @@
+"""The sender over fake ports: responses, clients that leave, and ports that fail."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams
+from snapexport.serving.generator import Failure, GenerationError
+from snapexport.serving.triton.backend.inputs import Inputs
+from snapexport.serving.triton.backend.sender import Sender
+from snapexport.serving.worker import Stream
+
+OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
+
+
+class FakePort:
+    """Records sent responses. `gone`: the client left; `broken`: sending fails."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bool]] = []
+        self.failed: list[tuple[str, str]] = []
+        self.gone = False
+        self.broken = False
+
+    def send(self, tensors: Mapping[str, Any], is_last: bool) -> None:
+        if self.broken:
+            raise RuntimeError("the response cannot be sent")
+        self.sent.append((tensors["text_output"][0, 0].decode(), is_last))
+
+    def fail(self, message: str, code: str) -> None:
+        self.failed.append((message, code))
+
+    def is_cancelled(self) -> bool:
+        return self.gone
+
+
+class FakeStreams:
+    """Yields what a test puts into a stream. `worker.cancel` records the stream."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[Stream] = []
+        self.left: list[Stream] = []
+        self.worker = SimpleNamespace(cancel=lambda stream, _: self.cancelled.append(stream))
+
+    async def outputs(self, stream: Stream) -> AsyncGenerator[OutputDelta]:
+        is_last = False
+        try:
+            while not is_last:
+                output = await stream.next()
+                is_last = output.finish_reason is not None
+                yield output
+        finally:
+            if not is_last:
+                self.left.append(stream)
+
+
+class Bench:
+    """One request; make it in a running event loop."""
+
+    def __init__(self, *, streams: bool = True, echo: bool = False) -> None:
+        params = SamplingParams()
+        self.port, self.streams = FakePort(), FakeStreams()
+        self.stream = Stream(request=Request((1,), params))
+        self.inputs = Inputs(
+            "prompt ", "text_input", params, streams, echo, False, False, 0.0, OUTPUTS
+        )
+        sender: Any = Sender(self.streams, str)  # type: ignore[arg-type]
+        self.answer = asyncio.ensure_future(sender.answer(self.stream, self.inputs, self.port))
+
+    async def put(self, *events: OutputDelta | Failure) -> None:
+        """All events of one step, and time to send them."""
+        for event in events:
+            self.stream.put(event)
+        await asyncio.sleep(0.01)
+
+
+def output(text: str, reason: Any = None) -> OutputDelta:
+    return OutputDelta(0, text, (len(text),), reason)
+
+
+def test_responses_arrive_in_order_and_the_last_is_final() -> None:
+    async def run() -> FakePort:
+        bench = Bench()
+        await bench.put(output("a"))
+        await bench.put(output("b", "stop"))
+        await bench.answer
+        return bench.port
+
+    port = asyncio.run(run())
+    assert (port.sent, port.failed) == ([("a", False), ("b", True)], [])
+
+
+def test_failure_is_the_last_response_with_its_code() -> None:
+    async def run() -> FakePort:
+        bench = Bench()
+        await bench.put(output("x"), Failure("no", "internal"))
+        await bench.answer
+        return bench.port
+
+    port = asyncio.run(run())
+    assert (port.sent, port.failed) == ([("x", False)], [("no", "INTERNAL")])
+
+
+def test_non_streaming_answer_is_sent_once_with_its_echo() -> None:
+    async def run() -> FakePort:
+        bench = Bench(streams=False, echo=True)
+        for text, reason in (("a", None), ("b", None), ("c", "length")):
+            await bench.put(output(text, reason))
+        await bench.answer
+        return bench.port
+
+    assert asyncio.run(run()).sent == [("prompt abc", True)]
+
+
+def test_waiting_outputs_are_sent_as_one_response_after_the_echo() -> None:
+    async def run() -> FakePort:
+        bench = Bench(echo=True)
+        await bench.put(*map(output, "abc"))
+        await bench.put(output("d", "stop"))
+        await bench.answer
+        return bench.port
+
+    assert asyncio.run(run()).sent == [("prompt abc", False), ("d", True)]
+
+
+def test_client_that_left_cancels_its_request_and_no_ended_one() -> None:
+    async def run(ends: bool) -> tuple[Bench, list[Stream]]:
+        bench = Bench()
+        bench.stream.started = 0.0
+        if ends:
+            await bench.put(output("a", "stop"))
+        await asyncio.sleep(0.05)
+        before = list(bench.streams.cancelled)
+        bench.port.gone = True
+        await asyncio.sleep(0.05)
+        await bench.put(Failure("left", "cancelled"))
+        await bench.answer
+        return bench, before
+
+    bench, before = asyncio.run(run(ends=False))
+    assert (before, bench.streams.cancelled) == ([], [bench.stream])
+    assert bench.port.failed == [("left", "CANCELLED")]
+    bench, _ = asyncio.run(run(ends=True))
+    assert bench.streams.cancelled == []
+
+
+def test_response_that_cannot_be_sent_ends_its_request() -> None:
+    async def run() -> Bench:
+        bench = Bench()
+        bench.port.broken = True
+        await bench.put(output("a"))
+        with pytest.raises(RuntimeError, match="cannot be sent"):
+            await bench.answer
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.streams.left == [bench.stream]
+
+
+def test_refused_request_has_its_code() -> None:
+    async def run() -> FakePort:
+        bench = Bench()
+
+        async def refuse(_: Stream) -> AsyncGenerator[OutputDelta]:
+            raise GenerationError(Failure("full", "full"))
+            yield
+
+        bench.streams.outputs = refuse  # type: ignore[method-assign]
+        await bench.answer
+        return bench.port
+
+    assert asyncio.run(run()).failed == [("full", "UNAVAILABLE")]
