@@ -1,6 +1,6 @@
-"""Opens a checkpoint: its configs, and the file and offset of each tensor.
+"""Reads a checkpoint's directory: its configs, and the file and offset of each tensor.
 
-A checkpoint is a directory, or a GGUF file (`exporter/gguf/`). Reads headers only, never a weight.
+Reads headers, never a weight. `opening.py` takes GGUF files too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,18 +40,8 @@ class Checkpoint:
     folder: "TemporaryDirectory[str] | None" = None
 
     @classmethod
-    def open(cls, path: Path) -> "Checkpoint":
+    def of_directory(cls, path: Path) -> "Checkpoint":
         """Read configs and tensor headers. Raises UserError for what is missing or broken."""
-        if not path.is_dir() and (path.suffix == GGUF or path.is_file()):
-            from snapexport.exporter.gguf.opening import open_gguf
-
-            return open_gguf(path)
-        if not path.is_dir():
-            raise UserError(
-                f"no such directory: {path}",
-                "--model takes a checkpoint directory, a GGUF file or a Hugging Face Hub id "
-                "(owner/name)",
-            )
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a checkpoint: it has no {CONFIG}", _config_hint(path))
         stored = _tensors(path)
@@ -73,14 +63,6 @@ class Checkpoint:
     def source(self) -> Path:
         """What the user named."""
         return self.gguf.file if self.gguf else self.directory
-
-    def with_tokenizer(self) -> Path:
-        """The directory, with the tokenizer's files."""
-        if self.gguf:
-            from snapexport.exporter.gguf.texts import write_tokenizer
-
-            write_tokenizer(self.gguf, self.directory)
-        return self.directory
 
 
 def _tensors(directory: Path) -> dict[str, TensorSpan]:

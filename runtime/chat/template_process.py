@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-import snapexport
+import snapexport.runtime
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_template import ChatTemplate, Message
 from snapexport.runtime.chat.template_worker import CPU_SECONDS
@@ -166,5 +166,5 @@ def _write(file: int, line: bytes) -> None:
 def _environment() -> dict[str, str]:
     """Ours without its secrets, and with this very snapexport."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SNAPEXPORT_")}
-    home = str(Path(snapexport.__file__).parents[1])
+    home = str(Path(snapexport.runtime.__file__).parents[2])
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [home, kept.get("PYTHONPATH")]))}

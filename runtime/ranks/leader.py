@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import snapexport
+import snapexport.runtime
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import DeviceError
@@ -105,7 +105,7 @@ def _start(
     file = connection.fileno()
     module = "snapexport.runtime.ranks.follower"
     command = [sys.executable, "-P", "-m", module, str(file), str(directory), str(rank)]
-    home = str(Path(snapexport.__file__).parents[1])
+    home = str(Path(snapexport.runtime.__file__).parents[2])
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [*command, json.dumps(how)],

@@ -13,8 +13,9 @@ from snapexport.build.copied import read_texts
 from snapexport.build.options import BuildOptions
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import FIELDS
-from snapexport.exporter.checkpoint import SHARD_INDEX, Checkpoint
+from snapexport.exporter.checkpoint import SHARD_INDEX
 from snapexport.exporter.hub import recorded_sha256
+from snapexport.exporter.opening import open_checkpoint
 
 SINGLE = "model.safetensors"
 
@@ -145,22 +146,22 @@ def shard(directory: Path, **weight_map: str) -> None:
 
 
 def test_shards_are_read_by_their_index(mine: Path) -> None:
-    expected = Checkpoint.open(mine).tensors.keys()
+    expected = open_checkpoint(mine).tensors.keys()
     shard(mine)
-    assert Checkpoint.open(mine).tensors.keys() == expected
+    assert open_checkpoint(mine).tensors.keys() == expected
 
 
 @pytest.mark.parametrize("place", ["../mine/b.safetensors", "/dev/zero", "", ".", "a\0"])
 def test_index_that_leads_out_of_the_checkpoint_is_refused(mine: Path, place: str) -> None:
     shard(mine, **{"model.norm.weight": place})
     with pytest.raises(UserError, match="no name of a file beside it"):
-        Checkpoint.open(mine)
+        open_checkpoint(mine)
 
 
 def test_tensor_that_its_shard_lacks_is_refused(mine: Path) -> None:
     shard(mine, **{"model.norm.weight": "a.safetensors"})
     with pytest.raises(UserError, match=r"names the tensor model\.norm\.weight"):
-        Checkpoint.open(mine)
+        open_checkpoint(mine)
 
 
 def test_tensor_in_two_shards_is_refused(mine: Path) -> None:
@@ -170,7 +171,7 @@ def test_tensor_in_two_shards_is_refused(mine: Path) -> None:
     index["weight_map"]["model.norm.weight"] = "c.safetensors"
     (mine / SHARD_INDEX).write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"twice, in b.safetensors and in c.safetensors"):
-        Checkpoint.open(mine)
+        open_checkpoint(mine)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.exporter import int4
-from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.gguf.rope import llama3_scaling
+from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks
 from snapexport.files.safetensors import TensorSpan
 from snapexport.files.tokenizer_file import TOKENIZER, parse_tokenizer
@@ -49,7 +49,7 @@ def test_config_and_weights_are_those_of_transformers(
     name: str, kind: Kind, tmp_path: Path
 ) -> None:
     file = gguf_files.make(name, tmp_path, kind)
-    opened = Checkpoint.open(file)
+    opened = open_checkpoint(file)
     config, expected = by_transformers(file)
     made = AutoConfig.from_pretrained(opened.directory).to_dict()
     apart = {"_name_or_path", "_model_name_or_path", "architectures"}
@@ -63,13 +63,13 @@ def test_config_and_weights_are_those_of_transformers(
 
 @pytest.mark.parametrize("most", [1, 64, 200, 1 << 20])
 def test_tensor_reads_the_same_in_blocks_of_any_size(most: int, tmp_path: Path) -> None:
-    tensors = Checkpoint.open(gguf_files.make("llama", tmp_path, Kind.Q8_0)).tensors
+    tensors = open_checkpoint(gguf_files.make("llama", tmp_path, Kind.Q8_0)).tensors
     for name in ("model.layers.1.self_attn.q_proj.weight", "model.embed_tokens.weight"):
         np.testing.assert_array_equal(values(tensors[name], most), values(tensors[name]))
 
 
 def test_plain_floats_are_read_where_they_lie(tmp_path: Path) -> None:
-    tensors = Checkpoint.open(gguf_files.make("llama", tmp_path, Kind.BF16)).tensors
+    tensors = open_checkpoint(gguf_files.make("llama", tmp_path, Kind.BF16)).tensors
     untouched, turned = tensors["model.layers.0.mlp.up_proj.weight"], "self_attn.q_proj.weight"
     assert isinstance(untouched, TensorSpan) and untouched.dtype == "BF16"
     assert not isinstance(tensors[f"model.layers.0.{turned}"], TensorSpan)
@@ -79,7 +79,7 @@ def test_plain_floats_are_read_where_they_lie(tmp_path: Path) -> None:
 def test_weights_are_converted_to_the_builds_dtype(dtype: str, tmp_path: Path) -> None:
     from snapexport.exporter import weights
 
-    opened = Checkpoint.open(gguf_files.make("qwen2", tmp_path, Kind.Q4_1))
+    opened = open_checkpoint(gguf_files.make("qwen2", tmp_path, Kind.Q4_1))
     placed = weights.place(opened, opened.tensors, dtype, tmp_path / "weights", lambda _: None)
     for name, span in placed.tensors.items():
         expected = values(opened.tensors[name]).astype(NUMPY_DTYPE[span.dtype])
@@ -88,7 +88,7 @@ def test_weights_are_converted_to_the_builds_dtype(dtype: str, tmp_path: Path) -
 
 def test_blocks_of_q4_0_stay_the_same_as_int4(tmp_path: Path) -> None:
     """Both have a block's largest value at -8 of a scale."""
-    tensor = Checkpoint.open(gguf_files.make("llama", tmp_path, Kind.Q4_0)).tensors[
+    tensor = open_checkpoint(gguf_files.make("llama", tmp_path, Kind.Q4_0)).tensors[
         "model.layers.0.mlp.gate_proj.weight"
     ]
     rows = values(tensor)
@@ -148,8 +148,8 @@ def test_tokenizer_chat_template_and_end_tokens_are_taken_along(
 def test_tokenizer_of_sentencepiece_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     file = gguf_files.make(name, tmp_path, spoil=gguf_files.write_pieces)
     expected = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    opened = Checkpoint.open(file)
-    path = opened.with_tokenizer() / TOKENIZER
+    opened = open_checkpoint(file)
+    path = with_tokenizer(opened) / TOKENIZER
     tokenizer = parse_tokenizer(path.read_text(), path)
     for text in TEXTS:
         assert tokenizer.encode(text).ids == expected(text)["input_ids"]
@@ -157,8 +157,8 @@ def test_tokenizer_of_sentencepiece_is_that_of_transformers(name: str, tmp_path:
 
 
 def test_file_without_a_tokenizer_is_built_without(tmp_path: Path) -> None:
-    opened = Checkpoint.open(gguf_files.make("qwen2", tmp_path, tokenizer=False, vocab_size=99))
-    names = {file.name for file in opened.with_tokenizer().iterdir()}
+    opened = open_checkpoint(gguf_files.make("qwen2", tmp_path, tokenizer=False, vocab_size=99))
+    names = {file.name for file in with_tokenizer(opened).iterdir()}
     assert names == {"config.json", "generation_config.json"}
 
 
@@ -168,7 +168,7 @@ def test_plan_reads_a_gguf_file(capsys: pytest.CaptureFixture[str], llama: Path)
 
 
 def test_folder_of_the_configs_goes_with_the_checkpoint(tmp_path: Path) -> None:
-    opened = Checkpoint.open(gguf_files.make("llama", tmp_path))
+    opened = open_checkpoint(gguf_files.make("llama", tmp_path))
     folder = opened.directory
     assert folder.is_dir()
     del opened
@@ -200,7 +200,7 @@ def test_scaling_of_rope_is_taken_from_the_metadata(
 ) -> None:
     keys = {"type": kind, "factor": 4.0, "original_context_length": 256}
     spoil = gguf_files.set_to(**{f"{name}__rope__scaling__{k}": v for k, v in keys.items()})
-    rope = Checkpoint.open(gguf_files.make(name, tmp_path, spoil=spoil)).config["rope_parameters"]
+    rope = open_checkpoint(gguf_files.make(name, tmp_path, spoil=spoil)).config["rope_parameters"]
     for layers in where:
         rope = rope[layers]
     assert (rope["rope_type"], rope["factor"]) == (kind, 4.0)

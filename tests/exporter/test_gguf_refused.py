@@ -18,7 +18,7 @@ from snapexport.build import pipeline
 from snapexport.build.options import BuildOptions
 from snapexport.errors import UserError
 from snapexport.exporter import hub
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from tests.exporter import gguf_files
 from tests.exporter.gguf_files import set_to
 from tests.refused import refused
@@ -83,7 +83,7 @@ def test_header_of_random_changes_is_read_or_refused(sound: Path, tmp_path: Path
                 content[where : where + width] = rng.randbytes(width)
 
         try:
-            Checkpoint.open(spoiled(sound, tmp_path / "bad.gguf", change)).with_tokenizer()
+            with_tokenizer(open_checkpoint(spoiled(sound, tmp_path / "bad.gguf", change)))
             outcomes.add("read")
         except UserError:
             outcomes.add("refused")
@@ -190,7 +190,7 @@ def test_what_is_no_regular_file_is_refused(
 
 def test_folder_that_holds_a_gguf_file_is_refused_with_its_name(sound: Path) -> None:
     with pytest.raises(UserError) as error:
-        Checkpoint.open(sound.parent)
+        open_checkpoint(sound.parent)
     assert error.value.hint == f"name the GGUF file itself: --model {sound}"
 
 

@@ -16,6 +16,7 @@ from snapexport.exporter import link, trace
 from snapexport.exporter.architectures import load_config
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.simplify import simplify
 from tests import trace_cache
 from tests.oracle import on_disk
@@ -37,7 +38,7 @@ def elsewhere(config: Any) -> Any:
 
 def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path) -> None:
     """Also as the trace of the same config in another directory."""
-    found = Checkpoint.open(checkpoint)
+    found = open_checkpoint(checkpoint)
     config = load_config(found)
     make = inspect.unwrap(trace.trace_decode)
     cached = trace_cache.caching(make, tmp_path)
@@ -51,7 +52,7 @@ def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path
 def test_trace_cache_key_changes_with_every_input_of_the_trace(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(Checkpoint.open(checkpoint))
+    config = load_config(open_checkpoint(checkpoint))
     other = copy.deepcopy(config)
     other.rms_norm_eps *= 2
     made = ("decode", config, torch.float32, 2)
@@ -73,7 +74,7 @@ def test_trace_cache_key_changes_with_every_input_of_the_trace(
 def test_a_trace_that_was_simplified_before_links_to_the_same_graph(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Checkpoint.open(checkpoint)
+    found = open_checkpoint(checkpoint)
     config = load_config(found)
     traced, graphs = trace.trace_decode(config, torch.float32), set()
     cached = trace_cache.caching_simplify(simplify, tmp_path)

@@ -13,8 +13,8 @@ from snapexport.contract import names
 from snapexport.exporter import link, trace
 from snapexport.exporter.architectures import load_config
 from snapexport.exporter.batch import with_batch
-from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived import with_derived
+from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
 from tests.oracle import checkpoints
@@ -44,7 +44,7 @@ class Model:
     def __init__(self, name: str, directory: Path) -> None:
         recipe, self.dtype, changes = MODELS[name]
         made = checkpoints.make(recipe, directory, dtype=self.dtype, **changes)
-        self.checkpoint = Checkpoint.open(made)
+        self.checkpoint = open_checkpoint(made)
         self.config = load_config(self.checkpoint)
 
     def traces(self) -> dict[str, ir.Model]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.opening import open_checkpoint
 from tests.oracle import cases, checkpoints
 
 
@@ -194,7 +194,7 @@ def test_verify_weights_finds_a_changed_byte(checkpoint: Path, tmp_path: Path) -
 
 
 def test_checkpoint_headers_point_to_the_bytes_of_each_tensor(checkpoint: Path) -> None:
-    found = Checkpoint.open(checkpoint)
+    found = open_checkpoint(checkpoint)
     expected = load_file(checkpoint / "model.safetensors")
     assert found.tensors.keys() == expected.keys()
     for name, span in found.tensors.items():

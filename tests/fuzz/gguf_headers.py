@@ -49,10 +49,10 @@ class GgufHeaders:
     def judge(self, directory: Path) -> tuple[str, str]:
         from snapexport.build.copied import read_texts
         from snapexport.exporter import architectures, shapes
-        from snapexport.exporter.checkpoint import Checkpoint
+        from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 
-        opened = Checkpoint.open(directory / FILE)
-        read_texts(opened.with_tokenizer())
+        opened = open_checkpoint(directory / FILE)
+        read_texts(with_tokenizer(opened))
         shapes.require_tensors(opened, architectures.load_config(opened))
         assert opened.gguf is not None
         self._require_as_library(opened.gguf.tensors, directory / FILE)

@@ -113,16 +113,16 @@ class Headers:
         return f"index: {told} {more}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
-        from snapexport.exporter.checkpoint import Checkpoint
+        from snapexport.exporter.opening import open_checkpoint
 
         if (directory / INDEX).exists():
-            tensors = Checkpoint.open(directory).tensors
+            tensors = open_checkpoint(directory).tensors
             self._require_inside(tensors, directory)
             spans = dict(tensors)
         else:
             spans = read_header(directory / FILE)
             self._require_as_library(spans, directory / FILE)
-            Checkpoint.open(directory)
+            open_checkpoint(directory)
         if self._read(spans) != self._read(read_header(self._checkpoint / FILE)):
             return "other", "other tensors, as the library reads them"
         return SAME, ""

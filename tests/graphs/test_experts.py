@@ -25,6 +25,7 @@ from snapexport.exporter.architectures.fields import require_groups
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived import with_derived
 from snapexport.exporter.derived.stack import InTurn, Stack
+from snapexport.exporter.opening import open_checkpoint
 from snapexport.files.safetensors import TensorSpan, header, read_header
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.markers import EXPERTS as EXPERTS_MARKER
@@ -167,7 +168,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def placed(model: Path, out: Path, dtype: Any = "fp32") -> dict[str, Array]:
     """The stacked weights of a checkpoint, written as a build has them."""
-    checkpoint = Checkpoint.open(model)
+    checkpoint = open_checkpoint(model)
     derived = with_derived(checkpoint, load_config(checkpoint))
     names = sorted(set(derived.tensors) - set(checkpoint.tensors))
     made = weights.place(derived, names, dtype, out, lambda _: None)

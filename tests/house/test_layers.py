@@ -3,10 +3,11 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import snapexport
+from tools.house import ROOT, circular, imported_modules, package_modules
 
 PACKAGE = Path(snapexport.__file__).parent
 
@@ -85,43 +86,9 @@ def test_command_line_parser_loads_no_heavy_library() -> None:
     assert out.stdout.strip() == ""
 
 
-def imported_modules(modules: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Each module and the modules that it imports.
-
-    Imports inside functions and for type checkers count too: a reader has to know each, and none is
-    needed to break a circle. Packages that a name passes through do not count.
-    """
-    graph: dict[str, set[str]] = {}
-    for module, file in modules.items():
-        graph[module] = set()
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
-                while name and name not in modules:  # a function or a class of the module
-                    name = name.rpartition(".")[0]
-                graph[module] |= {name} - {"", module}
-    return graph
-
-
-def circular(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """The modules on circles, with their imports among each other: nothing leads in or out."""
-    rest = dict(graph)
-    while True:
-        targets = set().union(*rest.values())
-        kept = {m: t & rest.keys() for m, t in rest.items() if m in targets and t & rest.keys()}
-        if kept == rest:
-            return rest
-        rest = kept
-
-
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    modules = {}
-    for file in PACKAGE.rglob("*.py"):
-        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    graph = imported_modules(modules)
+    graph = imported_modules(package_modules(ROOT))
+    assert "snapexport.runtime.requests.llm" in graph, "the linked packages are seen too"
     assert circular(graph) == {}
 
 

@@ -52,6 +52,7 @@ from snapexport.exporter import (
 )
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from snapexport.exporter.ranks import require_ranks
 from snapexport.files.dtypes import DType
 
@@ -97,7 +98,7 @@ def write_build(options: BuildOptions, progress: Progress) -> Build:
 
 def resolve(options: BuildOptions) -> ResolvedBuild:
     """Read headers and configs. Raises UserError for a model or options that cannot be built."""
-    checkpoint = Checkpoint.open(hub.resolve(options.model))
+    checkpoint = open_checkpoint(hub.resolve(options.model))
     if options.link_weights:
         weights.require_linkable(checkpoint)
     if options.weights == "fp8":
@@ -105,7 +106,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     architecture = architectures.require_verified(checkpoint)
     config = architectures.load_config(checkpoint)
     model = architectures.model_facts(architecture, config, checkpoint)
-    texts = read_texts(checkpoint.with_tokenizer())
+    texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))
     options.require_model(
         model.vocab_size,

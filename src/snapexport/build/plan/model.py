@@ -11,6 +11,7 @@ from snapexport.contract.manifest import ModelFacts
 from snapexport.errors import UserError, needs_extra
 from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
+from snapexport.exporter.opening import open_checkpoint
 from snapexport.files.dtypes import DType
 from snapexport.files.safetensors import TensorSpan
 
@@ -101,7 +102,7 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
     mtp: with the layer for multi-token prediction, which comes after the last one.
     """
     path = hub.resolve(model)
-    checkpoint = _of_config(path) if _has_config_alone(path) else Checkpoint.open(path)
+    checkpoint = _of_config(path) if _has_config_alone(path) else open_checkpoint(path)
     with needs_extra("build"):
         from snapexport.exporter import architectures
         from snapexport.exporter.quantized import read_quantization

@@ -14,6 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import architectures, derived, fp8, hub
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
 
@@ -65,7 +66,7 @@ def reference_model(build: Build, checkpoint: str | None) -> Any:
 
 
 def _model_of(build: Build, model: str) -> Any:
-    checkpoint = Checkpoint.open(hub.resolve(model))
+    checkpoint = open_checkpoint(hub.resolve(model))
     architectures.require_verified(checkpoint)
     config = _matching_config(build, checkpoint)
     if checkpoint.gguf:

@@ -1,0 +1,195 @@
+"""Counts the house: lines by package, what `LLM` reaches, circles, pages and words, the wheel.
+
+    python tools/house.py                     # a table, with the aims
+    python tools/house.py --check             # exit status 1 if an aim is missed; CI runs this
+    python tools/house.py --before CHECKOUT   # beside another checkout's figures
+    python tools/house.py --json
+
+Reads sources as text and runs none of them.
+"""
+
+import argparse
+import ast
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ("src/snapexport", "exporter", "graphs", "plugins", "runtime")
+SOURCES = frozenset(".py .cu .cuh .cpp .h .js .css .html".split())
+DATA = frozenset(".py .typed .js .css .html .json .jinja .pbtxt .txt .safetensors".split())
+"""Suffixes of what the wheel has."""
+PREFILL_WORDS = re.compile(r"behind|in_blocks|repeats|pseudo")
+"""Kinds of prefill work, of which the scheduler knows none."""
+LONGEST_FILE = 400
+
+Value = int | float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A count, and the most that it may be; None: it has no limit."""
+
+    name: str
+    value: Value
+    most: Value | None = None
+
+    @property
+    def is_missed(self) -> bool:
+        return self.most is not None and self.value > self.most
+
+
+def imported_modules(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Each module and the modules that it imports.
+
+    Imports inside functions and for type checkers count too: a reader has to know each, and none is
+    needed to break a circle. Packages that a name passes through do not count.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        graph[module] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                while name and name not in modules:  # a function or a class of the module
+                    name = name.rpartition(".")[0]
+                graph[module] |= {name} - {"", module}
+    return graph
+
+
+def circular(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The modules on circles, with their imports among each other: nothing leads in or out."""
+    rest = dict(graph)
+    while True:
+        targets = set().union(*rest.values())
+        kept = {m: t & rest.keys() for m, t in rest.items() if m in targets and t & rest.keys()}
+        if kept == rest:
+            return rest
+        rest = kept
+
+
+def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    """The modules that a module imports, and those that they import, with itself."""
+    found, left = {start}, [start]
+    while left:
+        new = graph[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def package_modules(root: Path) -> dict[str, Path]:
+    """The package's modules by name, with the folders that src/snapexport/ links to."""
+    modules, package = dict[str, Path](), root / "src" / "snapexport"
+    for file in _files(package, *(path for path in package.iterdir() if path.is_symlink())):
+        if file.suffix == ".py":
+            parts = file.relative_to(package.parent).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return modules
+
+
+def figures(root: Path) -> list[Figure]:
+    """All counts of a checkout."""
+    shipped = [file for file in _files(*(root / name for name in SHIPPED)) if _is_source(file)]
+    tests = [file for file in _files(root / "tests") if file.suffix == ".py"]
+    tools = [file for file in _files(root / "tools") if file.suffix in {".py", ".sh"}]
+    studies = [file for file in tools if "studies" in file.parts]
+    pages = [file for file in _files(root / "docs") if file.suffix == ".md"]
+    modules = package_modules(root)
+    graph = imported_modules(modules)
+    llm = next(name for name in modules if name.endswith(".llm"))
+    of_llm = [modules[name] for name in reached(graph, llm)]
+    scheduler = next(path for name, path in modules.items() if name.endswith(".scheduler"))
+    python = [file for file in shipped if file.suffix == ".py"]
+    lengths = sorted(length for file in python for length in _functions(file))
+    return [
+        Figure("shipped lines", _lines(shipped), 42_000),
+        *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
+        Figure("files of the wheel", sum(1 for _ in _wheel(root))),
+        Figure("lines that LLM reaches", _lines(of_llm), 8_000),
+        Figure("  files", len(of_llm)),
+        Figure("lines of tests", _lines(tests), 33_000),
+        Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),
+        Figure("lines of tools", _lines(tools) - _lines(studies), 1_500),
+        Figure("lines of studies", _lines(studies)),
+        Figure("pages of docs", len(pages), 42),
+        Figure("words of docs", sum(len(page.read_text().split()) for page in pages), 42_000),
+        Figure("files over 400 lines", sum(_lines([f]) > LONGEST_FILE for f in shipped + tests), 0),
+        Figure("modules on circles", len(circular(graph)), 0),
+        Figure(
+            "prefill work in the scheduler", len(PREFILL_WORDS.findall(scheduler.read_text())), 0
+        ),
+        Figure("mean width of a line", round(_width(python), 1)),
+        Figure("lines of a function, median", lengths[len(lengths) // 2]),
+        Figure("lines of a function, 90 %", lengths[len(lengths) * 9 // 10]),
+    ]
+
+
+def _files(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def _is_source(file: Path) -> bool:
+    return file.suffix in SOURCES
+
+
+def _lines(files: Iterable[Path], suffixes: frozenset[str] = DATA | SOURCES | {".sh"}) -> int:
+    return sum(file.read_text().count("\n") for file in files if file.suffix in suffixes)
+
+
+def _wheel(root: Path) -> Iterator[Path]:
+    package = root / "src" / "snapexport"
+    for file in _files(package, *(path for path in package.iterdir() if path.is_symlink())):
+        if file.suffix in DATA:
+            yield file
+
+
+def _functions(file: Path) -> Iterator[int]:
+    """Lines of each function."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+            yield node.end_lineno - node.lineno + 1
+
+
+def _width(files: Iterable[Path]) -> float:
+    """Mean characters of the lines that are not blank."""
+    lines = (line for file in files for line in file.read_text().splitlines())
+    return statistics.fmean(len(line) for line in lines if line.strip())
+
+
+def _spelled(value: Value | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def main() -> int:
+    """Print the figures; with --check, say by the exit status whether all aims are met."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="a checkout (default: this one)")
+    parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if an aim is missed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args()
+    now = figures(args.root)
+    former = {one.name: one.value for one in figures(args.before)} if args.before else {}
+    if args.json:
+        print(json.dumps({one.name.strip(): one.value for one in now}, indent=2))
+    else:
+        print(f"{'':34}{'before':>10}{'now':>10}{'at most':>10}")
+        for one in now:
+            row = former.get(one.name), one.value, one.most
+            mark = "  MISSED" if one.is_missed else ""
+            print(f"{one.name:34}" + "".join(f"{_spelled(cell):>10}" for cell in row) + mark)
+    return int(args.check and any(one.is_missed for one in now))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
