@@ -7,8 +7,8 @@ import asyncio
 import time
 from contextlib import suppress
 
-from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.hand_over import Row, place_of
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.rows import Row, device_of
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.dynamo.leases import Leases
 from snapexport.serving.dynamo.message import HandOver, Logprob, Span
@@ -25,7 +25,7 @@ class Lender:
     """Rows on loan to decode workers."""
 
     def __init__(
-        self, executor: Executor, streams: Streams, transport: Transport, seconds: float
+        self, executor: BatchExecutor, streams: Streams, transport: Transport, seconds: float
     ) -> None:
         batch = executor.limits.batch
         self.leases = Leases(batch, seconds, streams.worker.release)
@@ -34,9 +34,10 @@ class Lender:
         self._stamps = [
             Span(address=int(stamps[i:].ctypes.data), nbytes=stamps.itemsize) for i in range(batch)
         ]
+        assert executor.rows, "a build with --tensor-parallel has no role"
         for slot in range(batch):
-            row = executor.row_buffers(slot)
-            transport.register(Spans.of(place_of(row), row))
+            row = executor.rows.buffers(slot)
+            transport.register(Spans.of(device_of(row), row))
         transport.register(Spans("cpu", tuple(self._stamps)))
         self._metadata = transport.metadata  # of all that is registered
         self._task = asyncio.get_running_loop().create_task(self._listen())
@@ -53,11 +54,11 @@ class Lender:
         lease, stamp = found
         return HandOver(
             digest=row.digest,
-            place=row.place,
+            place=row.device,
             agent=self._metadata,
             lease=lease,
             stamp=self._stamps[stamp],
-            row=list(Spans.of(row.place, row.buffers).spans),
+            row=list(Spans.of(row.device, row.buffers).spans),
             prompt_length=row.prompt_length,
             first_token=delta.token_ids[0],
             logprobs=[Logprob.of(one) for one in delta.logprobs],

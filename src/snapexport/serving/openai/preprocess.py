@@ -17,7 +17,8 @@ from snapexport.errors import UserError
 from snapexport.runtime.chat import chat_template, template_files
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.template_process import TemplateProcesses
-from snapexport.runtime.engine.graph_set import Limits, PrefillForm
+from snapexport.runtime.engine.graph_set import PrefillForm
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests import prompts
 from snapexport.runtime.requests.request import Request, SamplingParams
 from snapexport.serving.openai.errors import ApiError, from_user_error, invalid
@@ -49,7 +50,7 @@ class Preprocessor:
         if tokenizer is None:
             raise UserError(f"{build} has no tokenizer.json", "copy it from the checkpoint")
         full_cache = not manifest.geometry.compresses
-        limits = Limits.of(manifest, full_cache=full_cache, prefill=prefill)
+        limits = Limits.of(manifest, full_cache=full_cache, form=prefill)
         room = limits.batch + max_pending
         return cls(tokenizer, _template(build), limits, min(cls.most_answers, room))
 

@@ -118,7 +118,9 @@ class Prefill:
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""
         size = self.executor.limits.prefill_chunk
-        self.executor.prefill(0, self._tokens(past + size + 1), past, past + size)
+        self.executor.take(
+            0, self._tokens(past + size + 1), Piece(CHUNK, past, past + size, size)
+        )
 
     def _tokens(self, count: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()
