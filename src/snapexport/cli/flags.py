@@ -89,7 +89,7 @@ def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str,
 def _add_flag(
     parser: argparse._ActionsContainer, field: "dataclasses.Field[Any]", hint: Any, text: str
 ) -> None:
-    name = "--" + field.name.replace("_", "-")
+    name = field.metadata.get("flag", "--" + field.name.replace("_", "-"))
     required = field.default is dataclasses.MISSING
     told = required or field.default in (None, ()) or "(default" in text
     if not told and hint is not bool:
@@ -131,3 +131,13 @@ def _spelled(default: object) -> str:
 def _field_value(given: Any) -> Any:
     """A flag with several values gives a list, but options need a tuple."""
     return tuple(given) if isinstance(given, list) else given
+
+
+SERVED = {
+    "name": "name of the model (default: the build directory's)",
+    "max_pending": "requests that may wait for a batch slot; further ones are refused",
+    "threads": "CPU threads (default: all cores)",
+    "max_num_batched_tokens": "tokens of one step, prefill and decode (default: a prefill chunk "
+    "and one for each batch slot)",
+}
+"""Help texts of `ModelOptions`, for each server's command."""
