@@ -37,8 +37,7 @@ def read_network(
     if not parser.parse_from_file(str(path)):
         raise UserError(
             f"TensorRT {trt.__version__} does not take {path}: {_problems(parser)}",
-            "`snapexport lint BUILD --for tensorrt` lists known restrictions; TensorRT's log: "
-            f"{log.path}",
+            f"`snapexport lint BUILD` lists what the target refuses; TensorRT's log: {log.path}",
         )
     _require_as_recorded(path, network, entry)
     return network
