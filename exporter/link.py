@@ -1,6 +1,7 @@
 """Links a traced graph to the placed weights: initializers become references into their files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -26,26 +27,29 @@ _DTYPES = {
 }
 
 
-def checkpoint_tensors(model: ir.Model, config: "PretrainedConfig") -> dict[str, str]:
-    """{initializer without data: checkpoint tensor} of a traced graph.
+@dataclass(frozen=True)
+class Traced:
+    """A traced graph. sources: {initializer without data: checkpoint tensor}."""
 
-    The checkpoint has them in these shapes: `shapes.require_tensors` comes before any trace.
-    """
-    tied = architecture_of(config).tied if config.tie_word_embeddings else {}
-    names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
-    return {name: tied.get(name, stored_name(name)) for name in names}
+    model: ir.Model
+    sources: dict[str, str]
+
+    @classmethod
+    def of(cls, model: ir.Model, config: "PretrainedConfig") -> "Traced":
+        """The checkpoint has the tensors in these shapes: `shapes.require_tensors` comes first."""
+        tied = architecture_of(config).tied if config.tie_word_embeddings else {}
+        names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
+        return cls(model, {name: tied.get(name, stored_name(name)) for name in names})
+
+    def sources_of(self, dtype: ir.DataType) -> set[str]:
+        """The checkpoint tensors that the trace reads as `dtype`."""
+        initializers = self.model.graph.initializers
+        return {source for n, source in self.sources.items() if initializers[n].dtype == dtype}
 
 
-def tensors_of(
-    dtype: ir.DataType, models: Sequence[ir.Model], sources: Sequence[dict[str, str]]
-) -> set[str]:
+def tensors_of(dtype: ir.DataType, traced: Iterable[Traced]) -> set[str]:
     """The checkpoint tensors that traces read as `dtype`."""
-    return {
-        source
-        for model, of_model in zip(models, sources, strict=True)
-        for name, source in of_model.items()
-        if model.graph.initializers[name].dtype == dtype
-    }
+    return set[str]().union(*(trace.sources_of(dtype) for trace in traced))
 
 
 def _is_fake(value: ir.Value) -> bool:
@@ -53,7 +57,7 @@ def _is_fake(value: ir.Value) -> bool:
 
 
 def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]) -> None:
-    """Fold small constants, and point every initializer of `checkpoint_tensors` at its bytes."""
+    """Fold small constants, and point every initializer of `sources` at its bytes."""
     for name in sources:
         # Without data the optimizer folds no reader of a weight, and merges no two weights.
         model.graph.initializers[name].const_value = None

@@ -147,7 +147,7 @@ def test_lint_finds_nothing_in_the_graphs(target: str) -> None:
 
 def test_plan_counts_the_layer_if_asked(tmp_path: Path) -> None:
     model, made = cases.checkpoint(NAME), Build.open(cases.built(CASE).directory)
-    options = BuildOptions(
+    options = BuildOptions.of(
         model=str(model), out=tmp_path, L_max=96, L_recent=RING, K=12, L_obs=8, batch=3, mtp=True
     )
     geometry = made.manifest.geometry
@@ -166,7 +166,10 @@ def test_plan_counts_the_layer_if_asked(tmp_path: Path) -> None:
     ring = 4 * RING * (32 + 8)
     plain = request_bytes(counted.facts, geometry, "fp32")
     assert request_bytes(counted.facts, geometry, "fp32", drafts=True) == plain + ring
-    taken = [footprint(counted, replace(options, mtp=mtp), geometry, 32) for mtp in (True, False)]
+    taken = [
+        footprint(counted, replace(options, graph=replace(options.graph, mtp=mtp)), geometry, 32)
+        for mtp in (True, False)
+    ]
     assert taken[0].request_cache - taken[1].request_cache == ring
 
 

@@ -169,7 +169,7 @@ def test_trt_decomposable_is_off_by_default_and_refused_for_portable(
     for name in tensorrt_build.manifest.graphs:
         assert not marked(load(tensorrt_build, name))
     with pytest.raises(UserError, match="not supported with --target portable"):
-        BuildOptions(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
+        BuildOptions.of(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
 
 
 def marked(model: onnx.ModelProto) -> int:

@@ -19,6 +19,7 @@ from snapexport.build.plan.request import parse_memory
 from snapexport.cli import build, flags
 from snapexport.cli.plan_devices import devices_report, print_devices
 from snapexport.cli.plan_view import print_plan
+from snapexport.contract.graph_options import GraphOptions
 
 HELP = "find what fits into a memory, before anything is built"
 
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "each would hold; such graphs are not built yet",
     )
     flags.add_fields(parser, BuildOptions, CHOICES)
-    flags.add_fields(parser.add_argument_group("graphs"), BuildOptions, build.GRAPHS)
+    flags.add_fields(parser.add_argument_group("graphs"), GraphOptions, build.GRAPHS)
     flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
     parser.set_defaults(policy=None, batch=None, dtype=None)
     parser.add_argument("--json", action="store_true", help="print every alternative as JSON")

@@ -4,7 +4,7 @@ import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 from snapexport.serving.triton.interface import Device
@@ -36,7 +36,7 @@ class ModelOptions:
         for name, least in (("max_pending", 0), ("threads", 1), ("token_budget", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UserError(f"{_flag(name)} {value} is too small", f"use {least} or more")
+                raise UserError(f"{flag_of(name)} {value} is too small", f"use {least} or more")
         if not _NAME.fullmatch(self.model_name):
             raise UserError(
                 f"'{self.model_name}' cannot be a model's name",
@@ -116,7 +116,7 @@ class ServeOptions(ModelOptions):
             for name in ("parked_rows", "parked_dir", "compress_every"):
                 if getattr(self, name):
                     raise UserError(
-                        f"{_flag(name)} is not supported with --triton",
+                        f"{flag_of(name)} is not supported with --triton",
                         "leave out one of them: the server in one process keeps rows",
                     )
             if self.no_speculation:
@@ -128,12 +128,8 @@ class ServeOptions(ModelOptions):
         for name in TRITON_ONLY:
             if getattr(self, name) is not None:
                 hint = "use --backend, or add --triton" if name == "device" else "add --triton"
-                raise UserError(f"{_flag(name)} needs --triton", f"{hint}, or leave it out")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+                raise UserError(f"{flag_of(name)} needs --triton", f"{hint}, or leave it out")
 
 
 def _wrong(options: ServeOptions, name: str, allowed: str) -> UserError:
-    return UserError(f"{_flag(name)} {getattr(options, name)} cannot be used", f"use {allowed}")
+    return UserError(f"{flag_of(name)} {getattr(options, name)} cannot be used", f"use {allowed}")

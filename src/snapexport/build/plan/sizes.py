@@ -38,7 +38,7 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     not as sessions of its own.
     """
     stored, sessions = stored_bytes(model, options), sessions_with_weights(options)
-    if options.graph_options.share_weights:
+    if options.graph.share_weights:
         return stored
     if capabilities(options.target).weights_per_graph:
         return stored * sessions

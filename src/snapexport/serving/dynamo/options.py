@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.runtime.engine.hand_over import Role
 from snapexport.serving.options import MOST_PORT, ModelOptions
 
@@ -37,7 +37,7 @@ class WorkerOptions(ModelOptions):
         super().__post_init__()
         for name in ("lease_seconds", "request_seconds", "drain_seconds"):
             if not getattr(self, name) > 0:
-                flag = "--" + name.replace("_", "-")
+                flag = flag_of(name)
                 raise UserError(
                     f"{flag} {getattr(self, name)} cannot be used", "use a number above 0"
                 )
