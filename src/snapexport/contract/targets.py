@@ -6,14 +6,12 @@ its passes in `graphs/targets/`. Knows no pass, no backend library and no build.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DTYPES, DType
+from snapexport.files.dtypes import DTYPES, CacheDType, DType
 
-CacheDType = Literal["fp32", "fp16", "bf16", "int8"]
 Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
-CACHE_DTYPES: tuple[CacheDType, ...] = get_args(CacheDType)
 Masked = Literal["chunk", "window", "softcap", "sink"]
 
 

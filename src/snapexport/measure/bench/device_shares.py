@@ -15,9 +15,10 @@ from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.plan import resolved
 from snapexport.build.plan.request import PlanRequest
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.sizes import DTYPE_BYTES, as_flag, spelled
+from snapexport.contract.sizes import as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
 from snapexport.errors import UserError
+from snapexport.files.dtypes import BY_FLAG
 from snapexport.measure.bench.cut import Group, Role, cut_matrices, device_model, require_devices
 
 _MOST = 1 << 14
@@ -172,7 +173,7 @@ def _groups(
     model: PlannedModel, devices: int, role: Role, options: BuildOptions
 ) -> Iterator[tuple[Group, int]]:
     """Bytes of a device's weights by what they are."""
-    share, item = device_model(model, devices, role), DTYPE_BYTES[options.dtype]
+    share, item = device_model(model, devices, role), BY_FLAG[options.dtype].bytes
     kept = set(share.fp8.names) if share.fp8 and options.weights == "fp8" else set()
     found: dict[Group, int] = dict.fromkeys(("vocabulary", "attention", "MLP"), 0)
     for cut in cut_matrices(model, devices, role):
