@@ -147,7 +147,7 @@ def test_int4_weights_are_refused_with_unsupported_options(
     choice: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="--weights int4 is not supported"):
-        BuildOptions(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
+        BuildOptions.of(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
 
 
 def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path: Path) -> None:

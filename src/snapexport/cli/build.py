@@ -82,14 +82,14 @@ CACHE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of BuildOptions, and --json."""
     flags.add_fields(parser, BuildOptions, CHOICES)
-    flags.add_fields(parser.add_argument_group("graphs"), BuildOptions, GRAPHS)
+    flags.add_fields(parser.add_argument_group("graphs"), GraphOptions, GRAPHS)
     flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
     parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the summary."""
-    options = BuildOptions(**flags.values(arguments, CHOICES | GRAPHS | CACHE))
+    options = BuildOptions.of(**flags.values(arguments, CHOICES | GRAPHS | CACHE))
     with BuildProgress() as progress:
         build = run_build(options, progress)
     if arguments.json:

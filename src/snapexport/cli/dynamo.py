@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.serving.dynamo.installation import require_installed
 from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
 
@@ -104,5 +104,5 @@ def _refuse_given(
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in names:
         if getattr(arguments, name) != defaults[name]:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             raise UserError(f"{flag} belongs to {whose}", "leave it out")

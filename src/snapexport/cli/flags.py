@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.graph_options import PREFILLS
+from snapexport.errors import flag_of
 from snapexport.runtime.engine.open_executor import BACKENDS
 
 
@@ -89,7 +90,7 @@ def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str,
 def _add_flag(
     parser: argparse._ActionsContainer, field: "dataclasses.Field[Any]", hint: Any, text: str
 ) -> None:
-    name = field.metadata.get("flag", "--" + field.name.replace("_", "-"))
+    name = flag_of(field.name)
     required = field.default is dataclasses.MISSING
     told = required or field.default in (None, ()) or "(default" in text
     if not told and hint is not bool:

@@ -4,22 +4,14 @@ import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
 
 MOST_PORT = 65535
 
-_FLAGS = {"max_num_batched_tokens": "--token-budget"}
-"""Flags that are not named after their field."""
-
 _HOST = re.compile(r"\*|[A-Za-z0-9]([A-Za-z0-9.-]*)|\[[0-9A-Fa-f:.]+\]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def flag(name: str) -> str:
-    """The flag of an option."""
-    return _FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
 @dataclass(frozen=True)
@@ -34,9 +26,7 @@ class ModelOptions:
     name: str | None = None
     max_pending: int = 64
     threads: int | None = None
-    max_num_batched_tokens: int | None = field(
-        default=None, metadata={"flag": _FLAGS["max_num_batched_tokens"]}
-    )
+    max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self.require_least("max_pending", 0)
@@ -57,7 +47,7 @@ class ModelOptions:
     def require_least(self, name: str, least: int) -> None:
         """Raise UserError for an option below `least`."""
         if (value := getattr(self, name)) < least:
-            raise UserError(f"{flag(name)} {value} is too small", f"use {least} or more")
+            raise UserError(f"{flag_of(name)} {value} is too small", f"use {least} or more")
 
     def require_seconds(self, *names: str) -> None:
         """Raise UserError for a time that is not above 0."""
@@ -72,7 +62,7 @@ class ModelOptions:
 
     def unusable(self, name: str, allowed: str) -> UserError:
         """The error of an option's value."""
-        return UserError(f"{flag(name)} {getattr(self, name)} cannot be used", f"use {allowed}")
+        return UserError(f"{flag_of(name)} {getattr(self, name)} cannot be used", f"use {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
