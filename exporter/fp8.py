@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.stack import InTurn, Stack
+from snapexport.exporter.link import Traced
 from snapexport.exporter.quantized import Fp8Tensor, read_quantization
 from snapexport.exporter.tensor_file import Tensor, hole
 from snapexport.files.copying import is_hole
@@ -120,31 +121,25 @@ def require_fp8(checkpoint: Checkpoint) -> None:
 
 
 def keep(
-    models: Sequence[ir.Model],
-    sources: Sequence[dict[str, str]],
-    checkpoint: Checkpoint,
-    dtype: DType,
-) -> tuple[Checkpoint, list[dict[str, str]]]:
+    traced: Mapping[str, Traced], checkpoint: Checkpoint, dtype: DType
+) -> tuple[Checkpoint, dict[str, Traced]]:
     """Let traces dequantize every weight whose bytes can stay.
 
-    sources: {initializer: checkpoint tensor} of each trace. Returns the checkpoint with the parts
-    in the place of such weights, and the new sources.
+    Returns the checkpoint with the parts in the place of such weights, and the traces.
     """
-    names = {name for of_model in sources for name in of_model.values()}
+    names = {name for trace in traced.values() for name in trace.sources.values()}
     found = {n: one for n in sorted(names) if (one := kept(checkpoint.tensors[n], dtype))}
     tensors = dict(checkpoint.tensors)
     for name, parts in found.items():
         tensors |= {name: parts.values, name + ROW_SCALES: parts.scales}
-    marked = [_dequantized(m, s, found) for m, s in zip(models, sources, strict=True)]
+    marked = {name: _dequantized(trace, found) for name, trace in traced.items()}
     return replace(checkpoint, tensors=tensors), marked
 
 
-def _dequantized(
-    model: ir.Model, sources: dict[str, str], found: Mapping[str, Kept]
-) -> dict[str, str]:
-    """Put the dequantized parts in the place of a trace's weights. Returns the new sources."""
-    made: dict[str, str] = {}
-    for name, source in sources.items():
+def _dequantized(trace: Traced, found: Mapping[str, Kept]) -> Traced:
+    """The trace, with the dequantized parts in the place of its weights."""
+    model, made = trace.model, dict[str, str]()
+    for name, source in trace.sources.items():
         if source not in found:
             made[name] = source
             continue
@@ -154,7 +149,7 @@ def _dequantized(
             model.graph.initializers[str(part.name)] = part
             made[str(part.name)] = of_checkpoint
         _dequantize(model.graph, weight, parts, found[source].width)
-    return made
+    return Traced(model, made)
 
 
 def _dequantize(

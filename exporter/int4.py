@@ -17,12 +17,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
+from snapexport.exporter.link import Traced
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Progress, Tensor, WeightWriter, blocks
 from snapexport.graphs.markers import BLOCK_EXPERTS, BLOCK_MATMUL, EXPERTS, TRACE_DOMAIN
 
 BLOCK = 32
 _PACKED, _SCALES = ".int4", ".scales"
-_IR_DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16}
 
 
 def parts(name: str) -> tuple[str, str]:
@@ -35,12 +35,13 @@ def whole(part: str) -> str:
     return part.removesuffix(_PACKED).removesuffix(_SCALES)
 
 
-def mark(model: ir.Model, sources: dict[str, str], kept: str | None = None) -> dict[str, str]:
+def marked(trace: Traced, kept: str | None = None) -> Traced:
     """Replace the markers of experts, and every linear layer's matrix product, by a marker.
 
-    sources: initializer -> checkpoint tensor. kept: the end of the names of matrices that stay
-    whole. Returns sources with the new parts, and without the weights that no node reads any more.
+    kept: the end of the names of matrices that stay whole. The new sources have the new parts, and
+    lack the weights that no node reads any more.
     """
+    model, sources = trace.model, trace.sources
     for experts in [n for n in model.graph if (n.domain, n.op_type) == (TRACE_DOMAIN, EXPERTS)]:
         sources = sources | _mark_experts(model, experts, sources)
     for transpose in [n for n in model.graph if n.op_type == "Transpose"]:
@@ -52,7 +53,7 @@ def mark(model: ir.Model, sources: dict[str, str], kept: str | None = None) -> d
                 _replace(model.graph, product, transposed, made, weight)
             model.graph.remove(transpose, safe=True)
             sources = sources | {str(p.name): _part_of(sources, weight, p) for p in made}
-    return {name: source for name, source in sources.items() if _is_read(model, name)}
+    return Traced(model, {name: one for name, one in sources.items() if _is_read(model, name)})
 
 
 def _is_matrix(weight: ir.Value) -> bool:

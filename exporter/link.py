@@ -1,6 +1,7 @@
 """Links a traced graph to the placed weights: initializers become references into their files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -12,40 +13,36 @@ from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import stored_name
 from snapexport.exporter.simplify import simplify
+from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_DTYPES = {
-    "F32": ir.DataType.FLOAT,
-    "F16": ir.DataType.FLOAT16,
-    "BF16": ir.DataType.BFLOAT16,
-    "U8": ir.DataType.UINT8,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
-}
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced graph. sources: {initializer without data: checkpoint tensor}."""
+
+    model: ir.Model
+    sources: dict[str, str]
+
+    @classmethod
+    def of(cls, model: ir.Model, config: "PretrainedConfig") -> "Traced":
+        """The checkpoint has the tensors in these shapes: `shapes.require_tensors` comes first."""
+        tied = architecture_of(config).tied if config.tie_word_embeddings else {}
+        names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
+        return cls(model, {name: tied.get(name, stored_name(name)) for name in names})
+
+    def sources_of(self, dtype: ir.DataType) -> set[str]:
+        """The checkpoint tensors that the trace reads as `dtype`."""
+        initializers = self.model.graph.initializers
+        return {source for n, source in self.sources.items() if initializers[n].dtype == dtype}
 
 
-def checkpoint_tensors(model: ir.Model, config: "PretrainedConfig") -> dict[str, str]:
-    """{initializer without data: checkpoint tensor} of a traced graph.
-
-    The checkpoint has them in these shapes: `shapes.require_tensors` comes before any trace.
-    """
-    tied = architecture_of(config).tied if config.tie_word_embeddings else {}
-    names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
-    return {name: tied.get(name, stored_name(name)) for name in names}
-
-
-def tensors_of(
-    dtype: ir.DataType, models: Sequence[ir.Model], sources: Sequence[dict[str, str]]
-) -> set[str]:
+def tensors_of(dtype: ir.DataType, traced: Iterable[Traced]) -> set[str]:
     """The checkpoint tensors that traces read as `dtype`."""
-    return {
-        source
-        for model, of_model in zip(models, sources, strict=True)
-        for name, source in of_model.items()
-        if model.graph.initializers[name].dtype == dtype
-    }
+    return set[str]().union(*(trace.sources_of(dtype) for trace in traced))
 
 
 def _is_fake(value: ir.Value) -> bool:
@@ -53,7 +50,7 @@ def _is_fake(value: ir.Value) -> bool:
 
 
 def link(model: ir.Model, sources: dict[str, str], placed: dict[str, TensorSpan]) -> None:
-    """Fold small constants, and point every initializer of `checkpoint_tensors` at its bytes."""
+    """Fold small constants, and point every initializer of `sources` at its bytes."""
     for name in sources:
         # Without data the optimizer folds no reader of a weight, and merges no two weights.
         model.graph.initializers[name].const_value = None
@@ -71,7 +68,7 @@ def _reference(name: str, span: TensorSpan) -> ir.ExternalTensor:
         location=f"{WEIGHTS}/{span.file.name}",
         offset=span.offset,
         length=span.nbytes,
-        dtype=_DTYPES[span.dtype],
+        dtype=ir.DataType[BY_SAFETENSORS[span.dtype].onnx],
         shape=ir.Shape(span.shape),
         name=name,
         base_dir=span.file.parent.parent,

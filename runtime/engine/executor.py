@@ -46,9 +46,10 @@ class Executor:
     Predictions lie in the executor's own buffers: they are valid until its next call. Every call
     raises DeviceError after `close`, or if the device fails.
 
-    captured: whether a decode step is a single launch of a CUDA graph. prompt_cache: None where a
-    single shot needs none. drafts: multi-token prediction; None where it is not loaded. parking: None
-    where no graph extends a row.
+    captured: whether a decode step is a single launch of a CUDA graph.
+    prompt_cache: None where a single shot needs none.
+    drafts: multi-token prediction; None where it is not loaded.
+    parking: None where no graph extends a row.
     """
 
     def __init__(

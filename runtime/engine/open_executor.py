@@ -49,9 +49,7 @@ def open_executor(
 
         return open_ranks(build, threads=threads, prepack=prepack, prefill=prefill)
     chosen = backend or default_backend(build)
-    graphs = GraphSet.of(
-        build, baseline=baseline, form=prefill, role=role, speculates=speculates
-    )
+    graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
     if chosen == "onnxruntime":
         return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
     if threads is not None or prepack:

@@ -103,9 +103,7 @@ class Prefill:
         return prompt_length > self.longest
 
 
-def pieces(
-    prompt_length: int, done: int, prefill: Prefill, *, onto_row: bool
-) -> tuple[Piece, ...]:
+def pieces(prompt_length: int, done: int, prefill: Prefill, *, onto_row: bool) -> tuple[Piece, ...]:
     """The work from token `done` of a prompt on.
 
     onto_row: in blocks, onto a compressed row that has `done` tokens. In chunks nothing is done.

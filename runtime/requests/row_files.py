@@ -31,6 +31,7 @@ _SESSION = "session"
 _DIGITS = 32
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile)
 
+
 class RowFiles:
     """The rows of one build in a folder. Not thread-safe."""
 

@@ -16,6 +16,15 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
+_FLAGS = {"max_num_batched_tokens": "--token-budget"}
+"""Flags that are not named after their field."""
+
+
+def flag_of(field: str) -> str:
+    """The flag of an options class's field: L_max is --L-max."""
+    return _FLAGS.get(field, "--" + field.replace("_", "-"))
+
+
 def first_line(error: BaseException) -> str:
     """First line of another library's error, to quote in a message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -96,11 +96,11 @@ def run(
 def test_default_decode_batches_follow_from_batch_and_target(
     batch: int, choice: dict, expected: list[int], tmp_path: Path
 ) -> None:
-    options = BuildOptions(model="m", out=tmp_path, L_max=64, batch=batch, **choice)
+    options = BuildOptions.of(model="m", out=tmp_path, L_max=64, batch=batch, **choice)
     assert options.smaller_batches == expected
 
 
 @pytest.mark.parametrize("slots", [0, 5])
 def test_decode_batches_flag_out_of_range_is_refused(slots: int, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--decode-batches {slots}"):
-        BuildOptions(model="m", out=tmp_path, L_max=64, decode_batches=(1, slots))
+        BuildOptions.of(model="m", out=tmp_path, L_max=64, decode_batches=(1, slots))

@@ -81,7 +81,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
     assert experts.used(16) == pytest.approx(64 * (1 - (15 / 16) ** 16))
     dense = llama(2, 512, 1024, 8)
     model = dataclasses.replace(dense, experts=experts)
-    options = BuildOptions(model="m", out=Path("o"), L_max=1024, batch=1)
+    options = BuildOptions.of(model="m", out=Path("o"), L_max=1024, batch=1)
     read, of_dense = (sizes.read_bytes(one, options) for one in (model, dense))
     stored, stored_dense = (sizes.stored_bytes(one, options) for one in (model, dense))
     assert read - of_dense == 2 * 4 * experts.elements * 4
@@ -97,7 +97,7 @@ def options_of(line: str) -> BuildOptions:
     program, *words = shlex.split(line)
     assert program == "snapexport"
     arguments = app.parser().parse_args(words)
-    return BuildOptions(**values(arguments, build_command.CHOICES | build_command.CACHE))
+    return BuildOptions.of(**values(arguments, build_command.HELPS))
 
 
 # Known sizes.
@@ -107,7 +107,7 @@ def test_plan_counts_the_cache_bytes_of_llama_3_1() -> None:
     # 32 layers x 8 heads x 128 x (key, value) x 2 bytes; and 80 layers of the same.
     assert token_bytes(LLAMA_8B.facts, "bf16") == 131072
     assert token_bytes(LLAMA_70B.facts, "bf16") == 327680
-    options = BuildOptions(model="m", out=Path("o"), L_max=131072, kv_budget=8192)
+    options = BuildOptions.of(model="m", out=Path("o"), L_max=131072, kv_budget=8192)
     geometry = options.geometry(LLAMA_8B.facts)
     assert request_bytes(LLAMA_8B.facts, geometry, "bf16") == 1 * GIB
     assert prompt_bytes(LLAMA_8B.facts, geometry, 512, "bf16") == 16 * GIB
@@ -118,12 +118,12 @@ def test_plan_counts_the_cache_bytes_of_llama_3_1() -> None:
 
 def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
     bf16 = {"model": "m", "out": Path("o"), "L_max": 131072, "dtype": "bf16", "target": "tensorrt"}
-    plans, on_cpu = BuildOptions(**bf16), BuildOptions(model="m", out=Path("o"), L_max=131072)
+    plans, on_cpu = BuildOptions.of(**bf16), BuildOptions.of(model="m", out=Path("o"), L_max=131072)
     # 8,030,261,248 and 70,553,706,496 parameters, as published.
     assert stored_bytes(LLAMA_8B, plans) == 2 * 8_030_261_248
     assert stored_bytes(LLAMA_70B, plans) == 2 * 70_553_706_496
     assert held_bytes(LLAMA_8B, plans) == 2 * 8_030_261_248
-    own = dataclasses.replace(plans, share_weights=False, prefill_capacities=(4096,))
+    own = BuildOptions.of(**bf16, share_weights=False, prefill_capacities=(4096,))
     assert held_bytes(LLAMA_8B, own) == 3 * 2 * 8_030_261_248
     assert held_bytes(LLAMA_8B, on_cpu) == 4 * 8_030_261_248
     int4 = dataclasses.replace(on_cpu, weights="int4")
@@ -166,7 +166,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def require_counted(build: Build, model: Path, **flags: Any) -> None:
     """Assert that the planned bytes of caches and weights are those of the build."""
-    options = BuildOptions(model=str(model), out=Path("o"), L_max=64, **flags)
+    options = BuildOptions.of(model=str(model), out=Path("o"), L_max=64, **flags)
     counted, manifest = read_model(str(model)), build.manifest
     facts, geometry = counted.facts, options.geometry(counted.facts)
     assert facts == manifest.model and geometry == manifest.geometry

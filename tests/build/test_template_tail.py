@@ -38,7 +38,7 @@ def test_a_template_without_a_readable_tail_has_none(template: str) -> None:
 
 
 def window(tail: int, **choices: Any) -> int:
-    options = BuildOptions(model="", out=Path(), L_max=1024, **choices)
+    options = BuildOptions.of(model="", out=Path(), L_max=1024, **choices)
     return options.geometry(model(), tail).L_obs
 
 

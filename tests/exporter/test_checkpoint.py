@@ -39,7 +39,7 @@ def change_rope(directory: Path, **fields: Any) -> None:
 def resolve(directory: Path) -> None:
     from snapexport.build import pipeline
 
-    pipeline.resolve(BuildOptions(model=str(directory), out=directory / "out", L_max=64))
+    pipeline.resolve(BuildOptions.of(model=str(directory), out=directory / "out", L_max=64))
 
 
 def refused(directory: Path) -> str:

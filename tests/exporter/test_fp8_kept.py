@@ -207,7 +207,9 @@ def test_plan_counts_the_bytes_of_kept_fp8_weights(
     name: str, dtype: Any, folder: Path, tmp_path: Path
 ) -> None:
     made = build(folder / name, tmp_path / "b", **SMALL, **TENSORRT, dtype=dtype)
-    options = BuildOptions(model=str(folder / name), out=tmp_path, dtype=dtype, **SMALL, **TENSORRT)
+    options = BuildOptions.of(
+        model=str(folder / name), out=tmp_path, dtype=dtype, **SMALL, **TENSORRT
+    )
     spans = [
         one for f in made.manifest.weights for one in read_header(made.directory / f.file).items()
     ]
@@ -230,7 +232,7 @@ def test_fp8_weights_are_refused_on_a_cpu_and_as_inputs(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as error:
-        BuildOptions(model="m", out=Path("b"), L_max=64, weights="fp8", **options)
+        BuildOptions.of(model="m", out=Path("b"), L_max=64, weights="fp8", **options)
     assert error.value.hint
 
 

@@ -33,7 +33,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def message(file: Path) -> str:
     with pytest.raises(UserError) as error:
-        pipeline.resolve(BuildOptions(model=str(file), out=file.parent / "out", L_max=64))
+        pipeline.resolve(BuildOptions.of(model=str(file), out=file.parent / "out", L_max=64))
     assert error.value.hint
     return error.value.message
 

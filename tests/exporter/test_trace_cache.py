@@ -23,7 +23,7 @@ from tests.oracle import on_disk
 
 
 def linked(model: ir.Model, checkpoint: Checkpoint, config: Any) -> bytes:
-    sources = link.checkpoint_tensors(model, config)
+    sources = link.Traced.of(model, config).sources
     assert len(sources) > 15
     link.link(model, sources, checkpoint.tensors)
     return ir.to_proto(model).SerializeToString(deterministic=True)

@@ -56,7 +56,7 @@ class Model:
         )
 
     def linked(self, model: ir.Model) -> list[object]:
-        sources = link.checkpoint_tensors(model, self.config)
+        sources = link.Traced.of(model, self.config).sources
         stored = with_derived(self.checkpoint, self.config).tensors
         # Only places are compared: a stack stands for its file.
         places = {name: place(name, stored[name]) for name in sources.values()}

@@ -56,7 +56,7 @@ class Configs:
         from snapexport.build import BuildOptions
         from snapexport.build.pipeline import resolve
 
-        options = BuildOptions(model=str(directory), out=directory / "out", **material.FLAGS)
+        options = BuildOptions.of(model=str(directory), out=directory / "out", **material.FLAGS)
         resolved = resolve(options)
         self._require_numbers(resolved.model.model_dump())
         model = self._reference(self._family, directory)

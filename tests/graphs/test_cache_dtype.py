@@ -172,9 +172,11 @@ def test_cache_dtype_is_refused_with_unsupported_options(
     choice: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
-        BuildOptions(**{"model": "m", "out": tmp_path, "L_max": 64, "cache_dtype": "fp16"} | choice)
+        BuildOptions.of(
+            **{"model": "m", "out": tmp_path, "L_max": 64, "cache_dtype": "fp16"} | choice
+        )
 
 
 def test_cache_dtype_equal_to_the_dtype_is_the_default(tmp_path: Path) -> None:
-    options = BuildOptions(model="m", out=tmp_path, L_max=64, dtype="fp16", cache_dtype="fp16")
-    assert options.graph_options.cache_dtype is None
+    options = BuildOptions.of(model="m", out=tmp_path, L_max=64, dtype="fp16", cache_dtype="fp16")
+    assert options.graph.cache_dtype is None

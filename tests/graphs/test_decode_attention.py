@@ -151,9 +151,9 @@ def test_valid_slot_attention_is_refused_with_unsupported_options(
     choice: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
-        BuildOptions(model="m", out=tmp_path, L_max=64, decode_attention="valid", **choice)
+        BuildOptions.of(model="m", out=tmp_path, L_max=64, decode_attention="valid", **choice)
 
 
 def test_unknown_decode_attention_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--decode-attention 'some' is not known"):
-        BuildOptions(model="m", out=tmp_path, L_max=64, decode_attention="some")
+        BuildOptions.of(model="m", out=tmp_path, L_max=64, decode_attention="some")

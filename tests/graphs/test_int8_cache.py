@@ -244,11 +244,11 @@ def test_int8_cache_is_refused_with_unsupported_options(
     choice: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
-        BuildOptions(model="m", out=tmp_path, L_max=64, cache_dtype="int8", **choice)
+        BuildOptions.of(model="m", out=tmp_path, L_max=64, cache_dtype="int8", **choice)
 
 
 def test_int8_cache_is_supported_with_int4_weights(tmp_path: Path) -> None:
-    options = BuildOptions(model="m", out=tmp_path, L_max=64, cache_dtype="int8", weights="int4")
-    assert options.graph_options == GraphOptions(
+    options = BuildOptions.of(model="m", out=tmp_path, L_max=64, cache_dtype="int8", weights="int4")
+    assert options.graph == GraphOptions(
         cache_dtype="int8", decode_attention="valid", share_weights=False
     )

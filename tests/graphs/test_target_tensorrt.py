@@ -20,7 +20,7 @@ from onnx.helper import make_model, make_node, make_opsetid, make_tensor_value_i
 
 from snapexport.build import BuildOptions, build
 from snapexport.build.derive import derive
-from snapexport.build.lint import lint_build, table_for
+from snapexport.build.lint import lint_build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import FusedShapes
@@ -113,8 +113,7 @@ def test_fp16_tensorrt_target_agrees_with_the_onnxruntime_target(
 def answer(made: Build) -> Array:
     """The logits [9, V] of a prompt's end and of eight tokens after it."""
     engine, prompt = open_executor(made, threads=1), cases.prompt(60)
-    engine.prefill(0, prompt, 0, 32)
-    logits = [engine.prefill(0, prompt, 28, 60).logits.copy()]
+    logits = [engine.prefill_prompt(0, prompt).logits.copy()]
     for step in range(8):
         ids, positions = np.array([step + 5, 0]), np.array([60 + step, 0])
         logits.append(engine.decode(ids, positions, np.array([60, 1])).logits[0].copy())
@@ -124,7 +123,7 @@ def answer(made: Build) -> Array:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_lint_finds_nothing_in_builds_for_tensorrt(case: Case) -> None:
     made = Build.open(cases.built(case).directory)
-    assert lint_build(made, table_for(None)) == lint_build(made, table_for("10.15")) == []
+    assert lint_build(made, "tensorrt") == []
 
 
 def test_tensorrt_target_graphs_have_standard_operators_alone(tensorrt_build: Build) -> None:
@@ -145,6 +144,17 @@ def without_weights(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.zeros(tensor.dims, kind), tensor.name))
 
 
+def test_tensorrt_target_attention_has_no_input_that_the_parser_ignores(
+    tensorrt_build: Build,
+) -> None:
+    """It drops valid lengths without a word, and is_causal counts from the upper left."""
+    for name in tensorrt_build.manifest.graphs:
+        inlined = inliner.inline_local_functions(load(tensorrt_build, name))
+        for attention in filter(is_attention, inlined.graph.node):
+            assert len(attention.input) <= 4, "queries, keys, values and a mask"
+            assert not any(one.i for one in attention.attribute if one.name == "is_causal")
+
+
 def test_tensorrt_target_layers_share_one_mask(tensorrt_build: Build) -> None:
     for name in ("prefill", "decode"):
         nodes = load(tensorrt_build, name).graph.node
@@ -158,7 +168,7 @@ def test_trt_decomposable_is_off_by_default_and_refused_for_portable(
     for name in tensorrt_build.manifest.graphs:
         assert not marked(load(tensorrt_build, name))
     with pytest.raises(UserError, match="not supported with --target portable"):
-        BuildOptions(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
+        BuildOptions.of(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
 
 
 def marked(model: onnx.ModelProto) -> int:
@@ -294,8 +304,7 @@ def test_graphs_of_real_heads_at_131072_tokens_equal_the_golden_structure(
     made = real_build(architecture, tmp_path)
     assert [layer.K for layer in made.manifest.geometry.layers] == [4094, 4094]
     assert marked(load(made, "decode")) == marked(load(made, "baseline-prefill")) == 2
-    for version in ("10.15", "11.0"):
-        assert lint_build(made, table_for(version)) == []
+    assert lint_build(made, "tensorrt") == []
     golden = json.loads((GOLDEN / f"tensorrt_{architecture}.json").read_text())
     assert structure(made) == golden
 

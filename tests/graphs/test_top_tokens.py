@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from snapexport.build.derive import derive
-from snapexport.build.lint import lint_build, table_for
+from snapexport.build.lint import lint_build
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
@@ -226,8 +226,7 @@ def test_polygraphy_runner_gives_the_same_logits_with_top_tokens(case: Case) -> 
 
 
 def test_lint_finds_nothing_in_a_build_with_top_tokens() -> None:
-    assert lint_build(build_of(TENSORRT), table_for(None)) == []
-    assert lint_build(build_of(TENSORRT), table_for("10.15")) == []
+    assert lint_build(build_of(TENSORRT), "tensorrt") == []
 
 
 def test_inspect_says_whether_sampling_uses_top_tokens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.pseudo_tokens import PseudoTokens
+from snapexport.runtime.engine.takers.pseudo_tokens import PseudoTokens
 from tests.oracle import cases, masked, pseudo
 from tests.oracle.cases import Case
 from tests.voting import PLAIN, PSEUDO, STEPS, assert_agrees, build_of, decoded, kept, opened
@@ -60,7 +60,7 @@ def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
     case = Case(cache_dtype="int8", vote_queries="pseudo")
     prompt, executor = cases.prompt(57), opened(case)
     limits = executor.limits
-    executor.limits = replace(limits, pseudo_tokens=0)
+    executor.limits = replace(limits, prefill=replace(limits.prefill, passes=()))
     said = [int(executor.prefill_prompt(0, prompt).logits.argmax())]
     for _ in range(case.L_obs - 1):
         (row,) = decoded(executor, 0, len(prompt) + len(said) - 1, said[-1:], len(prompt))
@@ -76,7 +76,9 @@ def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
 def test_prompts_own_queries_stand_where_logits_are_not_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("snapexport.runtime.engine.pseudo_tokens.can_sample", lambda _: False)
+    monkeypatch.setattr(
+        "snapexport.runtime.engine.takers.pseudo_tokens.can_sample", lambda _: False
+    )
     plain, own = opened(PLAIN), opened(PSEUDO)
     for executor in plain, own:
         executor.prefill_prompt(0, cases.prompt(88))

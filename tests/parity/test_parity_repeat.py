@@ -11,8 +11,9 @@ from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.repetition import OVERLAP, repeated_chunk, repeated_starts
+from snapexport.runtime.engine.takers.repetition import repeated_chunk
 from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.pieces import OVERLAP, pieces_of, repeated_starts
 from tests.oracle import cases, pseudo
 from tests.oracle.cases import LOGITS, Case
 from tests.voting import (
@@ -49,8 +50,8 @@ CASES = {
 
 
 def chunks(prompt: tuple[int, ...], chunk: int) -> list[list[int]]:
-    count = len(repeated_starts(len(prompt), chunk))
-    return [repeated_chunk(prompt, chunk, index) for index in range(count)]
+    starts = repeated_starts(len(prompt), chunk)
+    return [repeated_chunk(prompt, chunk, start) for start in starts]
 
 
 def expected(case: Case, length: int) -> tuple[tuple[int, ...], pseudo.PseudoRun]:
@@ -104,7 +105,7 @@ def test_request_that_leaves_during_the_repetition_changes_no_other() -> None:
 def test_baseline_repeats_nothing() -> None:
     executor = open_executor(build_of(REPEAT), threads=1, baseline=True)
     executor.prefill_prompt(0, cases.prompt(96))
-    assert executor.limits.repeated_chunks(96) == 0
+    assert {piece.kind for piece in pieces_of(96, executor.limits.prefill)} == {"chunk"}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 TensorScatter writes caches (linear, 4-D, from a network input to a network output), masks are
 explicit, linear layers are Gemm, and every TopK is within the limit of TensorRT's layer. Calls of
 our functions stay: the parser takes the body, or the plugin of that name if it is told to.
-`graphs/lint/` lists the accepted forms and their sources.
+The parser's documents and TensorRT for RTX's own parser (tests/rtx/) say which are accepted.
 """
 
 from snapexport.graphs.targets.tensorrt.decomposable import allow_decomposition

@@ -222,7 +222,8 @@ class MtpDrafts(SlotFollower):
                 row = max(0, len(one.fed) - 1 - left)
                 arrays[names.INPUT_IDS][slot] = one.fed[row + 1]
                 self._memory.copy(
-                    states.rows(slot, slot + 1).reshaped(1, self._width), self._waiting_at(slot, row)
+                    states.rows(slot, slot + 1).reshaped(1, self._width),
+                    self._waiting_at(slot, row),
                 )
             position = one.done + 1 + row - one.base
             arrays[names.POSITION_IDS][slot] = min(position, self._last)

@@ -52,9 +52,7 @@ class Speculation:
         pays = _has_tokens(proposed) and self._payoff.pays(size, running, expected)
         return proposed if pays else {}
 
-    def _better(
-        self, drafter: Drafter, lives: Sequence[Generation], proposed: Drafts
-    ) -> list[int]:
+    def _better(self, drafter: Drafter, lives: Sequence[Generation], proposed: Drafts) -> list[int]:
         """Requests for which it has more right tokens to be expected than what is proposed."""
         return [
             live.request_id

@@ -15,7 +15,7 @@ def build(
     model: str | Path, out: str | Path, *, progress: Progress | None = None, **options: Any
 ) -> Build:
     """Build `out` from a checkpoint; `options` are BuildOptions' fields. Raises UserError."""
-    return run(BuildOptions(model=str(model), out=Path(out), **options), progress)
+    return run(BuildOptions.of(model=str(model), out=Path(out), **options), progress)
 
 
 def run(options: BuildOptions, progress: Progress | None = None) -> Build:

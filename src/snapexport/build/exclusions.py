@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapexport.contract.head_groups import MOST_GROUPS
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 
 
 def require_apart(given: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _require_repetition(given: Mapping[str, Any]) -> None:
         )
     for field in ("L_obs", "vote", "softmax", "group"):
         if given[field]:
-            flag = "--" + field.replace("_", "-")
+            flag = flag_of(field)
             raise UserError(
                 f"{flag} is not used with --vote-queries repeat: a position is worth the largest "
                 "attention that any repeated token gives it",

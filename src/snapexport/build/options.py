@@ -10,7 +10,7 @@ from typing import Any
 
 from snapexport.build.exclusions import require_apart
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
-from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, flag_of, require_preset
+from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, require_preset
 from snapexport.contract.geometry import (
     BUDGETS,
     DEFAULT_L_OBS,
@@ -25,9 +25,9 @@ from snapexport.contract.geometry import (
 )
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.manifest import QUANTIZATIONS, ModelFacts, Quantization
-from snapexport.contract.targets import TARGETS, CacheDType, Target, capabilities, targets_with
-from snapexport.errors import UserError
-from snapexport.files.dtypes import DTYPES, DType
+from snapexport.contract.targets import TARGETS, Target, capabilities, targets_with
+from snapexport.errors import UserError, flag_of
+from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 
 DEFAULT_COMPRESSION = 4
@@ -49,15 +49,24 @@ _CHOICES = {stage: tuple(options) for stage, options in STAGES.items()} | {
 }
 
 
+def _cache() -> Any:
+    return field(default=None, metadata={"group": "cache"})
+
+
 def _choice(name: str) -> Any:
-    return field(default=None, metadata={"choices": _CHOICES[name]})
+    return field(default=None, metadata={"group": "cache", "choices": _CHOICES[name]})
+
+
+def _advanced(default: Any) -> Any:
+    return field(default=default, metadata={"group": "advanced"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildOptions(GraphOptions):
-    """Every choice of `snapexport build`; graph options are inherited. None: derived from others.
+class BuildOptions:
+    """Every choice of `snapexport build`. None: derived from others.
 
-    Lengths and budgets are in tokens.
+    Lengths and budgets are in tokens. graph: resolved for the target and the dtype. A field's
+    metadata has the group of its flag, "cache" or "advanced"; the others are what users choose.
     """
 
     model: str
@@ -65,41 +74,49 @@ class BuildOptions(GraphOptions):
     L_max: int
     policy: Policy = "snapstream"
     kv_budget: int | None = None
-    L_sink: int | None = None
-    L_recent: int | None = None
-    K: int | None = None
-    L_obs: int | None = None
-    pool_kernel: int | None = None
+    L_sink: int | None = _cache()
+    L_recent: int | None = _cache()
+    K: int | None = _cache()
+    L_obs: int | None = _cache()
+    pool_kernel: int | None = _cache()
     vote: str | None = _choice("vote")
     pool: str | None = _choice("pool")
     softmax: str | None = _choice("softmax")
     group: str | None = _choice("group")
     budget: str | None = _choice("budget")
-    head_budget: Path | None = field(default=None, metadata={"metavar": "FILE"})
-    head_groups: int | None = None
+    head_budget: Path | None = field(default=None, metadata={"group": "cache", "metavar": "FILE"})
+    head_groups: int | None = _cache()
     vote_queries: str | None = _choice("vote_queries")
     batch: int = 4
-    decode_batches: tuple[int, ...] | None = None
+    decode_batches: tuple[int, ...] | None = _advanced(None)
     tokens_per_step: int = 1
-    prefill_chunk: int | None = None
-    prefill_capacities: tuple[int, ...] = ()
+    prefill_chunk: int | None = _advanced(None)
+    prefill_capacities: tuple[int, ...] = _advanced(())
     dtype: DType = "fp32"
     weights: Quantization | None = None
     target: Target = "onnxruntime"
     baseline: bool = False
-    tensor_parallel: int = 1
-    link_weights: bool = False
+    tensor_parallel: int = _advanced(1)
+    link_weights: bool = _advanced(False)
     overwrite: bool = False
+    graph: GraphOptions = field(default_factory=GraphOptions)
+
+    @classmethod
+    def of(cls, **flags: Any) -> "BuildOptions":
+        """The options of flags, those of the graphs among them. Raises UserError."""
+        of_graph = {name: flags.pop(name) for name in GRAPH_FIELDS if name in flags}
+        return cls(**flags, graph=GraphOptions(**of_graph))
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require_one_of("--policy", self.policy, POLICIES)
         require_one_of("--dtype", self.dtype, DTYPES)
         require_one_of("--target", self.target, tuple(TARGETS))
         for name, choices in _CHOICES.items():
             require_one_of(flag_of(name), getattr(self, name), choices)
         self._require_weights()
-        self._require_compressed_caches(self.graph_options)
+        given = vars(self) | vars(self.graph)
+        object.__setattr__(self, "graph", self._resolved())
+        self._require_compressed_caches()
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
         for slots in self.decode_batches or ():
@@ -108,8 +125,8 @@ class BuildOptions(GraphOptions):
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
-        require_apart(vars(self))
-        require_preset(self.policy, vars(self))
+        require_apart(given)
+        require_preset(self.policy, given)
         if self.policy == "full":
             self._require_nothing_to_compress()
         else:
@@ -132,16 +149,21 @@ class BuildOptions(GraphOptions):
                 f"use --target {targets_with('int4_dtypes')} with --dtype fp32 or fp16",
             )
 
-    def _require_compressed_caches(self, resolved: GraphOptions) -> None:
-        if self.policy == "full" and resolved.of_full_cache() != resolved:
-            held = resolved.cache_dtype
+    def _require_compressed_caches(self) -> None:
+        if self.policy == "full" and self.graph.of_full_cache() != self.graph:
+            held = self.graph.cache_dtype
             flag = f"--cache-dtype {held}" if held else "--decode-attention valid"
-            flag = "--extend" if resolved.extend else flag
+            flag = "--extend" if self.graph.extend else flag
             raise UserError(
                 f"{flag} is for compressed caches, but --policy is full",
                 "leave it out: the full cache has the build's dtype, ONNX Runtime reads it up to "
                 "the newest token, and prefill extends it",
             )
+
+    def _resolved(self) -> GraphOptions:
+        own_weights = self.weights == "fp8" and self.graph.share_weights is None
+        given = replace(self.graph, share_weights=False) if own_weights else self.graph
+        return given.resolved(self.target, self.dtype)
 
     def _require_nothing_to_compress(self) -> None:
         if given := self._given_cache_flags():
@@ -294,31 +316,23 @@ class BuildOptions(GraphOptions):
         return recent, topk
 
     @property
-    def graph_options(self) -> GraphOptions:
-        """The graph options, with defaults filled in. Raises UserError."""
-        chosen = {one.name: getattr(self, one.name) for one in fields(GraphOptions)}
-        if self.weights == "fp8":
-            chosen["share_weights"] = False
-        return GraphOptions(**chosen).resolved(self.target, self.dtype)
-
-    @property
     def stored_cache_dtype(self) -> CacheDType:
         """The element type of compressed caches."""
-        return self.graph_options.cache_dtype or self.dtype
+        return self.graph.cache_dtype or self.dtype
 
     @property
     def smaller_batches(self) -> list[int]:
         """Batch slots of each decode graph for fewer than all."""
         if self.decode_batches is not None:
             return sorted(set(self.decode_batches) - {self.batch})
-        if self.data_parallel_attention:  # no rank is idle in a step
+        if self.graph.data_parallel_attention:  # no rank is idle in a step
             ranks = self.tensor_parallel
             return [ranks * slots for slots in _powers_of_4(self.batch // ranks)]
         # Unless weights are shared, each further graph would hold a copy of 16-bit weights: ONNX
         # Runtime converts them. All its graphs read one copy of fp32 weights in place. It
         # rearranges 4-bit weights; there one more copy is worth its memory.
         holds_copy = capabilities(self.target).weights_per_graph or self.dtype != "fp32"
-        if holds_copy and not self.graph_options.share_weights:
+        if holds_copy and not self.graph.share_weights:
             return []
         return _powers_of_4(self.batch)[: 1 if self.weights == "int4" else None]
 
@@ -371,6 +385,8 @@ class BuildOptions(GraphOptions):
                 "leave it out, or use a smaller --prefill-chunk",
             )
 
+
+GRAPH_FIELDS = tuple(found.name for found in fields(GraphOptions))
 
 CACHE_FIELDS = (
     *("kv_budget", "L_sink", "L_recent", "K", "L_obs", "pool_kernel"),

@@ -6,7 +6,6 @@ target.
 
 import dataclasses
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -52,16 +51,12 @@ from snapexport.exporter import (
 )
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.link import Traced
 from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from snapexport.exporter.ranks import require_ranks
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import BY_FLAG
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
-_TORCH: dict[DType, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -108,20 +103,20 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))
-    options.require_model(
+    options.graph.require_model(
         model.vocab_size,
         latent=bool(model.kv_lora_rank),
         kv_heads=model.cut(options.tensor_parallel).num_key_value_heads,
         has_experts=bool(model.num_experts),
     )
     require_ranks(checkpoint, config, options.tensor_parallel)
-    options.require_ranks(
+    options.graph.require_ranks(
         options.tensor_parallel,
         [*options.smaller_batches, options.batch],
         latent=bool(model.kv_lora_rank),
     )
     shapes.require_tensors(checkpoint, config)
-    if options.mtp:
+    if options.graph.mtp:
         mtp_layer.require_layer(checkpoint, config)
     checkpoint = derived.with_derived(checkpoint, config)
     chunk = options.chunk(geometry)
@@ -133,84 +128,72 @@ def trace_model(
     resolved: ResolvedBuild, directory: Path, progress: Progress
 ) -> tuple[Traces, weights.PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
-    options, dtype = resolved.options, _TORCH[resolved.options.dtype]
-    traced = _traced(resolved, dtype, progress)
-    models = list(traced.values())
-    sources = [link.checkpoint_tensors(model, resolved.config) for model in models]
-    checkpoint, sources = _quantized(resolved, models, sources)
+    options = resolved.options
+    traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
+    checkpoint, traced = _quantized(resolved, traced)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:
-        # A rank's weights have names of their own: two may be cut of one tensor.
-        own = [{name: name for name in source} for source in sources]
-        in_fp32 = link.tensors_of(ir.DataType.FLOAT, models, own)
-        count, of_dtype = options.tensor_parallel, options.dtype
-        placed = place_ranks(checkpoint, sources, count, of_dtype, directory, progress, in_fp32)
-        progress.stage("tying the graphs to the weights")
-        return _linked(resolved, traced, own, placed), placed
-    wanted = {tensor for source in sources for tensor in source.values()}
-    target = directory / WEIGHTS
-    placed = weights.place(
-        checkpoint,
-        wanted,
-        options.dtype,
-        target,
-        progress.written,
-        in_fp32=link.tensors_of(ir.DataType.FLOAT, models, sources),
-        in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, models, sources),
-        link=options.link_weights,
-    )
+        count, dtype_name = options.tensor_parallel, options.dtype
+        placed, traced = place_ranks(checkpoint, traced, count, dtype_name, directory, progress)
+    else:
+        placed = weights.place(
+            checkpoint,
+            {tensor for trace in traced.values() for tensor in trace.sources.values()},
+            options.dtype,
+            directory / WEIGHTS,
+            progress.written,
+            in_fp32=link.tensors_of(ir.DataType.FLOAT, traced.values()),
+            in_fp8=link.tensors_of(ir.DataType.FLOAT8E4M3FN, traced.values()),
+            link=options.link_weights,
+        )
     progress.stage("tying the graphs to the weights")
-    return _linked(resolved, traced, sources, placed), placed
+    return _linked(resolved, traced, placed), placed
 
 
 def _traced(
     resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
-) -> dict[GraphName, ir.Model]:
+) -> dict[GraphName, Traced]:
     """A trace of each kind of graph that the build has."""
-    config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.mtp
+    config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.graph.mtp
     ranks = resolved.options.tensor_parallel
     progress.stage("tracing prefill")
     models = {"prefill": trace.trace_prefill(config, dtype, chunk, states, ranks)}
     progress.stage("tracing decode")
-    parallel = resolved.options.data_parallel_attention
+    parallel = resolved.options.graph.data_parallel_attention
     models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks, parallel)
     if (tokens := resolved.geometry.tokens_per_step) > 1:
         progress.stage("tracing decode of several tokens")
         models[VERIFY] = trace.trace_decode(config, dtype, states, tokens, ranks)
-    if resolved.options.mtp:
+    if states:
         progress.stage("tracing multi-token prediction")
         models[MTP] = mtp.trace_mtp(config, dtype)
         models[MTP_PREFILL] = mtp.trace_mtp_prefill(config, dtype, chunk)
-    return models
+    return {name: Traced.of(model, config) for name, model in models.items()}
 
 
 def _quantized(
-    resolved: ResolvedBuild, models: Sequence[ir.Model], sources: list[dict[str, str]]
-) -> tuple[Checkpoint, list[dict[str, str]]]:
-    """The checkpoint and sources once `--weights` has changed the traces."""
+    resolved: ResolvedBuild, traced: dict[GraphName, Traced]
+) -> tuple[Checkpoint, dict[GraphName, Traced]]:
+    """The checkpoint and the traces as `--weights` changes them."""
     checkpoint, options = resolved.checkpoint, resolved.options
     if options.weights == "fp8":
-        return fp8.keep(models, sources, checkpoint, options.dtype)
+        return fp8.keep(traced, checkpoint, options.dtype)
     if options.weights == "int4":
         experts = architectures.architecture_of(resolved.config).experts
         router = experts.router if experts else None
-        sources = [int4.mark(m, s, router) for m, s in zip(models, sources, strict=True)]
-    return checkpoint, sources
+        traced = {name: int4.marked(trace, router) for name, trace in traced.items()}
+    return checkpoint, traced
 
 
 def _linked(
-    resolved: ResolvedBuild,
-    traced: dict[GraphName, ir.Model],
-    sources: Sequence[dict[str, str]],
-    placed: weights.PlacedWeights,
+    resolved: ResolvedBuild, traced: dict[GraphName, Traced], placed: weights.PlacedWeights
 ) -> Traces:
     """The traces, tied to the weights: decode's for each number of batch slots."""
     whole, smaller = resolved.options.batch, resolved.options.smaller_batches
-    source_of = dict(zip(traced, sources, strict=True))
 
     def linked(name: GraphName, batch: int | None = None) -> onnx.ModelProto:
-        model = with_batch(traced[name], batch) if batch else traced[name]
-        link.link(model, source_of[name], placed.tensors)
+        model = with_batch(traced[name].model, batch) if batch else traced[name].model
+        link.link(model, traced[name].sources, placed.tensors)
         return ir.to_proto(model)
 
     verified = [whole, *smaller] if VERIFY in traced else []
@@ -235,7 +218,7 @@ def write_graphs(
         traces,
         resolved.geometry,
         options.target,
-        options.graph_options,
+        options.graph,
         prefill_capacities=resolved.prefill_capacities,
         baseline=options.baseline,
     )
@@ -262,7 +245,7 @@ def manifest_of(
         dtype=resolved.options.dtype,
         quantization=resolved.options.weights,
         target=resolved.options.target,
-        graph_options=resolved.options.graph_options,
+        graph_options=resolved.options.graph,
         graphs=graphs,
         traces=traces,
         tensor_parallel=resolved.options.tensor_parallel,

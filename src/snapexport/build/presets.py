@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from snapexport.contract.geometry import Policy
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 
 PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
     "snapstream": {},
@@ -42,8 +42,3 @@ def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
                 f"--policy {policy} means {flag} {fixed}, but {flag} is {given[field]}",
                 f"drop {flag}, or use --policy snapstream",
             )
-
-
-def flag_of(field: str) -> str:
-    """The flag of a field."""
-    return "--" + field.replace("_", "-")

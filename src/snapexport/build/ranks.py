@@ -5,34 +5,41 @@ and lie at the same places of files of the same names, each in the rank's own fo
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from snapexport.build.graph_files import write_graph
 from snapexport.build.progress import Progress
 from snapexport.contract.manifest import RANK, WEIGHTS, GraphEntry, GraphName
 from snapexport.contract.targets import Target, capabilities
-from snapexport.exporter import ranks, weights
+from snapexport.exporter import link, ranks, weights
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.link import Traced
 from snapexport.files.dtypes import DType
 from snapexport.graphs.segments import segments
 
 
 def place_ranks(
     checkpoint: Checkpoint,
-    sources: Sequence[Mapping[str, str]],
+    traced: Mapping[GraphName, Traced],
     count: int,
     dtype: DType,
     directory: Path,
     progress: Progress,
-    in_fp32: set[str],
-) -> weights.PlacedWeights:
+) -> tuple[weights.PlacedWeights, dict[GraphName, Traced]]:
     """Write every rank's weights. The tensors are the first rank's, which stand for all.
 
-    sources: {weight: tensor of the checkpoint} of each trace. in_fp32: weights that are.
+    Also returns the traces by a rank's names of weights: two may be cut of one tensor.
     """
-    every = {name: source for one in sources for name, source in one.items()}
+    every = {name: source for trace in traced.values() for name, source in trace.sources.items()}
+    own = {
+        name: replace(trace, sources={weight: weight for weight in trace.sources})
+        for name, trace in traced.items()
+    }
+    in_fp32 = link.tensors_of(ir.DataType.FLOAT, own.values())
     placed = [
         weights.place(
             ranks.of_rank(checkpoint, every, rank, count),
@@ -48,7 +55,7 @@ def place_ranks(
     layouts = [_layout(one) for one in placed]
     assert all(layout == layouts[0] for layout in layouts), "ranks have different weights"
     hashes = {file: digest for one in placed for file, digest in one.hashes.items()}
-    return weights.PlacedWeights(placed[0].tensors, hashes)
+    return weights.PlacedWeights(placed[0].tensors, hashes), own
 
 
 def _layout(placed: weights.PlacedWeights) -> dict[str, object]:

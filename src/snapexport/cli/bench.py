@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from snapexport.cli import bench_view, flags
 from snapexport.cli.console import ERR, print_estimate
 from snapexport.contract.build_directory import Build
-from snapexport.errors import UserError, needs_extra
+from snapexport.errors import UserError, flag_of, needs_extra
 from snapexport.measure.bench.options import BenchOptions, LoadOptions
 from snapexport.measure.bench.results import Results
 
@@ -151,7 +151,7 @@ def _require_untouched(
     """Refuse a flag that would be ignored."""
     for name, given in flags.values(arguments, names).items():
         if given != getattr(options, name):
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             raise UserError(f"{flag} means nothing here", f"{flag} {hint}")
 
 

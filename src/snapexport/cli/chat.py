@@ -27,7 +27,7 @@ from snapexport.cli.prompt import SYSTEM
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.requests.generation_config import CONFIG, FIELDS, recommended_sampling
 from snapexport.runtime.requests.llm import LLM
@@ -159,15 +159,11 @@ def _sampling(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if not fields.get("temperature"):
         return fields, "greedy"
     told = [
-        f"{name} {fields[name]} ({_flag(name) if name in given else CONFIG})"
+        f"{name} {fields[name]} ({flag_of(name) if name in given else CONFIG})"
         for name in FIELDS
         if name in fields
     ]
     return fields, ", ".join(told)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _usual(name: str) -> object:

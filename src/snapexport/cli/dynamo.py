@@ -17,19 +17,14 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.serving.dynamo.installation import require_installed
 from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
 
 HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
 UP = "up"
 
-BOTH = {
-    "name": "name of the model (default: the build directory's)",
-    "max_pending": "requests that may wait for a batch slot in one worker",
-    "threads": "CPU threads of a worker (default: all cores)",
-    "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
-    "each batch slot)",
+BOTH = flags.SERVED | {
     "lease_seconds": "how long a prefilled prompt waits for a decode worker that says nothing",
 }
 WORKER = {
@@ -109,5 +104,5 @@ def _refuse_given(
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in names:
         if getattr(arguments, name) != defaults[name]:
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             raise UserError(f"{flag} belongs to {whose}", "leave it out")

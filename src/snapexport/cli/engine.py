@@ -30,6 +30,7 @@ from snapexport.contract.engines import EngineEntry
 from snapexport.contract.sizes import size, spelled
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary
 from snapexport.contract.tensorrt_bindings import library_of
+from snapexport.errors import flag_of
 
 HELP = "build for TensorRT -> engines for this GPU, or for RTX GPUs"
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"that it has: {', '.join(TENSORRT_RTX.capabilities)})",
     )
     for name, text in FILES.items():
-        flag = "--" + name.replace("_", "-")
+        flag = flag_of(name)
         parser.add_argument(flag, type=Path, metavar="FILE", help=text)
     parser.add_argument("--workspace", type=size, metavar="SIZE", help=WORKSPACE["workspace"])
     flags.add_fields(parser, EngineOptions, CHOICES)

@@ -1,12 +1,12 @@
-"""Check a build's graphs against TensorRT's or TensorRT for RTX's rules, without either.
+"""Check whether a target takes a build's graphs.
 
-Every node is checked, also in the bodies of functions: types and restrictions of its operator, and
-the conditions that TensorRT tests only while it builds an engine. The exit status is 1 if anything
-is found. docs/how-to/lint.md says what this can't find.
+Every node is checked, also in the bodies of functions, by what is recorded of the target: its
+operators, types and largest TopK. For tensorrt and tensorrt-rtx, the parser of TensorRT for RTX is
+asked too, if it is installed; it needs no GPU. The exit status is 1 if anything is found.
 
 examples:
-  snapexport lint llama.build --for tensorrt
-  snapexport lint llama.build --for tensorrt=10.15 --json
+  snapexport lint llama.build
+  snapexport lint llama.build --target tensorrt --json
 """
 
 import argparse
@@ -20,81 +20,56 @@ from rich.text import Text
 
 from snapexport.cli.console import OUT
 from snapexport.contract.build_directory import Build
-from snapexport.contract.targets import TARGETS, Target, capabilities
-from snapexport.errors import UserError, needs_extra
+from snapexport.contract.targets import TARGETS, capabilities
+from snapexport.errors import needs_extra
 
 if TYPE_CHECKING:
-    from snapexport.build.lint import Finding, OperatorTable
+    from snapexport.build.lint import Finding
 
-HELP = "check the graphs against TensorRT's operators, without TensorRT"
+HELP = "check the graphs by a target's record, and by TensorRT for RTX's parser"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the build, and the library to check against."""
+    """Add the build, and the target to check it for."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     parser.add_argument(
-        "--for",
-        dest="library",
-        required=True,
-        metavar="LIBRARY",
-        help="tensorrt or tensorrt-rtx (the newest known version), or NAME=VERSION",
+        "--target", choices=TARGETS, help="the target to check for (default: the build's own)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if there are any."""
-    library, version = _library(arguments.library)
     build = Build.open(arguments.build)
+    target = arguments.target or build.manifest.target
     with needs_extra("build"):
-        from snapexport.build.lint import lint_build, table_for
-    table = table_for(version, library)
-    findings = lint_build(build, table)
-    title = f"{capabilities(library).title} {table.version}"
+        from snapexport.build.lint import lint_build, parser_for
+    findings = lint_build(build, target)
+    parser = parser_for(target)
+    version = parser.__version__ if parser else None
     if arguments.json:
-        print(json.dumps(_report(build, f"{library} {table.version}", table, findings)))
-    else:
-        _print(build, title, findings)
+        report = {"build": str(build.directory), "target": target, "tensorrt_rtx": version}
+        report |= {"graphs": sorted(build.manifest.graphs)}
+        print(json.dumps(report | {"findings": [asdict(finding) for finding in findings]}))
+        return int(bool(findings))
+    _print(findings)
+    graphs = Counter(finding.graph for finding in findings)
+    found = ", ".join(f"{count} in {graph}" for graph, count in graphs.items()) or "nothing"
+    checked = ", ".join(sorted(build.manifest.graphs))
+    OUT.print(f"found for {capabilities(target).title}: {found} (checked: {checked})")
+    if version:
+        OUT.print(f"the parser of TensorRT for RTX {version} was asked")
+    elif capabilities(target).compiled:
+        OUT.print("no parser was asked: pip install 'snapexport[rtx]' brings TensorRT for RTX's")
     return int(bool(findings))
 
 
-def _library(text: str) -> tuple[Target, str | None]:
-    """(library, version) of NAME or NAME=VERSION."""
-    name, equals, version = text.partition("=")
-    known = {str(target): target for target, record in TARGETS.items() if record.compiled}
-    if name not in known:
-        raise UserError(
-            f"--for '{text}' is not known", f"use --for {' or '.join(known)}, or NAME=VERSION"
-        )
-    if equals and not version:
-        raise UserError(f"--for '{text}' names no version", f"write it like --for {name}=11.0")
-    return known[name], version or None
-
-
-def _report(
-    build: Build, library: str, table: "OperatorTable", findings: "list[Finding]"
-) -> dict[str, object]:
-    return {
-        "build": str(build.directory),
-        "for": library,
-        "source": table.source,
-        "graphs": sorted(build.manifest.graphs),
-        "findings": [asdict(finding) for finding in findings],
-    }
-
-
-def _print(build: Build, title: str, findings: "list[Finding]") -> None:
+def _print(findings: "list[Finding]") -> None:
     """Print the findings; those that differ only in their node become one, with a count."""
     alike: dict[Finding, list[str]] = {}
     for finding in findings:
         alike.setdefault(replace(finding, node=""), []).append(finding.node)
-    for one, nodes in alike.items():
+    for finding, nodes in alike.items():
         more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
-        where = " ".join(filter(None, (one.operator, nodes[0]))) + more
-        OUT.print(Text.assemble((one.graph, "bold"), f": {where}: {one.message}"))
-        OUT.print(f"  rule: {one.rule} ({one.source})")
-        OUT.print(f"  way out: {one.way_out}")
-    graphs = Counter(finding.graph for finding in findings)
-    found = ", ".join(f"{count} in {graph}" for graph, count in graphs.items()) or "nothing"
-    checked = ", ".join(sorted(build.manifest.graphs))
-    OUT.print(f"found for {title}: {found} (checked: {checked})")
+        where = " ".join(filter(None, (finding.operator, nodes[0]))) + more
+        OUT.print(Text.assemble((finding.graph, "bold"), f": {where}: {finding.message}"))

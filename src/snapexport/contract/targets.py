@@ -6,14 +6,12 @@ its passes in `graphs/targets/`. Knows no pass, no backend library and no build.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DTYPES, DType
+from snapexport.files.dtypes import DTYPES, OF_GRAPHS, CacheDType, DType
 
-CacheDType = Literal["fp32", "fp16", "bf16", "int8"]
 Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
-CACHE_DTYPES: tuple[CacheDType, ...] = get_args(CacheDType)
 Masked = Literal["chunk", "window", "softcap", "sink"]
 
 
@@ -116,6 +114,10 @@ TENSORRT_RTX = EngineLibrary(
 """host_copies: measured on 0.1 to 3 GB of weights, beside the weight files, which are mapped."""
 
 
+TENSORRT_TYPES = tuple(found.onnx for found in OF_GRAPHS if found.tensorrt)
+"""A tensor of fp64 would be taken for one of fp32."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetCapabilities:
     """Capabilities of one target's graphs.
@@ -126,6 +128,8 @@ class TargetCapabilities:
     fp8_weights: graphs may hold fp8 weights. ONNX Runtime's CPU provider would dequantize them anew
     in each run, which took 11 times as long as a row's product with the matrix in fp32.
     valid_slots: an operator can attend to valid cache slots alone (`--decode-attention valid`).
+    domains, own_operators: operators beside ONNX's own: of whole domains, and in ONNX's domain.
+    tensor_types: ONNX's names of the types that it computes in; empty: all.
     largest_topk: largest K of a TopK; None: no limit.
     decomposable: attention is one fused kernel unless several are allowed (`--trt-decomposable`).
     library: compiles the graphs (`snapexport engine`), and only then they run on this target.
@@ -148,6 +152,9 @@ class TargetCapabilities:
     int4_dtypes: tuple[DType, ...] = ()
     fp8_weights: bool = False
     valid_slots: bool = False
+    domains: tuple[str, ...] = ()
+    own_operators: tuple[str, ...] = ()
+    tensor_types: tuple[str, ...] = ()
     largest_topk: int | None = None
     decomposable: bool = False
     library: EngineLibrary | None = None
@@ -172,6 +179,7 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
     "onnxruntime": TargetCapabilities(
         title="ONNX Runtime",
         cache_dtypes=("fp16", "int8"),
+        domains=("com.microsoft",),
         int4_dtypes=("fp32", "fp16"),
         valid_slots=True,
         # In fp32 GroupQueryAttention has no CUDA kernel: it and all caches would be on the CPU.
@@ -182,6 +190,8 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
     ),
     "tensorrt": TargetCapabilities(
         title="TensorRT",
+        own_operators=("DistCollective",),
+        tensor_types=TENSORRT_TYPES,
         # ITopKLayer::setK in NvInfer.h (10.15 and 11.1 alike).
         largest_topk=3840,
         decomposable=True,
@@ -198,6 +208,8 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
     ),
     "tensorrt-rtx": TargetCapabilities(
         title="TensorRT for RTX",
+        own_operators=("DistCollective",),
+        tensor_types=TENSORRT_TYPES,
         largest_topk=3840,
         decomposable=True,
         vote_key_copies=0,

@@ -36,7 +36,7 @@ def model(windows: tuple[int, ...] = (0,) * 6) -> ModelFacts:
 
 
 def geometry(facts: ModelFacts, **choices: Any) -> CacheGeometry:
-    return BuildOptions(model="", out=Path(), L_max=L_MAX, **choices).geometry(facts)
+    return BuildOptions.of(model="", out=Path(), L_max=L_MAX, **choices).geometry(facts)
 
 
 def found(own: CacheGeometry, facts: ModelFacts, names: Any, budgets: Any) -> list[System]:

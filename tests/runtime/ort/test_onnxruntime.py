@@ -149,7 +149,7 @@ def test_every_executor_call_raises_after_close() -> None:
     executor.close()
     executor.close()
     uses: list[Callable[[], object]] = [
-        lambda: executor.prefill(0, cases.prompt(20), 0, 20),
+        lambda: executor.prefill_prompt(0, cases.prompt(20)),
         lambda: executor.decode(zeros, zeros, zeros),
         lambda: executor.move(0, 1),
         lambda: executor.clear(0),

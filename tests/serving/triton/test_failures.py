@@ -9,8 +9,8 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from snapexport import LLM, SamplingParams
-from snapexport.serving.triton.server import Server
 from tests.serving.triton.client import IDLE, Client, HttpError
+from tests.serving.triton.server import Server
 
 PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 """Prompts of these lengths meet a planted fault."""
@@ -22,15 +22,16 @@ from snapexport.serving.triton.backend.model import Model
 
 
 class TritonPythonModel(Model):
-    def load(self, settings):
-        llm = super().load(settings)
-        executor = llm.executor
-        prefill, decode = executor.prefill, executor.decode
+    def load(self, *given):
+        model = super().load(*given)
+        executor = model.llm.executor
+        take, decode = executor.take, executor.decode
 
-        def faulty_prefill(slot, token_ids, past_length, prompt_length, temperature=1.0):
+        def faulty_take(slot, token_ids, piece, temperature=1.0):
+            prompt_length = piece.end
             if prompt_length == {PREFILL_FAILS}:
                 raise RuntimeError("planted in prefill")
-            prediction = prefill(slot, token_ids, past_length, prompt_length, temperature)
+            prediction = take(slot, token_ids, piece, temperature)
             no_numbers = Prediction(lambda: np.full_like(prediction.logits, np.nan))
             return no_numbers if prompt_length == {NOT_FINITE} else prediction
 
@@ -39,8 +40,8 @@ class TritonPythonModel(Model):
                 raise RuntimeError("planted in decode")
             return decode(input_ids, position_ids, prompt_length, temperature)
 
-        executor.prefill, executor.decode = faulty_prefill, faulty_decode
-        return llm
+        executor.take, executor.decode = faulty_take, faulty_decode
+        return model
 """
 
 

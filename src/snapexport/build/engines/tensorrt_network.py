@@ -5,8 +5,8 @@ from pathlib import Path
 from snapexport.build.engines.tensorrt_callbacks import Log
 from snapexport.contract.manifest import GraphEntry
 from snapexport.contract.tensorrt_bindings import trt
-from snapexport.contract.tensors import OF_TENSORRT
 from snapexport.errors import UserError
+from snapexport.files.dtypes import of_tensorrt
 
 STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 """Keeps the graph's types. TensorRT 11 and TensorRT for RTX always do, and ignore the flag."""
@@ -37,8 +37,7 @@ def read_network(
     if not parser.parse_from_file(str(path)):
         raise UserError(
             f"TensorRT {trt.__version__} does not take {path}: {_problems(parser)}",
-            "`snapexport lint BUILD --for tensorrt` lists known restrictions; TensorRT's log: "
-            f"{log.path}",
+            f"`snapexport lint BUILD` lists what the target refuses; TensorRT's log: {log.path}",
         )
     _require_as_recorded(path, network, entry)
     return network
@@ -78,4 +77,4 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
 
 def _described(tensor: trt.ITensor) -> tuple[str, list[int]]:
     dtype = tensor.dtype.name
-    return OF_TENSORRT.get(dtype, dtype), list(tensor.shape[:])
+    return of_tensorrt(dtype), list(tensor.shape[:])

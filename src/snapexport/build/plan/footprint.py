@@ -84,5 +84,5 @@ def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeomet
 
 def _request_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
     return sizes.request_bytes(
-        model.facts, geometry, options.stored_cache_dtype, drafts=options.mtp
+        model.facts, geometry, options.stored_cache_dtype, drafts=options.graph.mtp
     )

@@ -8,10 +8,9 @@ from snapexport.build.plan.alternatives import Alternative, alternatives
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.recommendation import Recommendation, recommend
 from snapexport.build.plan.request import PlanRequest, chosen_flags
-from snapexport.build.presets import flag_of
 from snapexport.contract.sizes import as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _batch(request: PlanRequest, chosen: Recommendation) -> str:
 
 def _weights(chosen: Recommendation) -> Iterator[str]:
     stored = chosen.options.weights or chosen.options.dtype
-    if chosen.options.graph_options.share_weights:
+    if chosen.options.graph.share_weights:
         yield f"weights: {stored}; one copy, which all graphs take as inputs"
     elif capabilities(chosen.options.target).weights_per_graph:
         copies = "the engines of prefill and decode hold a copy of the weights each"

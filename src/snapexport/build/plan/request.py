@@ -2,18 +2,17 @@
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapexport.build import BuildOptions
-from snapexport.build.presets import flag_of
+from snapexport.build.options import GRAPH_FIELDS
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.sizes import size
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 
-_OF_GRAPHS = {field.name for field in dataclasses.fields(GraphOptions)}
 _CHOSEN = ("policy", "kv_budget", "batch", "prefill_chunk")
 _LIKE = "write it like 80GiB, 24GB or 512M"
 
@@ -31,7 +30,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.memory < 1:
             raise UserError(f"--memory {self.memory} leaves nothing", _LIKE)
-        known = {field.name for field in dataclasses.fields(BuildOptions)}
+        known = {field.name for field in dataclasses.fields(BuildOptions)} | set(GRAPH_FIELDS)
         assert set(self.given) <= known, f"no options of build: {set(self.given) - known}"
 
     def __getitem__(self, name: str) -> Any:
@@ -45,7 +44,7 @@ class PlanRequest:
     def build_options(self, **chosen: Any) -> BuildOptions:
         """The given fields with the plan's choices. Raises UserError if they contradict."""
         fields = {name: value for name, value in self.given.items() if value is not None}
-        return BuildOptions(**{"out": self.out} | fields | chosen)
+        return BuildOptions.of(**{"out": self.out} | fields | chosen)
 
     @property
     def out(self) -> Path:
@@ -70,8 +69,7 @@ def parse_memory(text: str) -> int:
 def command(options: BuildOptions) -> str:
     """`snapexport build ...`, with every flag that is not at its default."""
     words = ["snapexport", "build"]
-    for field in sorted(dataclasses.fields(options), key=lambda one: one.name in _OF_GRAPHS):
-        value = getattr(options, field.name)
+    for field, value in _given(options):
         if value is True:
             words.append(flag_of(field.name))
         elif value is False and field.default is None:
@@ -80,6 +78,18 @@ def command(options: BuildOptions) -> str:
             several = value if isinstance(value, tuple) else (value,)
             words += [flag_of(field.name), *map(str, several)]
     return shlex.join(words)
+
+
+def _given(options: BuildOptions) -> Iterator[tuple["dataclasses.Field[Any]", Any]]:
+    """The fields and their values; a graph option is at its default if the rest implies it."""
+    for field in dataclasses.fields(options):
+        if field.name != "graph":
+            yield field, getattr(options, field.name)
+    for field in dataclasses.fields(GraphOptions):
+        default: Any = field.default
+        without = dataclasses.replace(options.graph, **{field.name: default})
+        is_implied = dataclasses.replace(options, graph=without) == options
+        yield field, default if is_implied else getattr(options.graph, field.name)
 
 
 def chosen_flags(options: BuildOptions) -> str:

@@ -108,7 +108,7 @@ class Builds:
         return self.directory / code_digest() / ".".join(parts)
 
     def _options(self, out: Path, batch: int, L_max: int, kv_budget: int | None) -> BuildOptions:
-        return BuildOptions(
+        return BuildOptions.of(
             model=str(self.model),
             out=out,
             L_max=L_max,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def require(options: object, **least: int) -> None:
     None passes: it is chosen later.
     """
     for name, bound in least.items():
-        given, flag = getattr(options, name), "--" + name.replace("_", "-")
+        given, flag = getattr(options, name), flag_of(name)
         numbers = given if isinstance(given, tuple) else () if given is None else (given,)
         if given == ():
             raise UserError(f"{flag} is empty", "give one or more, or leave it out")

@@ -6,12 +6,12 @@ A chunk and a decode step are timed on this machine; the rest is counted.
 import math
 
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.sizes import DTYPE_BYTES
+from snapexport.files.dtypes import BY_FLAG
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.repetition import repeated_starts
+from snapexport.runtime.requests.pieces import repeated_starts
 
 
 def estimate(grid: Grid) -> Estimate:
@@ -109,4 +109,4 @@ def _cache_bytes(manifest: Manifest, system: System) -> int:
     model = manifest.model
     slots = system.geometry.head_slots(model.num_key_value_heads)
     slot_values = model.position_values // model.num_key_value_heads
-    return manifest.batch * slots * slot_values * DTYPE_BYTES[manifest.cache_dtype]
+    return manifest.batch * slots * slot_values * BY_FLAG[manifest.cache_dtype].bytes

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from snapexport.errors import UserError
+from snapexport.errors import UserError, flag_of
 from snapexport.measure.eval.tasks import TASKS
 
 Mode = Literal["aware", "agnostic", "late"]
@@ -95,9 +95,9 @@ def _require_some_and_no_twins(name: str, given: tuple[object, ...] | None) -> N
     if given is None:
         return
     if not given:
-        raise UserError(f"{_flag(name)} is empty", "give one or more, or leave it out")
+        raise UserError(f"{flag_of(name)} is empty", "give one or more, or leave it out")
     if twins := [one for one in given if given.count(one) > 1]:
-        raise UserError(f"{_flag(name)} has {twins[0]} twice", "give it once")
+        raise UserError(f"{flag_of(name)} has {twins[0]} twice", "give it once")
 
 
 def _require_known(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -107,8 +107,4 @@ def _require_known(kind: str, given: tuple[str, ...], known: tuple[str, ...]) ->
 
 def _require_at_least(name: str, number: int, least: int) -> None:
     if number < least:
-        raise UserError(f"{_flag(name)} {number} is below {least}", f"use {least} or more")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        raise UserError(f"{flag_of(name)} {number} is below {least}", f"use {least} or more")

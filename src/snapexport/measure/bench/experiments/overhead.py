@@ -19,6 +19,7 @@ from snapexport.measure.bench.setup import Experiment, Setup
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.requests.pieces import CHUNK, Piece
 
 PAPER_SHARE = 0.0252 + 0.0032
 """SnapStream's Table 4, 128K: shares of a layer's prefill of the SnapKV and ring buffer kernels."""
@@ -118,9 +119,7 @@ class Prefill:
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""
         size = self.executor.limits.prefill_chunk
-        self.executor.take(
-            0, self._tokens(past + size + 1), Piece(CHUNK, past, past + size, size)
-        )
+        self.executor.take(0, self._tokens(past + size + 1), Piece(CHUNK, past, past + size, size))
 
     def _tokens(self, count: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()
