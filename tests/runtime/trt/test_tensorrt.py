@@ -200,7 +200,7 @@ def break_slot(gpu: FakeCuda, executor: Executor, slot: int) -> None:
     """NaN in all that the slot's prompt left, as a model that overflows does."""
     gpu.run_queue()
     shared = executor.prompt_cache.buffers.values() if executor.prompt_cache else ()
-    for cache in (*executor._rows[slot], *shared):
+    for cache in (*executor.rows.buffers(slot), *shared):
         gpu.bytes_at(cache.address, cache.nbytes).fill(0xFF)
 
 
