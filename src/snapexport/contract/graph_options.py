@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from snapexport.contract.targets import (
-    CACHE_DTYPES,
     TARGETS,
-    CacheDType,
     Target,
     capabilities,
     targets_with,
 )
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import CACHE_DTYPES, CacheDType, DType
 
 PREFILLS = ("chunks", "blocks")
 """How prompts are taken: blocks need `GraphOptions.extend`."""
@@ -26,8 +24,9 @@ DecodeAttention = Literal["all", "valid"]
 DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _help(text: str, group: str = "advanced") -> dict[str, str]:
+    """Metadata of a flag. group: "", what users choose; "cache" or "advanced"."""
+    return {"help": text, "group": group}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,8 @@ class GraphOptions:
         default=None,
         metadata=_help(
             "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
-            "(default: the dtype)"
+            "(default: the dtype)",
+            "cache",
         ),
     )
     decode_attention: DecodeAttention | None = field(
@@ -78,7 +78,8 @@ class GraphOptions:
         metadata=_help(
             "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
             "costs its own tokens, and prompts may be longer than --L-max; with --group max it "
-            "keeps more of what a question at the end of a long one asks for"
+            "keeps more of what a question at the end of a long one asks for",
+            "",
         ),
     )
     trt_decomposable: bool = field(

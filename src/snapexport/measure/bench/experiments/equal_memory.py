@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.sizes import in_gib
-from snapexport.contract.targets import CacheDType
 from snapexport.errors import UserError
+from snapexport.files.dtypes import CacheDType
 from snapexport.measure.bench.filled import Step, measure_steps
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.setup import Experiment, Setup
