@@ -1,6 +1,6 @@
 """Bounds the bytes of activations, from the tensors' shapes.
 
-The factors for ONNX Runtime are fitted to measured runs (docs/reference/memory-model.md). Those for
+The factors for ONNX Runtime are fitted to measured runs (docs/how-to/plan.md). Those for
 a GPU are not measured: only TensorRT's builder knows what its layers take.
 """
 
@@ -107,7 +107,7 @@ def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     """Bytes of the compress step of one layer: its vote, and a conversion to fewer bits.
 
     The vote holds copies of the window's scores [H,W,T] in fp32 and of the keys [Hkv,T,D]. A plugin
-    holds votes [H,T] instead (docs/how-to/plugins.md).
+    holds votes [H,T] instead (docs/how-to/tensorrt.md).
     """
     target = capabilities(options.target)
     rounding = _rounding_bytes(model, options, geometry)
