@@ -4,8 +4,8 @@ from pathlib import Path
 
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes
-from snapexport.serving.triton.server import Server
 from tests.serving.triton.client import IDLE, Client
+from tests.serving.triton.server import Server
 
 
 def test_metrics_count_known_traffic(client: Client) -> None:
