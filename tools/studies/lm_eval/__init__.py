@@ -1,0 +1,23 @@
+"""Adds the model `snapexport` to lm-evaluation-harness.
+
+The harness (0.4.13) reads no entry points: a program calls `register()`, and the command line is
+`python -m tools.studies.lm_eval`. Importing this package loads neither the harness nor a
+backend.
+"""
+
+from importlib import import_module
+
+from snapexport.errors import needs_extra
+
+NAME = "snapexport"
+
+
+def register() -> None:
+    """Add `snapexport` to the harness's models. Raises UserError where the harness is missing."""
+    with needs_extra("eval"):
+        from lm_eval.api.registry import model_registry
+
+        # Adds the harness's own models: it would not do so later, when the list is not empty.
+        import_module("lm_eval.models")
+    if NAME not in model_registry:
+        model_registry.register(NAME, target="tools.studies.lm_eval.model:SnapexportLM")
