@@ -23,7 +23,6 @@ from snapexport.graphs.markers import BLOCK_EXPERTS, BLOCK_MATMUL, EXPERTS, TRAC
 
 BLOCK = 32
 _PACKED, _SCALES = ".int4", ".scales"
-_IR_DTYPES = {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16}
 
 
 def parts(name: str) -> tuple[str, str]:

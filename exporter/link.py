@@ -13,18 +13,11 @@ from snapexport.exporter.architectures import architecture_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import stored_name
 from snapexport.exporter.simplify import simplify
+from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_DTYPES = {
-    "F32": ir.DataType.FLOAT,
-    "F16": ir.DataType.FLOAT16,
-    "BF16": ir.DataType.BFLOAT16,
-    "U8": ir.DataType.UINT8,
-    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
-}
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ def _reference(name: str, span: TensorSpan) -> ir.ExternalTensor:
         location=f"{WEIGHTS}/{span.file.name}",
         offset=span.offset,
         length=span.nbytes,
-        dtype=_DTYPES[span.dtype],
+        dtype=ir.DataType[BY_SAFETENSORS[span.dtype].onnx],
         shape=ir.Shape(span.shape),
         name=name,
         base_dir=span.file.parent.parent,

@@ -10,12 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401 (teaches NumPy the names of small floats)
 import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.files.copying import CLONE_BLOCK, copy_range
 from snapexport.files.copying import is_hole as is_hole_of_file
+from snapexport.files.dtypes import OF_GRAPHS
 from snapexport.files.safetensors import SUFFIX, TensorSpan, header, read_header
 
 
@@ -39,13 +40,8 @@ class Calculated(Protocol):
 Tensor = TensorSpan | Calculated
 """A tensor of a checkpoint: bytes in a file, or something to be calculated of them."""
 
-NUMPY_DTYPE = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "U8": np.dtype(np.uint8),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-}
+NUMPY_DTYPE = {found.safetensors: np.dtype(found.numpy) for found in OF_GRAPHS}
+"""The types that graphs can have, by safetensors' names."""
 BLOCK = 1 << 24
 """Elements read at a time."""
 

@@ -27,11 +27,11 @@ from snapexport.exporter.tensor_file import (
     place_of,
 )
 from snapexport.files.copying import clone_file, copy_file
-from snapexport.files.dtypes import DType
-from snapexport.files.safetensors import DTYPES, SUFFIX, TensorSpan, header_sha256
+from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
+from snapexport.files.safetensors import SUFFIX, TensorSpan, header_sha256
 from snapexport.files.whole import sha256_of
 
-_FLOATS = tuple(DTYPES.values())
+_FLOATS = tuple(BY_FLAG[dtype].safetensors for dtype in DTYPES)
 FP8 = "F8_E4M3"
 _HASHED_BYTES = 1 << 30
 """Larger weights get a hash only if it is known without reading them again."""
@@ -84,7 +84,7 @@ def place(
     names, placed = set(wanted), PlacedWeights()
     found = {name: checkpoint.tensors[name] for name in sorted(set(map(int4.whole, names)))}
     sources = {n: one if n in in_fp8 else _readable(n, one) for n, one in found.items()}
-    stored = dict.fromkeys(sources, DTYPES[dtype])
+    stored = dict.fromkeys(sources, BY_FLAG[dtype].safetensors)
     stored |= dict.fromkeys(in_fp32, "F32") | dict.fromkeys(in_fp8, FP8)
     if link:
         _link(sources, stored, directory, placed)

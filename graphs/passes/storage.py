@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from numpy.typing import DTypeLike
 
 from snapexport.contract import names
-from snapexport.contract.targets import CacheDType
+from snapexport.files.dtypes import CacheDType
 from snapexport.graphs.passes.base import call, fresh, graph_input, graph_output, int64s, node
 
 _ROTATED, _UNROTATED = 2, 1

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphName, TensorSpec
-from snapexport.contract.sizes import ITEM_BYTES
 from snapexport.errors import UserError
+from snapexport.files.dtypes import BY_NUMPY
 
 Work = Callable[[], None]
 """Something to run. On a GPU it only puts work on the stream."""
@@ -48,7 +48,7 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         """Size of the whole buffer in bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return math.prod(self.shape) * BY_NUMPY[self.dtype].bytes
 
     @property
     def host(self) -> NDArray[Any]:

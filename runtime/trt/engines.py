@@ -14,8 +14,9 @@ from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry
 from snapexport.contract.manifest import GraphEntry, GraphName
-from snapexport.contract.tensors import OF_TENSORRT, in_place
+from snapexport.contract.tensors import in_place
 from snapexport.errors import UserError
+from snapexport.files.dtypes import of_tensorrt
 from snapexport.runtime.engine.cuda import CudaMemory
 from snapexport.runtime.trt import entry
 from snapexport.runtime.trt.jit_cache import JitCache
@@ -148,7 +149,7 @@ class Engines:
 
 def _described(engine: "trt.ICudaEngine", name: str) -> tuple[str, list[int]]:
     dtype = engine.get_tensor_dtype(name).name
-    return OF_TENSORRT.get(dtype, dtype), list(engine.get_tensor_shape(name)[:])
+    return of_tensorrt(dtype), list(engine.get_tensor_shape(name)[:])
 
 
 def _logger() -> "tuple[trt.ILogger, deque[str]]":

@@ -1,16 +1,18 @@
 """Imports run one way, and the runtime needs no training framework."""
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 import snapexport
 from tools.house import ROOT, circular, imported_modules, package_modules
 
 PACKAGE = Path(snapexport.__file__).parent
-ROOT = Path(__file__).parents[2]
 
 HEAVY = (
     "torch transformers onnx onnxruntime tensorrt cuda tritonclient starlette uvicorn grpc jinja2"
@@ -73,13 +75,21 @@ def test_imports_between_packages_run_one_way() -> None:
 
 def imports_of_studies(files: Iterable[Path]) -> list[str]:
     """Files that import the laboratory."""
-    imports = re.compile(r"^\s*(from|import) tools\.studies\b|^\s*from tools import .*studies", re.M)
+    imports = re.compile(
+        r"^\s*(from|import) tools\.studies\b|^\s*from tools import .*studies", re.M
+    )
     return [str(file) for file in files if imports.search(file.read_text())]
 
 
 def test_only_the_laboratory_imports_the_laboratory() -> None:
-    files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
-    files += [file for link in PACKAGE.iterdir() if link.is_symlink() for file in link.rglob("*.py")]
+    files = [
+        *PACKAGE.rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "tools").glob("*.py"),
+    ]
+    files += [
+        file for link in PACKAGE.iterdir() if link.is_symlink() for file in link.rglob("*.py")
+    ]
     assert not imports_of_studies(files)
 
 

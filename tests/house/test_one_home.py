@@ -15,11 +15,11 @@ HOMES = {
     "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/gguf/cursor.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
-        {"files/whole.py", "build/leftovers.py"},
+        {"files/whole.py", "build/staging.py"},
     ),
     "renames": (
         r"os\.(rename|replace)\(|\w\.rename\(",
-        {"build/renames.py", "build/staging.py"},
+        {"build/staging.py"},
     ),
     "hard links": (
         r"os\.link\(",

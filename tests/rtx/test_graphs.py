@@ -12,7 +12,7 @@ from snapexport.build import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.composed import composed_attention
-from snapexport.contract.tensors import OF_TENSORRT
+from snapexport.files.dtypes import of_tensorrt
 from snapexport.graphs.functions import EXPERTS
 from tests.oracle import checkpoints
 from tests.rtx.library import ask
@@ -149,7 +149,7 @@ def accepted_graphs(made: Build, softcapped: bool) -> None:
         answer = ask(made.graph(name))
         assert answer.accepted, f"{name}: {answer.errors}"
         for tensors, specs in ((answer.inputs, entry.inputs), (answer.outputs, entry.outputs)):
-            found = [(key, OF_TENSORRT.get(kind, kind), shape) for key, kind, shape in tensors]
+            found = [(key, of_tensorrt(kind), shape) for key, kind, shape in tensors]
             assert sorted(found) == sorted((s.name, s.dtype, list(s.shape)) for s in specs), name
         operators = Counter(node.op_type for node in load(made, name).graph.node)
         assert answer.layers.get("ATTENTION_INPUT", 0) == operators["Attention"], name

@@ -25,9 +25,9 @@ from snapexport.contract.geometry import (
 )
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.manifest import QUANTIZATIONS, ModelFacts, Quantization
-from snapexport.contract.targets import TARGETS, CacheDType, Target, capabilities, targets_with
+from snapexport.contract.targets import TARGETS, Target, capabilities, targets_with
 from snapexport.errors import UserError, flag_of
-from snapexport.files.dtypes import DTYPES, DType
+from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
 
 DEFAULT_COMPRESSION = 4

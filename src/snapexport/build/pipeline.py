@@ -54,14 +54,9 @@ from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.link import Traced
 from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from snapexport.exporter.ranks import require_ranks
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import BY_FLAG
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
-_TORCH: dict[DType, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -133,8 +128,8 @@ def trace_model(
     resolved: ResolvedBuild, directory: Path, progress: Progress
 ) -> tuple[Traces, weights.PlacedWeights]:
     """Trace all graphs, place the weights in `directory`, and link the traces to them."""
-    options, dtype = resolved.options, _TORCH[resolved.options.dtype]
-    traced = _traced(resolved, dtype, progress)
+    options = resolved.options
+    traced = _traced(resolved, getattr(torch, BY_FLAG[options.dtype].numpy), progress)
     checkpoint, traced = _quantized(resolved, traced)
     progress.stage("placing the weights")
     if options.tensor_parallel > 1:

@@ -19,8 +19,8 @@ from snapexport.contract.manifest import (
     WeightFile,
 )
 from snapexport.contract.segments import require_segments
-from snapexport.contract.tensors import OF_SAFETENSORS
 from snapexport.errors import UserError
+from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan, header_sha256, read_header
 from snapexport.files.untrusted import GRAPH_BYTES
 from snapexport.files.whole import sha256_of
@@ -156,7 +156,7 @@ class Build:
 
 def _span_of(spec: TensorSpec, spans: Mapping[str, TensorSpan]) -> TensorSpan:
     span = spans.get(spec.name)
-    found = span and (OF_SAFETENSORS.get(span.dtype), list(span.shape))
+    found = span and (BY_SAFETENSORS[span.dtype].numpy, list(span.shape))
     if span is None or found != (spec.dtype, spec.shape):
         raise UserError(
             f"the build has {found} for the weight '{spec.name}', its graphs want "

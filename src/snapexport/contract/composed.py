@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from snapexport.contract import names
 from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, Manifest
-from snapexport.contract.sizes import DTYPE_BYTES
 from snapexport.contract.targets import capabilities
+from snapexport.files.dtypes import BY_FLAG
 
 _FP32 = 4
 
@@ -35,7 +35,7 @@ def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
     assert shapes is not None
     fits = shapes.fits_with_sink if model.attention_sinks else shapes.fits
     plain = model.latent is None and not model.num_experts
-    return plain and fits(DTYPE_BYTES[manifest.dtype], rows, slots, model.head_dim)
+    return plain and fits(BY_FLAG[manifest.dtype].bytes, rows, slots, model.head_dim)
 
 
 def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:

@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 from snapexport.contract.engines import ENGINES, EngineEntry, EngineFile
 from snapexport.contract.manifest import REBUILD, WEIGHTS, Manifest
-from snapexport.contract.sizes import ITEM_BYTES
 from snapexport.errors import UserError
+from snapexport.files.dtypes import BY_NUMPY
 from snapexport.files.untrusted import is_plain_name
 
 _POSITIONS = (1 << 31) - 1
@@ -112,7 +112,7 @@ def _in_folders(manifest: Manifest, files: Iterable[str]) -> Iterator[str]:
 
 
 def _require_spec(name: str, dtype: str, shape: list[int]) -> None:
-    if dtype not in ITEM_BYTES:
+    if dtype not in BY_NUMPY:
         raise UserError(f"the manifest has {name!r:.200} of the type {dtype!r:.50}", REBUILD)
     if len(shape) > 8 or not all(0 < size < 1 << 31 for size in shape):
         raise UserError(f"the manifest has {name!r:.200} of the shape {shape!r:.100}", REBUILD)

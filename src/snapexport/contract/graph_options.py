@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from snapexport.contract.targets import (
-    CACHE_DTYPES,
     TARGETS,
-    CacheDType,
     Target,
     capabilities,
     targets_with,
 )
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import CACHE_DTYPES, CacheDType, DType
 
 PREFILLS = ("chunks", "blocks")
 """How prompts are taken: blocks need `GraphOptions.extend`."""

@@ -20,9 +20,8 @@ from snapexport.contract.manifest import (
     Manifest,
     TensorSpec,
 )
-from snapexport.contract.targets import CacheDType
-from snapexport.contract.tensors import OF_DTYPE
 from snapexport.errors import UserError
+from snapexport.files.dtypes import BY_FLAG
 
 Shape = tuple[int, ...]
 Specs = dict[str, tuple[str, Shape]]
@@ -30,13 +29,6 @@ Specs = dict[str, tuple[str, Shape]]
 
 OfLayer = Callable[[int], str]
 """The name of a layer's tensor."""
-
-_NAMED: Mapping[CacheDType, str] = {
-    "fp32": OF_DTYPE["fp32"],
-    "fp16": OF_DTYPE["fp16"],
-    "bf16": OF_DTYPE["bf16"],
-    "int8": "int8",
-}
 
 
 def require_interface(manifest: Manifest) -> None:
@@ -112,7 +104,7 @@ class _Facts:
         self._batch = is_smaller.get("decode", is_smaller.get(VERIFY, manifest.batch))
         self._tokens = manifest.geometry.tokens_per_step if self._kind == VERIFY else 1
         self._capacity = is_smaller.get("prefill", manifest.geometry.L_max)
-        self._dtype = OF_DTYPE[manifest.dtype]
+        self._dtype = BY_FLAG[manifest.dtype].numpy
         self._full = name.startswith(BASELINE) or not manifest.geometry.compresses
         self._options = manifest.graph_options
         if self._full:
@@ -318,7 +310,7 @@ class _Facts:
     @property
     def _stored(self) -> str:
         """The type of decode's caches."""
-        return self._dtype if self._full else _NAMED[self._manifest.cache_dtype]
+        return self._dtype if self._full else BY_FLAG[self._manifest.cache_dtype].numpy
 
     def _caches(self, rows: int) -> Specs:
         """Decode's caches, before the step."""

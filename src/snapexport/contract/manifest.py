@@ -14,9 +14,9 @@ from snapexport.contract.engines import EngineEntry, Strict
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.latents import LatentSizes
-from snapexport.contract.targets import CacheDType, Target
+from snapexport.contract.targets import Target
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 

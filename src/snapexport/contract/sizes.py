@@ -1,25 +1,10 @@
-"""Sizes in bytes: of elements and tensors, parsed from text and written as text."""
+"""Sizes in bytes: of tensors, parsed from text and written as text."""
 
 import math
 import re
 
 from snapexport.contract.manifest import TensorSpec
-from snapexport.contract.targets import CacheDType
-
-ITEM_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-}
-"""Bytes of an element, by the manifest's names of types."""
-
-DTYPE_BYTES: dict[CacheDType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
-"""Bytes of an element, by the names of `--dtype` and `--cache-dtype`."""
+from snapexport.files.dtypes import BY_NUMPY
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -28,7 +13,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]I?)B?", re.IGNORECASE)
 
 def tensor_bytes(spec: TensorSpec) -> int:
     """Bytes of one input or output."""
-    return math.prod(spec.shape) * ITEM_BYTES[spec.dtype]
+    return math.prod(spec.shape) * BY_NUMPY[spec.dtype].bytes
 
 
 def size(text: str) -> int:

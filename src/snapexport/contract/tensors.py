@@ -1,31 +1,9 @@
-"""Names tensor types, sums the bytes of full caches, and pairs tensors that share a buffer."""
+"""Sums the bytes of full caches, and pairs tensors that share a buffer."""
 
 from snapexport.contract import names
 from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.sizes import tensor_bytes
-from snapexport.files.dtypes import DType
-
-OF_DTYPE: dict[DType, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""The manifest's names of types, by those of `--dtype`."""
-
-OF_SAFETENSORS = {
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-}
-"""The manifest's names of types, by those of weight files."""
-
-OF_TENSORRT = {
-    "BOOL": "bool",
-    "INT32": "int32",
-    "INT64": "int64",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "FP8": "float8_e4m3fn",
-    "FLOAT": "float32",
-}
-"""The manifest's names of types, by TensorRT's (the members of its DataType)."""
+from snapexport.files.dtypes import BY_FLAG
 
 
 def full_cache_bytes(manifest: Manifest) -> int:
@@ -33,7 +11,7 @@ def full_cache_bytes(manifest: Manifest) -> int:
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
     layers = range(manifest.geometry.num_layers)
     states = [specs[name(n)] for n in layers for name in (names.past_key, names.past_value)]
-    dtype, length = OF_DTYPE[manifest.dtype], manifest.geometry.L_max
+    dtype, length = BY_FLAG[manifest.dtype].numpy, manifest.geometry.L_max
     return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)
 
 

@@ -11,26 +11,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.untrusted import HEADER_BYTES, open_regular, parse_object
 
 SUFFIX = ".safetensors"
-
-DTYPES: dict[DType, str] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-"""How safetensors spells the types of `--dtype`."""
-
-ITEM_BYTES = {
-    "BOOL": 1,
-    **dict.fromkeys(("U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
-}
-_ITEM_BITS = {
-    **{dtype: 8 * nbytes for dtype, nbytes in ITEM_BYTES.items()},
-    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
-}
-"""All the types of the safetensors library."""
 
 _METADATA = "__metadata__"
 _PREFIX = struct.Struct("<Q")
@@ -51,7 +35,7 @@ class TensorSpan:
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor."""
-    return prod(shape) * ITEM_BYTES[dtype]
+    return prod(shape) * BY_SAFETENSORS[dtype].bytes
 
 
 def header(
@@ -131,7 +115,7 @@ def _span(file: Path, start: int, name: str, entry: object) -> TensorSpan:
         shape, dtype = tuple(map(_natural, entry["shape"])), entry["dtype"]
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(file, f"the entry of {name[:200]} is wrong: {error}") from None
-    if not isinstance(dtype, str) or dtype not in _ITEM_BITS:
+    if not isinstance(dtype, str) or dtype not in BY_SAFETENSORS:
         raise _unreadable(file, f"the type of {name[:200]}, {dtype!r:.100}, is not known")
     return TensorSpan(file, start + begin, end - begin, dtype, shape)
 
@@ -144,7 +128,7 @@ def _natural(value: object) -> int:
 
 def _require_size(file: Path, name: str, span: TensorSpan) -> None:
     """Compare a tensor's bytes with its type and shape."""
-    if 8 * span.nbytes != prod(span.shape) * _ITEM_BITS[span.dtype]:
+    if 8 * span.nbytes != prod(span.shape) * BY_SAFETENSORS[span.dtype].bits:
         raise UserError(
             f"{file} gives the tensor {name[:200]} {span.nbytes} bytes, which is not the size of "
             f"{span.dtype} {list(span.shape)!r:.200}",

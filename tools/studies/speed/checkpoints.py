@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from snapexport.build.staging import staged
 from snapexport.files import safetensors
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import BY_FLAG, DType
 
-_CONFIG_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _BLOCK = (1 << 24) + 1
 """Numbers in the block: odd, so that no two rows of a matrix are equal."""
 _PART = 1 << 24
@@ -139,7 +138,7 @@ def write(directory: Path, shape: dict[str, Any], dtype: DType, *, sparse: bool 
     """Write config.json, a tokenizer and model.safetensors. Returns the bytes of the weights."""
     write_config(directory, shape, dtype)
     _write_tokenizer(directory, shape["vocab_size"])
-    stored = safetensors.DTYPES[dtype]
+    stored = BY_FLAG[dtype].safetensors
     entries = {name: (stored, one) for name, one in tensors(shape)}
     header = safetensors.header(entries)
     size = sum(safetensors.tensor_bytes(*entry) for entry in entries.values())
@@ -157,7 +156,7 @@ def write_config(directory: Path, shape: dict[str, Any], dtype: DType) -> None:
     """Write config.json alone, which is enough to plan a build."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
-    config |= {"dtype": _CONFIG_DTYPES[dtype], "bos_token_id": 1, "eos_token_id": 2} | shape
+    config |= {"dtype": BY_FLAG[dtype].numpy, "bos_token_id": 1, "eos_token_id": 2} | shape
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

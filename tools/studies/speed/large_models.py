@@ -11,15 +11,14 @@ from pathlib import Path
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan import sizes
-from snapexport.build.plan.devices import Share, plan_devices_for
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.request import PlanRequest
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.sizes import DTYPE_BYTES
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights
 from snapexport.measure.bench.turns import Rates, Work
 from tools.studies.speed import checkpoints
+from tools.studies.speed.device_shares import Share, plan_devices_for
 
 DTYPE: DType = "bf16"
 
@@ -132,7 +131,7 @@ class Worker:
         return Costs(_weights(self.model, self.options, tokens), tuple(layers), self.geometry.L_obs)
 
     def _layer(self, index: int, absorbed: bool) -> LayerCosts:
-        facts, item = self.model.facts, DTYPE_BYTES[DTYPE]
+        facts, item = self.model.facts, BY_FLAG[DTYPE].bytes
         key, value = (
             facts.num_key_value_heads * width * item for width in (facts.key_dim, facts.value_dim)
         )

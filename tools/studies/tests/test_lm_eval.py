@@ -28,7 +28,7 @@ from tools.studies.lm_eval.model import SnapexportLM
 
 pytestmark = pytest.mark.slow
 
-TASKS = Path(__file__).parent / "harness"
+TASKS = Path(__file__).parent / "lm_eval"
 TOKENS = 512
 SIZES: dict[str, Any] = {"L_max": 544, "kv_budget": 96, "batch": 3, "pool_kernel": 7}
 DOCUMENTS = 12

@@ -10,8 +10,6 @@ from snapexport.measure.bench.results import FORMAT, read
 from tools.studies.speed import page
 from tools.studies.speed.experiments import EXPERIMENTS, context
 
-DOCS = Path(__file__).parents[3] / "docs"
-
 
 def seconds(median: float) -> dict[str, float]:
     return {"samples": 5, "median": median, "q1": median, "q3": median}
@@ -90,13 +88,3 @@ def test_page_tables_of_a_run_without_measurements_have_no_rows(name: str, tmp_p
     settings = {"contexts": [8], "kv_budgets": [4], "prompts": [8]}
     found = report(name, settings) | {"complete": False}
     assert "**The run was cut.**" in page.block(read(written(tmp_path, found)))
-
-
-@pytest.mark.parametrize(
-    ("name", "results"),
-    [("performance.md", "performance"), ("concepts/disaggregation.md", "disaggregation")],
-)
-def test_page_holds_the_tables_of_its_results(name: str, results: str) -> None:
-    text = (DOCS / name).read_text()
-    for path in sorted((DOCS / "results" / results).glob("*.json")):
-        assert page.block(read(path)) in text, path.name

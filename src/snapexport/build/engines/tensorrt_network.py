@@ -5,8 +5,8 @@ from pathlib import Path
 from snapexport.build.engines.tensorrt_callbacks import Log
 from snapexport.contract.manifest import GraphEntry
 from snapexport.contract.tensorrt_bindings import trt
-from snapexport.contract.tensors import OF_TENSORRT
 from snapexport.errors import UserError
+from snapexport.files.dtypes import of_tensorrt
 
 STRONGLY_TYPED = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 """Keeps the graph's types. TensorRT 11 and TensorRT for RTX always do, and ignore the flag."""
@@ -77,4 +77,4 @@ def _require_as_recorded(path: Path, network: trt.INetworkDefinition, entry: Gra
 
 def _described(tensor: trt.ITensor) -> tuple[str, list[int]]:
     dtype = tensor.dtype.name
-    return OF_TENSORRT.get(dtype, dtype), list(tensor.shape[:])
+    return of_tensorrt(dtype), list(tensor.shape[:])

@@ -8,8 +8,8 @@ from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.sizes import largest_dequantized_bytes, position_bytes
 from snapexport.contract.geometry import VOTING_ROWS, CacheGeometry
-from snapexport.contract.sizes import DTYPE_BYTES
 from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, SINK_CHANNELS, capabilities
+from snapexport.files.dtypes import BY_FLAG
 
 _FP32 = 4
 
@@ -150,7 +150,7 @@ def _dequantized_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of what is dequantized at a time where weights stay in fp8."""
     if options.weights != "fp8":
         return 0
-    return largest_dequantized_bytes(model, DTYPE_BYTES[options.dtype])
+    return largest_dequantized_bytes(model, BY_FLAG[options.dtype].bytes)
 
 
 def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
@@ -160,7 +160,7 @@ def _outputs_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGe
     if not geometry.compresses:
         return logits
     window = (
-        facts.num_attention_heads * geometry.L_obs * facts.head_dim * DTYPE_BYTES[options.dtype]
+        facts.num_attention_heads * geometry.L_obs * facts.head_dim * BY_FLAG[options.dtype].bytes
     )
     held = zip(geometry.heads_held(facts.num_key_value_heads), geometry.layers, strict=True)
     positions = 8 * sum(heads * layer.K for heads, layer in held)
@@ -182,7 +182,7 @@ def _is_masked(model: PlannedModel, options: BuildOptions, single_shot: bool) ->
 
 def _working_bytes(options: BuildOptions) -> int:
     """Bytes of an element in work. The CPU provider adds an fp32 copy to each fp16 tensor."""
-    item = DTYPE_BYTES[options.dtype]
+    item = BY_FLAG[options.dtype].bytes
     converts = not capabilities(options.target).runs_on_gpu and item < _FP32
     return item + _FP32 if converts else item
 

@@ -12,13 +12,13 @@ from snapexport.errors import UserError, needs_extra
 from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
 from snapexport.exporter.opening import open_checkpoint
-from snapexport.files.dtypes import DType
+from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
 from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_STORED: dict[str, DType] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_STORED: dict[str, DType] = {BY_FLAG[dtype].safetensors: dtype for dtype in DTYPES}
 
 
 _OF_EXPERTS = ".experts."

@@ -6,9 +6,8 @@ from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedModel
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import ModelFacts
-from snapexport.contract.sizes import DTYPE_BYTES
-from snapexport.contract.targets import CacheDType, capabilities
-from snapexport.files.dtypes import DType
+from snapexport.contract.targets import capabilities
+from snapexport.files.dtypes import BY_FLAG, CacheDType, DType
 
 _BLOCK, _PACKED = 32, 16
 """int4: bytes of a block of 32 weights, beside its scale (exporter.int4)."""
@@ -19,7 +18,7 @@ _SCALE = 4
 
 def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
     """Bytes of all weights in the build; a tied head counts once."""
-    item = DTYPE_BYTES[options.dtype]
+    item = BY_FLAG[options.dtype].bytes
     plain = (model.embedding + model.others) * item
     if options.weights == "int4":
         return plain + _int4_bytes(model, item)
@@ -43,9 +42,9 @@ def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
     if capabilities(options.target).weights_per_graph:
         return stored * sessions
     if options.weights == "int4":
-        return stored + sessions * _int4_bytes(model, DTYPE_BYTES[options.dtype])
+        return stored + sessions * _int4_bytes(model, BY_FLAG[options.dtype].bytes)
     if options.dtype == "fp16":
-        return sessions * stored // DTYPE_BYTES["fp16"] * DTYPE_BYTES["fp32"]
+        return sessions * stored // BY_FLAG["fp16"].bytes * BY_FLAG["fp32"].bytes
     return stored
 
 
@@ -55,11 +54,11 @@ def read_bytes(model: PlannedModel, options: BuildOptions) -> int:
     Of experts, those that the tokens of all batch slots choose.
     """
     if options.weights == "int4":
-        item = DTYPE_BYTES[options.dtype]
+        item = BY_FLAG[options.dtype].bytes
         read = _read_expert_share(model, options.batch)
         return _linear_int4_bytes(model, item) + round(read * _experts_int4_bytes(model, item))
     converted = not capabilities(options.target).runs_on_gpu and options.dtype == "fp16"
-    item = DTYPE_BYTES["fp32" if converted else options.dtype]
+    item = BY_FLAG["fp32" if converted else options.dtype].bytes
     experts = round(_read_expert_share(model, options.batch) * _expert_elements(model))
     read = (_linear_elements(model) + experts + model.others) * item
     return read + dequantizing_bytes(model, item) if options.weights == "fp8" else read
@@ -145,7 +144,7 @@ def _experts_int4_bytes(model: PlannedModel, item: int) -> int:
 
 def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
     """Bytes of key and value of one position in one layer: [Hkv,D] each, or c_kv and k_rope."""
-    return model.position_values * DTYPE_BYTES[dtype]
+    return model.position_values * BY_FLAG[dtype].bytes
 
 
 def token_bytes(model: ModelFacts, dtype: DType) -> int:

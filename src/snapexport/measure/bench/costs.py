@@ -14,9 +14,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.head_groups import CacheHeads
 from snapexport.contract.manifest import Manifest, TensorSpec
-from snapexport.contract.sizes import ITEM_BYTES
-from snapexport.contract.tensors import OF_DTYPE
 from snapexport.files import safetensors
+from snapexport.files.dtypes import BY_FLAG, BY_NUMPY
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.turns import Work
 
@@ -158,7 +157,7 @@ def _layer(
     states = [specs[names.past_key(0)], specs[names.past_value(0)]]
     # An int8 cache has scales of key and value, [B,Hkv,1,D].
     scales = names.past_key_scale(0), names.past_value_scale(0)
-    key, value = (_position_bytes(spec, heads, OF_DTYPE[manifest.dtype]) for spec in states)
+    key, value = (_position_bytes(spec, heads, BY_FLAG[manifest.dtype].numpy) for spec in states)
     slot, fixed = key + value, 0
     if not full_cache:
         slot = sum(_position_bytes(spec, heads, spec.dtype) for spec in states)
@@ -173,4 +172,4 @@ def _layer(
 
 def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:
     """Bytes of one request and position of a cache [B,Hkv,S,D] of so many KV heads."""
-    return heads * spec.shape[3] * ITEM_BYTES[dtype]
+    return heads * spec.shape[3] * BY_NUMPY[dtype].bytes

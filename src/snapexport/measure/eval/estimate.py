@@ -6,7 +6,7 @@ A chunk and a decode step are timed on this machine; the rest is counted.
 import math
 
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.sizes import DTYPE_BYTES
+from snapexport.files.dtypes import BY_FLAG
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
@@ -109,4 +109,4 @@ def _cache_bytes(manifest: Manifest, system: System) -> int:
     model = manifest.model
     slots = system.geometry.head_slots(model.num_key_value_heads)
     slot_values = model.position_values // model.num_key_value_heads
-    return manifest.batch * slots * slot_values * DTYPE_BYTES[manifest.cache_dtype]
+    return manifest.batch * slots * slot_values * BY_FLAG[manifest.cache_dtype].bytes

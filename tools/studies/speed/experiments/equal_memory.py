@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.sizes import in_gib
-from snapexport.contract.targets import CacheDType
 from snapexport.errors import UserError
+from snapexport.files.dtypes import CacheDType
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table, of_roofline, spread_ms
 from snapexport.measure.bench.turns import Row, rounded

@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from snapexport.build import BuildOptions
 from snapexport.build.plan import activations, sizes
 from snapexport.build.plan.alternatives import largest
-from snapexport.build.plan.cut import Group, Role, cut_matrices, device_model, require_devices
 from snapexport.build.plan.footprint import GPU_CONTEXT
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.plan import resolved
 from snapexport.build.plan.request import PlanRequest
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.sizes import DTYPE_BYTES, as_flag, spelled
+from snapexport.contract.sizes import as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
 from snapexport.errors import UserError
+from snapexport.files.dtypes import BY_FLAG
+from tools.studies.speed.cut import Group, Role, cut_matrices, device_model, require_devices
 
 _MOST = 1 << 14
 """Largest batch that is looked for on one device."""
@@ -172,7 +173,7 @@ def _groups(
     model: PlannedModel, devices: int, role: Role, options: BuildOptions
 ) -> Iterator[tuple[Group, int]]:
     """Bytes of a device's weights by what they are."""
-    share, item = device_model(model, devices, role), DTYPE_BYTES[options.dtype]
+    share, item = device_model(model, devices, role), BY_FLAG[options.dtype].bytes
     kept = set(share.fp8.names) if share.fp8 and options.weights == "fp8" else set()
     found: dict[Group, int] = dict.fromkeys(("vocabulary", "attention", "MLP"), 0)
     for cut in cut_matrices(model, devices, role):
