@@ -23,8 +23,8 @@ from snapexport.errors import UserError
 NAME = "bench"
 STOP_SECONDS = 60
 HINT = (
-    "`make cluster` sets it up; give its interpreter: --dynamo-python .venv-dynamo/bin/python "
-    "(docs/how-to/dynamo.md)"
+    "`make -f tools/studies/Makefile cluster` sets it up; give its interpreter: "
+    "--dynamo-python .venv-dynamo/bin/python (docs/how-to/dynamo.md)"
 )
 _VERSIONS = """
 import json

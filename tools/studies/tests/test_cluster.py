@@ -145,7 +145,7 @@ def test_interpreter_without_dynamo_is_refused_with_a_hint(
         assert run(tmp_path, python=Path(sys.executable)) == 2
         error = capsys.readouterr().err
         assert "cannot run Dynamo's workers: the package 'ai-dynamo" in error
-        assert "\n\nhint: `make cluster` sets it up" in error
+        assert "\n\nhint: `make -f tools/studies/Makefile cluster` sets it up" in error
 
 
 def test_prompts_beyond_the_build_are_refused(

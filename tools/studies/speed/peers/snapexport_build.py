@@ -50,6 +50,7 @@ def variants(scene: "Scene") -> Iterator["Variant"]:
 
 def make(build: str, threads: int, prepack: bool = False) -> "Snapexport":
     """A build with caches of random numbers."""
+    sys.path.append(str(Path(__file__).parents[4]))  # a worker starts without the repository's root
     return Snapexport(Path(build), threads, prepack)
 
 
