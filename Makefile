@@ -76,11 +76,10 @@ fuzz: $(STAMP)           ## mutated input files, and builds that are killed, 20 
 fuzz-short: $(STAMP)     ## a few cases of each kind, and all that once failed, two minutes
 	$(BIN)/python -m tests.fuzz --short
 
-fuzz-http: $(SERVED)     ## hostile requests, templates, large bodies and idle connections, 5 minutes
+fuzz-http: $(SERVED)     ## hostile requests, templates and large bodies, 5 minutes
 	$(FUZZ).fuzz $(SERVED) --count 2000
 	$(FUZZ).templates --count 600
 	$(FUZZ).stall $(SERVED)
-	$(FUZZ).idle $(SERVED)
 
 fuzz-http-short: $(STAMP) ## a slice of the hostile requests, half a minute
 	$(BIN)/python -m pytest tests/fuzz_http
