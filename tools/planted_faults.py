@@ -95,7 +95,7 @@ FAULTS = (
         "vote: the softcap is dropped",
         "scores = Mul (bent, softcap)",
         "scores = Identity (uncapped)",
-        ("parity/test_parity_sliding.py",),
+        ("parity/test_parity_extend.py",),
     ),
     Fault(
         "vote: a causal row sees one position too many",
