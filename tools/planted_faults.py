@@ -38,7 +38,7 @@ GEOMETRY = ("contract/test_geometry.py",)
 FUNCTIONS = ("graphs/test_functions.py",)
 SCHEDULER = ("runtime/requests/test_scheduler.py",)
 LLM = ("runtime/requests/test_llm.py",)
-REPEAT = ("parity/test_parity_repeat.py", "contract/test_vote_queries.py")
+REPEAT = ("parity/test_parity_votes.py", "contract/test_vote_queries.py")
 
 FAULTS = (
     # The cache's arithmetic.

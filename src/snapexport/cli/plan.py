@@ -1,7 +1,7 @@
 """Finds the caches, chunks and batch that fit into a memory, before anything is built.
 
 Reads a checkpoint's config and headers alone. Flags that are given are kept, the others are chosen.
-Sizes are bounds (docs/reference/memory-model.md says what they count). Speed is not promised.
+Sizes are bounds (docs/how-to/plan.md says what they count). Speed is not promised.
 
 examples:
   snapexport plan --model ./llama --L-max 131072 --memory 80GiB --target tensorrt
@@ -20,20 +20,18 @@ from snapexport.contract.graph_options import GraphOptions
 
 HELP = "find what fits into a memory, before anything is built"
 
-_CHOSEN = {
+NOT_PLANNED = {
+    *("out", "baseline", "overwrite", "link_weights"),
+    *("decode_batches", "tokens_per_step", "tensor_parallel"),
+}
+"""Flags of `build` that a plan does not take."""
+HELPS = {name: text for name, text in build.HELPS.items() if name not in NOT_PLANNED} | {
     "batch": "batch slots: requests that decode side by side (default: as many as fit)",
     "prefill_chunk": "tokens of one prefill step; L_max: a single shot (default: the best that "
     "fits)",
     "dtype": "dtype of weights, activations and cache (default: fp32; for tensorrt the "
     "checkpoint's own 16 bits, or bf16)",
-}
-CHOICES = (
-    {name: build.CHOICES[name] for name in ("model", "L_max")}
-    | _CHOSEN
-    | {name: build.CHOICES[name] for name in ("prefill_capacities", "weights", "target")}
-)
-CACHE = build.CACHE | {
-    "policy": build.CACHE["policy"] + " (default: snapstream, or full where a given batch fits it)",
+    "policy": build.HELPS["policy"] + " (default: snapstream, or full where a given batch fits it)",
     "kv_budget": "cache slots per layer and KV head, all parts together (default: chosen)",
 }
 
@@ -46,16 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="all the memory that there is, such as 80GiB, 24GB or 512M",
     )
-    flags.add_fields(parser, BuildOptions, CHOICES)
-    flags.add_fields(parser.add_argument_group("graphs"), GraphOptions, build.GRAPHS)
-    flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
+    parser.usage = "%(prog)s --model NAME --L-max N --memory SIZE [flags]"
+    flags.add_grouped(parser, (BuildOptions, GraphOptions), HELPS)
     parser.set_defaults(policy=None, batch=None, dtype=None)
     parser.add_argument("--json", action="store_true", help="print every alternative as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
-    given = flags.values(arguments, CHOICES | build.GRAPHS | CACHE)
+    given = flags.values(arguments, HELPS)
     request = PlanRequest(parse_memory(arguments.memory), given)
     plan = make_plan(request)
     if arguments.json:
