@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from snapexport.contract import names
-from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, Manifest
+from snapexport.contract.graph_kinds import MTP_PREFILL
+from snapexport.contract.manifest import GraphEntry, Manifest
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
 

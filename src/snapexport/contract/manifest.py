@@ -8,10 +8,11 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import AfterValidator, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kinds import VERIFY, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.latents import LatentSizes
 from snapexport.contract.targets import Target
@@ -30,25 +31,8 @@ WEIGHTS = "weights"
 """A build's folder of weights."""
 RANK = "rank"
 """rank{r} is the folder of a rank's graphs and weights, where a build has several ranks."""
-BASELINE = "baseline-"
-"""Prefix of the names of the full cache's graphs."""
-
-VERIFY = "verify"
-"""Name of the graph of a decode step of several tokens, as of a token and drafts of the next."""
-
-MTP, MTP_PREFILL = "mtp", "mtp-prefill"
-"""Names of the graphs of multi-token prediction."""
-
-GraphName = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^(compress|vote|extend|mtp(-prefill)?|(verify|(baseline-)?(prefill|decode))"
-        r"(\.[1-9]\d*)?)$"
-    ),
-]
-"""prefill, prefill.N over a cache of N positions, compress, vote, extend, decode, decode.N for the
-first N batch slots, verify and verify.N as decode for several tokens of each, and the graphs of
-multi-token prediction; baseline-NAME for the full cache."""
+GraphName = Annotated[str, AfterValidator(require_graph_name)]
+"""NAME, NAME.N or baseline-NAME of a kind of graph (`contract/graph_kinds.py`)."""
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12

@@ -1,7 +1,8 @@
 """Sums the bytes of full caches, and pairs tensors that share a buffer."""
 
 from snapexport.contract import names
-from snapexport.contract.manifest import MTP_PREFILL, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.graph_kinds import graph_of
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.sizes import tensor_bytes
 from snapexport.files.dtypes import BY_FLAG
 
@@ -21,14 +22,10 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 
 
 def in_place(name: GraphName, graph: GraphEntry) -> dict[str, str]:
-    """{present cache: the input whose buffer it has to share}.
-
-    Empty for the compress graph, whose input and output caches differ in length; for extend, which
-    moves what it keeps to other cache slots; and for mtp-prefill, which reads its input while it
-    writes.
-    """
-    others = ("compress", "extend", MTP_PREFILL)
-    inputs = {spec.name for spec in graph.inputs if name not in others}
+    """{present cache: the input whose buffer it has to share}."""
+    if not graph_of(name).kind.writes_in_place:
+        return {}
+    inputs = {spec.name for spec in graph.inputs}
     outputs = [spec.name for spec in graph.outputs if names.is_present(spec.name)]
     pairs = {present: names.past_of(present) for present in outputs}
     return {present: past for present, past in pairs.items() if past in inputs}

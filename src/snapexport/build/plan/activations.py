@@ -49,7 +49,7 @@ def forms_scores(model: PlannedModel, options: BuildOptions, single_shot: bool) 
     have none in a model with experts.
     """
     target = capabilities(options.target)
-    is_fused = options.dtype in target.fused_attention and not options.graph.trt_decomposable
+    is_fused = options.dtype in target.fused_attention
     if single_shot and not target.fused_whole_prompt:
         is_fused = False
     if target.fused_shapes is not None and model.facts.num_experts:
@@ -100,7 +100,7 @@ def _attention_scratch(model: PlannedModel, options: BuildOptions, chunk: int, s
     if facts.attention_sinks:
         wide = states * (facts.head_dim + SINK_CHANNELS) // facts.head_dim
         states = 2 * wide
-    return states // options.graph.attention_groups + 2 * chunk * slots
+    return states + 2 * chunk * slots
 
 
 def compress_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
