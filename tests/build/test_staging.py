@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.build import renames
-from snapexport.build.leftovers import CONTENT, REPLACED, identity, mark
-from snapexport.build.staging import scratch, staged
+from snapexport.build import staging
+from snapexport.build.staging import CONTENT, FORMER, MARKER, scratch, staged
 from snapexport.cli.app import main
 from snapexport.cli.console import BuildProgress
 from snapexport.contract.manifest import MANIFEST
@@ -88,7 +87,7 @@ def test_an_interrupted_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("where", ["fcntl.flock", "snapexport.build.leftovers.mark"])
+@pytest.mark.parametrize("where", ["fcntl.flock", "pathlib.Path.touch"])
 def test_a_signal_before_the_marker_is_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -134,7 +133,7 @@ def test_next_build_removes_the_unfinished_directory_of_a_killed_one(
 
 
 def test_target_name_with_an_asterisk_is_not_a_pattern(tmp_path: Path) -> None:
-    other = tmp_path / ".a.partial-x"
+    other = tmp_path / ".a.partial-0a1b2c3d"
     other.mkdir()
     with staged(tmp_path / "*", overwrite=False):
         pass
@@ -160,8 +159,7 @@ def test_scratch_beside_a_place_does_not_keep_a_build_from_it(tmp_path: Path) ->
 
 def test_directory_that_appears_during_a_build_is_left_as_it_is(tmp_path: Path) -> None:
     target = tmp_path / "b"
-    with pytest.raises(UserError, match="appeared while"), staged(target, overwrite=True):
-        target.mkdir()
+    target.mkdir()
     with pytest.raises(UserError, match="appeared while"), staged(target / "c", overwrite=False):
         (target / "c").write_text("thesis")
     assert [path.name for path in target.iterdir()] == ["c"]
@@ -176,7 +174,7 @@ def old_build(target: Path) -> Path:
 
 def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NFS."""
-    monkeypatch.setattr(renames, "_renameat2", lambda *_: False)
+    monkeypatch.setattr(staging, "_exchange", lambda *_: False)
 
 
 both = pytest.mark.parametrize("renameat2", [True, False])
@@ -229,10 +227,10 @@ def test_without_renameat2_builds_appear_and_replace_all_the_same(
 def test_build_that_a_kill_left_aside_without_renameat2_is_put_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    aside = tmp_path / ".b.partial-x"
+    aside = tmp_path / ".b.partial-0a1b2c3d"
     aside.mkdir()
-    old_build(aside / REPLACED)
-    mark(aside, "swapping", identity(aside / REPLACED))
+    old_build(aside / FORMER)
+    (aside / MARKER).touch()
     with pytest.raises(UserError, match="exists already"), staged(tmp_path / "b", overwrite=False):
         pass
     assert (tmp_path / "b" / MANIFEST).read_text() == "old"
@@ -243,7 +241,7 @@ def test_build_that_a_kill_left_aside_without_renameat2_is_put_back(
 def test_users_directory_with_a_name_like_ours_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = tmp_path / ".b.partial-x"
+    mine = tmp_path / ".b.partial-0a1b2c3d"
     mine.mkdir()
     (mine / "thesis.txt").write_text("x")
     with staged(tmp_path / "b", overwrite=False):
@@ -252,23 +250,25 @@ def test_users_directory_with_a_name_like_ours_is_kept(
     assert capsys.readouterr().err == ""
 
 
-def test_removed_leftovers_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    left = tmp_path / ".b.partial-x"
+def test_removal_of_leftovers_is_noted_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = tmp_path / ".b.partial-0a1b2c3d"
     left.mkdir()
-    mark(left, "writing")
+    (left / MARKER).touch()
     with staged(tmp_path / "b", overwrite=False):
         pass
     assert capsys.readouterr().err == f"note: removed {left}: its process was killed\n"
     assert not left.exists()
 
 
-def test_users_directory_that_a_kill_left_exchanged_is_kept_and_told(
+def test_users_directory_that_a_kill_left_exchanged_is_kept_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = tmp_path / ".b.partial-x"
+    left = tmp_path / ".b.partial-0a1b2c3d"
     (left / CONTENT).mkdir(parents=True)
     (left / CONTENT / "thesis.txt").write_text("x")
-    mark(left, "swapping", "0:1", "0:2")
+    (left / MARKER).write_text("0:1 0:2")
     with staged(tmp_path / "b", overwrite=False):
         pass
     assert (left / CONTENT / "thesis.txt").is_file()

@@ -1,6 +1,5 @@
 """The command line: its output, and bad input, which has one form of error and leaves nothing."""
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.cli.app import COMMANDS, main
-from snapexport.cli.build import CACHE
-from snapexport.cli.renamed import RENAMED
+from snapexport.cli.app import main
+from snapexport.cli.build import HELPS
 from snapexport.contract.build_directory import Build
 from snapexport.graphs.functions.vote import DEFAULTS as VOTE_DEFAULTS
 from tests.oracle import checkpoints
@@ -324,38 +322,9 @@ def test_build_json_is_a_summary(
     assert summary["memory"]["compression"] == 4.0
 
 
-@pytest.mark.parametrize(
-    ("argv", "old", "new"),
-    [
-        (["build", "--candidates", "4"], "--candidates", "--top-tokens"),
-        (["generate", "x.build", "--runner=tensorrt"], "--runner", "--backend"),
-        (["inspect", "x.build", "--runner", "tensorrt"], "--runner", "--backend"),
-        (["diff", "x.build", "--runners", "tensorrt"], "--runners", "--backends"),
-    ],
-)
-def test_a_renamed_flag_is_refused_with_its_present_name(
-    capsys: pytest.CaptureFixture[str], argv: list[str], old: str, new: str
-) -> None:
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == (
-        f"error: `{old}` has been renamed\n\nhint: use `{new}`, which takes the same values\n"
-    )
-
-
-def test_every_renamed_flag_points_to_a_flag_of_its_command() -> None:
-    for command, flags in RENAMED.items():
-        parser = argparse.ArgumentParser()
-        COMMANDS[command].add_arguments(parser)
-        known = parser._option_string_actions
-        assert flags.keys().isdisjoint(known)
-        assert set(flags.values()) <= known.keys()
-
-
 @pytest.mark.parametrize("stage", VOTE_DEFAULTS)
-def test_the_help_of_build_tells_each_default_of_the_vote(stage: str) -> None:
-    assert f"(default: {VOTE_DEFAULTS[stage]}" in CACHE[stage]
+def test_the_help_of_build_names_each_default_of_the_vote(stage: str) -> None:
+    assert f"(default: {VOTE_DEFAULTS[stage]}" in HELPS[stage]
 
 
 @pytest.mark.parametrize(

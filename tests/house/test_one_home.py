@@ -17,11 +17,11 @@ HOMES = {
     "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/gguf/cursor.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
-        {"files/whole.py", "build/leftovers.py", PEER},
+        {"files/whole.py", "build/staging.py", PEER},
     ),
     "renames": (
         r"os\.(rename|replace)\(|\w\.rename\(",
-        {"build/renames.py", "build/staging.py", "measure/bench/builds.py", PEER},
+        {"build/staging.py", "measure/bench/builds.py", PEER},
     ),
     "hard links": (
         r"os\.link\(",

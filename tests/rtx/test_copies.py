@@ -5,18 +5,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from snapexport.build import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from tests.rtx.library import ask_kernels
-
-OPTIONS = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "batch": 4}
-
-
-@pytest.fixture(scope="module")
-def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    out = tmp_path_factory.mktemp("copies") / "b"
-    return build(checkpoint, out, target="tensorrt-rtx", dtype="fp16", baseline=True, **OPTIONS)
 
 
 def copied(graph: Path) -> set[str]:

@@ -10,13 +10,12 @@ import pytest
 
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
-
-SMALL = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "dtype": "fp16"}
+from tests.rtx.conftest import SMALL
 
 
 @pytest.fixture
 def made(checkpoint: Path, tmp_path: Path) -> Build:
-    return build(checkpoint, tmp_path / "b", target="tensorrt-rtx", **SMALL)
+    return build(checkpoint, tmp_path / "b", target="tensorrt-rtx", dtype="fp16", **SMALL)
 
 
 def engine(made: Build, *options: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +38,7 @@ def test_engines_are_built_for_named_capabilities_and_recorded(made: Build) -> N
     assert subprocess.run(inspected, capture_output=True).returncode == 0
 
 
-def test_a_second_run_builds_only_what_is_missing(made: Build) -> None:
+def test_second_engine_run_builds_only_missing_graphs(made: Build) -> None:
     assert engine(made, "--compute-capability", "8.9", "--graphs", "decode").returncode == 0
     first = next((made.directory / "engines").rglob("decode.engine")).stat().st_mtime_ns
     assert engine(made, "--compute-capability", "8.9").returncode == 0
@@ -57,7 +56,7 @@ def test_a_second_run_builds_only_what_is_missing(made: Build) -> None:
         (["--refit"], "--refit is not supported by TensorRT for RTX"),
     ],
 )
-def test_choices_that_the_library_has_not_are_refused(
+def test_engine_options_unknown_to_tensorrt_rtx_are_refused(
     made: Build, options: list[str], message: str
 ) -> None:
     done = engine(made, *options)
@@ -65,7 +64,7 @@ def test_choices_that_the_library_has_not_are_refused(
     assert not (made.directory / "engines").exists()
 
 
-def test_the_first_error_of_a_failed_engine_is_shown_and_nothing_is_left(made: Build) -> None:
+def test_failed_engine_shows_its_first_error_and_leaves_no_file(made: Build) -> None:
     done = engine(made, "--workspace", "4KiB")
     assert done.returncode == 2
     assert "TensorRT for RTX built no engine of " in done.stderr and "workspace" in done.stderr

@@ -23,6 +23,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.graphs.surgery import IR_VERSION
 from tests.exporter.quantized_files import quantize_to_fp8
 from tests.oracle import checkpoints
+from tests.rtx.conftest import SMALL
 from tests.rtx.library import Answer, ask
 
 N, K, BLOCK = 1024, 2048, 128
@@ -79,7 +80,6 @@ def test_fp8_with_a_scale_for_each_row_is_not_dequantized_as_a_whole(tmp_path: P
     assert found.scratch is not None and found.scratch <= WORKSPACE
 
 
-SMALL: dict[str, Any] = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
 FP8_GPUS = ("8.9", "12.0")
 
 

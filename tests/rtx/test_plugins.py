@@ -16,6 +16,7 @@ from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.plugins import compiling
 from tests.plugins.loud import skip_loudly
+from tests.rtx.conftest import SMALL
 from tests.rtx.library import ask
 
 STUB = Path(__file__).parents[1] / "plugins/stub"
@@ -38,8 +39,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     out = tmp_path_factory.mktemp("build") / "b"
-    options = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
-    return build(checkpoint, out, target="tensorrt", dtype="fp16", **options)
+    return build(checkpoint, out, target="tensorrt", dtype="fp16", **SMALL)
 
 
 def only(made: Build, operator: str, path: Path) -> Path:

@@ -7,17 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from snapexport.build import build
 from snapexport.contract.build_directory import Build
 
 ENVIRONMENT = os.environ | {"POLYGRAPHY_USE_TENSORRT_RTX": "1", "POLYGRAPHY_AUTOINSTALL_DEPS": "0"}
-
-
-@pytest.fixture(scope="module")
-def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    out = tmp_path_factory.mktemp("build") / "b"
-    options = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
-    return build(checkpoint, out, target="tensorrt-rtx", dtype="fp16", **options)
 
 
 def polygraphy(*words: str) -> subprocess.CompletedProcess[str]:

@@ -1,26 +1,29 @@
-"""Writes directories atomically.
+"""Writes directories atomically: in a hidden directory beside the target, then by one rename.
 
-Files are written to a hidden directory beside the target. Its content takes the target's name at
-the end, by one rename that never replaces what it was not told to, and is removed on failure.
+`.NAME.partial-*/snapexport.unfinished`   marks it as ours; says what is being exchanged
+`.NAME.partial-*/content`                 what is to appear at the target
+`.NAME.partial-*/former`                  the replaced target, where names can't be exchanged
+
+It is locked while its process lives. The next process removes unlocked ones that are marked.
 """
 
+import ctypes
+import fcntl
+import glob
 import os
+import secrets
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from snapexport.build.leftovers import (
-    CONTENT,
-    REPLACED,
-    hidden,
-    identity,
-    is_being_written,
-    mark,
-    remove_leftovers,
-)
-from snapexport.build.renames import exchange, rename_new
 from snapexport.contract.manifest import MANIFEST
 from snapexport.errors import UserError
+from snapexport.files.whole import write_whole
+
+MARKER, CONTENT, FORMER = "snapexport.unfinished", "content", "former"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
@@ -32,45 +35,41 @@ def staged(
     Overwrites only a directory that contains the file `marker`, and that was there at the start.
     """
     target = Path(os.path.normpath(target.absolute()))
-    remove_leftovers(target)
-    former = _free(target, overwrite, marker, kind)
-    if is_being_written(target):
+    living = _remove_leftovers(target)
+    former = _former(target, overwrite, marker, kind)
+    if any(".partial-" in directory.name for directory in living):
         raise UserError(
             f"another process is writing {target}", "wait until it ends, or choose another --out"
         )
-    with _parents(target), hidden(target, "writing") as directory:
-        content = directory / CONTENT
-        content.mkdir()
-        yield content
+    with _parents(target), _hidden(target, "partial") as directory:
+        yield directory / CONTENT
         if former is None:
-            _appear(content, target)
+            _appear(directory / CONTENT, target)
         else:
-            _replace(directory, target, former, marker, kind)
+            _replace(directory, target, former, marker)
 
 
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
     """Yield an empty hidden directory beside a build; it is removed at the end."""
     beside = Path(os.path.normpath(beside.absolute()))
-    remove_leftovers(beside)
-    with hidden(beside, "scratch") as directory:
-        content = directory / CONTENT
-        content.mkdir()
-        yield content
+    _remove_leftovers(beside)
+    with _hidden(beside, "scratch") as directory:
+        yield directory / CONTENT
 
 
-def _free(target: Path, overwrite: bool, marker: str, kind: str) -> str | None:
+def _former(target: Path, overwrite: bool, marker: str, kind: str) -> str | None:
     """The identity of what is to be replaced; None if there is nothing."""
     if not os.path.lexists(target):
         return None
     if not overwrite:
         raise UserError(f"{target} exists already", "choose another --out, or pass --overwrite")
-    if not _replaceable(target, marker):
+    if not _is_replaceable(target, marker):
         raise UserError(f"{target} is not {kind}: it is not overwritten", "choose another --out")
-    return identity(target)
+    return _identity(target)
 
 
-def _replaceable(target: Path, marker: str) -> bool:
+def _is_replaceable(target: Path, marker: str) -> bool:
     """Whether it is a directory, itself and not by a link, that is empty or has the marker."""
     if target.is_symlink() or not target.is_dir():
         return False
@@ -88,52 +87,127 @@ def _parents(target: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for parent in missing:
-            _remove_if_empty(parent)
+        with suppress(OSError):  # somebody else put something there
+            for parent in missing:
+                parent.rmdir()
         raise
 
 
-def _remove_if_empty(directory: Path) -> None:
-    with suppress(OSError):  # somebody else put something there
-        directory.rmdir()
+@contextmanager
+def _hidden(target: Path, purpose: str) -> Iterator[Path]:
+    """Yield a new hidden directory, locked; it is removed at the end."""
+    directory = target.parent / f".{target.name}.{purpose}-{secrets.token_hex(4)}"
+    try:
+        directory.mkdir(mode=0o700)
+        # The marker comes after the lock: others remove only what is marked and not locked.
+        with _locked(directory):
+            try:
+                (directory / MARKER).touch()
+                (directory / CONTENT).mkdir()
+                yield directory
+            finally:
+                _discard(directory, target)
+    finally:  # a signal came before the lock was held, and the directory is empty
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def _appear(content: Path, target: Path) -> None:
     try:
-        rename_new(content, target)
-    except FileExistsError:
+        content.rename(target)  # replaces nothing but an empty directory, by POSIX
+    except OSError:
+        if not os.path.lexists(target):
+            raise
         raise UserError(
             f"{target} appeared while it was being written, and is left as it is",
             "choose another --out, or pass --overwrite",
         ) from None
 
 
-def _replace(directory: Path, target: Path, former: str, marker: str, kind: str) -> None:
-    """Put the content in the place of the former target. The latter is removed with `directory`.
-
-    A kill leaves either of them at the target.
-    """
+def _replace(directory: Path, target: Path, former: str, marker: str) -> None:
+    """Put the content in the place of the former target, which is removed with `directory`."""
     content = directory / CONTENT
-    mark(directory, "swapping", former, identity(content))
+    write_whole(directory / MARKER, f"{former} {_identity(content)}")
     try:
-        replaced = content if exchange(content, target) else _moved(target, directory / REPLACED)
+        replaced = content if _exchange(content, target) else target.rename(directory / FORMER)
     except FileNotFoundError:  # the former target was removed meanwhile
         _appear(content, target)
         return
-    if identity(replaced) != former or not _replaceable(replaced, marker):
+    if _identity(replaced) != former or not _is_replaceable(replaced, marker):
         if replaced == content:
-            exchange(content, target)
-        else:
-            mark(directory, "swapping", identity(content))  # and `hidden` puts the other back
+            _exchange(content, target)
+        write_whole(directory / MARKER, _identity(content))  # `_discard` puts the other back
         raise UserError(
-            f"{target} was replaced while {kind} was being written for it, and is left as it is",
+            f"{target} was replaced while it was being written, and is left as it is",
             "choose another --out, or build again",
         )
     if replaced != content:
         _appear(content, target)
 
 
-def _moved(target: Path, place: Path) -> Path:
-    """Move the target aside. After a kill the next process puts it back."""
-    target.rename(place)
-    return place
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False where system or file system (NFS) can't."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = (os.fsencode(one), os.fsencode(other))
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    if not os.path.lexists(other):
+        raise FileNotFoundError(other)
+    return False
+
+
+def _remove_leftovers(target: Path) -> list[Path]:
+    """Remove what killed processes left beside the target, with a note; return living ones'."""
+    living = []
+    digits = "[0-9a-f]" * 8
+    for directory in sorted(target.parent.glob(f".{glob.escape(target.name)}.*-{digits}")):
+        try:
+            with _locked(directory):
+                if not (directory / MARKER).is_file():
+                    directory.rmdir()  # refuses one that is not empty: a user's own
+                elif _discard(directory, target):
+                    _note(f"removed {directory}: its process was killed")
+        except BlockingIOError:
+            living.append(directory)
+        except OSError:  # a user's own, or removed just now
+            continue
+    return living
+
+
+def _discard(directory: Path, target: Path) -> bool:
+    """Remove a hidden directory, but nothing that isn't ours; return whether it is gone."""
+    former = directory / FORMER
+    if os.path.lexists(former) and not os.path.lexists(target):
+        former.rename(target)
+        _note(f"put back {target}: the process that was replacing it ended too early")
+    marker = directory / MARKER
+    exchanged = marker.read_text().split() if marker.is_file() else []
+    for path in (directory / CONTENT, former):
+        if exchanged and os.path.lexists(path) and _identity(path) not in exchanged:
+            _note(f"{path} came to {target} while that was being replaced: it is kept")
+            return False
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
+
+
+def _identity(path: Path) -> str:
+    """The inode of a path, its links not followed; it stays the same under other names."""
+    status = path.lstat()
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock. Raises BlockingIOError if another process holds it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

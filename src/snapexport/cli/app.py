@@ -36,7 +36,6 @@ from snapexport.cli import (
     serve,
     triton,
 )
-from snapexport.cli.renamed import require_current_flags
 from snapexport.cli.signals import end_on_signals
 from snapexport.errors import UserError, first_line
 
@@ -114,7 +113,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_on_signals()
     words = sys.argv[1:] if argv is None else argv
     try:
-        require_current_flags(words)
         arguments = parser().parse_args(words)
         status: int = COMMANDS[arguments.command].run(arguments)
         return status

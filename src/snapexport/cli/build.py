@@ -20,7 +20,8 @@ from snapexport.contract.graph_options import GraphOptions
 
 HELP = "checkpoint -> build directory"
 
-CHOICES = {
+OF_GRAPHS = {field.name: field.metadata["help"] for field in dataclasses.fields(GraphOptions)}
+HELPS = OF_GRAPHS | {
     "model": "checkpoint directory, GGUF file, or a Hugging Face Hub id",
     "out": "the build directory to make",
     "L_max": "longest prompt, tokens",
@@ -46,9 +47,6 @@ CHOICES = {
     "link_weights": "hard-link the checkpoint's files instead of copying them; onnx, Polygraphy "
     "and whatever else reads weights by onnx refuse such a build",
     "overwrite": "replace an existing build",
-}
-GRAPHS = {one.name: one.metadata["help"] for one in dataclasses.fields(GraphOptions)}
-CACHE = {
     "policy": "snapstream: sinks, ring and SnapKV's top-k; streaming: no top-k; sage: the last "
     "token votes alone, unpooled; snapkv: no sinks, causal softmax; full: keep all",
     "kv_budget": "cache slots per layer and KV head, all parts together (default: L_max / 4)",
@@ -80,16 +78,15 @@ CACHE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The fields of BuildOptions, and --json."""
-    flags.add_fields(parser, BuildOptions, CHOICES)
-    flags.add_fields(parser.add_argument_group("graphs"), GraphOptions, GRAPHS)
-    flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
+    """The fields of BuildOptions and GraphOptions, and --json."""
+    parser.usage = "%(prog)s --model NAME --L-max N --out DIR [flags]"
+    flags.add_grouped(parser, (BuildOptions, GraphOptions), HELPS)
     parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the summary."""
-    options = BuildOptions.of(**flags.values(arguments, CHOICES | GRAPHS | CACHE))
+    options = BuildOptions.of(**flags.values(arguments, HELPS))
     with BuildProgress() as progress:
         build = run_build(options, progress)
     if arguments.json:

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,23 @@ def add_fields(parser: argparse._ActionsContainer, options: type, helps: Mapping
     for field in dataclasses.fields(options):
         if field.name in helps:
             _add_flag(parser, field, hints[field.name], helps[field.name])
+
+
+GROUPS = ("cache", "advanced")
+"""Groups of flags in a command's --help, after those that users choose."""
+
+
+def add_grouped(
+    parser: argparse.ArgumentParser, options: Sequence[type], helps: Mapping[str, str]
+) -> None:
+    """Add the fields of several options classes, each in the group that its metadata names."""
+    groups = {"": parser} | {title: parser.add_argument_group(title) for title in GROUPS}
+    for kind in options:
+        for field in dataclasses.fields(kind):
+            if field.name in helps:
+                add_fields(
+                    groups[field.metadata.get("group", "")], kind, {field.name: helps[field.name]}
+                )
 
 
 def add_backend(parser: argparse._ActionsContainer) -> None:

@@ -6,7 +6,6 @@ Sizes are bounds (docs/reference/memory-model.md says what they count). Speed is
 examples:
   snapexport plan --model ./llama --L-max 131072 --memory 80GiB --target tensorrt
   snapexport plan --model ./llama --L-max 32768 --memory 24G --batch 8 --weights int4
-  snapexport plan --model ./llama-70b --L-max 131072 --memory 80GiB --devices 4 --target tensorrt
 """
 
 import argparse
@@ -14,29 +13,25 @@ import json
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan import PlanRequest, make_plan
-from snapexport.build.plan.devices import plan_devices
 from snapexport.build.plan.request import parse_memory
 from snapexport.cli import build, flags
-from snapexport.cli.plan_devices import devices_report, print_devices
 from snapexport.cli.plan_view import print_plan
 from snapexport.contract.graph_options import GraphOptions
 
 HELP = "find what fits into a memory, before anything is built"
 
-_CHOSEN = {
+NOT_PLANNED = {
+    *("out", "baseline", "overwrite", "link_weights"),
+    *("decode_batches", "tokens_per_step", "tensor_parallel"),
+}
+"""Flags of `build` that a plan does not take."""
+HELPS = {name: text for name, text in build.HELPS.items() if name not in NOT_PLANNED} | {
     "batch": "batch slots: requests that decode side by side (default: as many as fit)",
     "prefill_chunk": "tokens of one prefill step; L_max: a single shot (default: the best that "
     "fits)",
     "dtype": "dtype of weights, activations and cache (default: fp32; for tensorrt the "
     "checkpoint's own 16 bits, or bf16)",
-}
-CHOICES = (
-    {name: build.CHOICES[name] for name in ("model", "L_max")}
-    | _CHOSEN
-    | {name: build.CHOICES[name] for name in ("prefill_capacities", "weights", "target")}
-)
-CACHE = build.CACHE | {
-    "policy": build.CACHE["policy"] + " (default: snapstream, or full where a given batch fits it)",
+    "policy": build.HELPS["policy"] + " (default: snapstream, or full where a given batch fits it)",
     "kv_budget": "cache slots per layer and KV head, all parts together (default: chosen)",
 }
 
@@ -49,26 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="all the memory that there is, such as 80GiB, 24GB or 512M",
     )
-    parser.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="cut the model over N devices of --memory each by tensor parallelism, and tell what "
-        "each would hold; such graphs are not built yet",
-    )
-    flags.add_fields(parser, BuildOptions, CHOICES)
-    flags.add_fields(parser.add_argument_group("graphs"), GraphOptions, build.GRAPHS)
-    flags.add_fields(parser.add_argument_group("cache"), BuildOptions, CACHE)
+    parser.usage = "%(prog)s --model NAME --L-max N --memory SIZE [flags]"
+    flags.add_grouped(parser, (BuildOptions, GraphOptions), HELPS)
     parser.set_defaults(policy=None, batch=None, dtype=None)
     parser.add_argument("--json", action="store_true", help="print every alternative as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the alternatives and the recommendation."""
-    given = flags.values(arguments, CHOICES | build.GRAPHS | CACHE)
+    given = flags.values(arguments, HELPS)
     request = PlanRequest(parse_memory(arguments.memory), given)
-    if arguments.devices is not None:
-        return _run_devices(request, arguments.devices, as_json=arguments.json)
     plan = make_plan(request)
     if arguments.json:
         from snapexport.build.plan.report import plan_report
@@ -76,13 +61,4 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(plan_report(plan)))
     else:
         print_plan(plan)
-    return 0
-
-
-def _run_devices(request: PlanRequest, devices: int, *, as_json: bool) -> int:
-    plan = plan_devices(request, devices)
-    if as_json:
-        print(json.dumps(devices_report(plan)))
-    else:
-        print_devices(plan)
     return 0

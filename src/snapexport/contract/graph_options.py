@@ -24,8 +24,9 @@ DecodeAttention = Literal["all", "valid"]
 DECODE_ATTENTIONS: tuple[DecodeAttention, ...] = get_args(DecodeAttention)
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _help(text: str, group: str = "advanced") -> dict[str, str]:
+    """Metadata of a flag. group: "", what users choose; "cache" or "advanced"."""
+    return {"help": text, "group": group}
 
 
 def _advanced(text: str) -> dict[str, str]:
@@ -51,7 +52,8 @@ class GraphOptions:
         default=None,
         metadata=_help(
             "of compressed caches alone, beside --dtype fp32: fp16, or int8 in ONNX Runtime "
-            "(default: the dtype)"
+            "(default: the dtype)",
+            "cache",
         ),
     )
     decode_attention: DecodeAttention | None = field(
@@ -81,7 +83,8 @@ class GraphOptions:
         metadata=_help(
             "add extend.onnx, which takes further tokens onto a compressed cache: a turn of a chat "
             "costs its own tokens, and prompts may be longer than --L-max; with --group max it "
-            "keeps more of what a question at the end of a long one asks for"
+            "keeps more of what a question at the end of a long one asks for",
+            "",
         ),
     )
     mtp: bool = field(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from snapexport.errors import UserError
-from snapexport.files.dtypes import DTYPES, CacheDType, DType
+from snapexport.files.dtypes import DTYPES, OF_GRAPHS, CacheDType, DType
 
 Target = Literal["onnxruntime", "tensorrt", "tensorrt-rtx", "portable"]
 Masked = Literal["chunk", "window", "softcap", "sink"]
@@ -114,11 +114,8 @@ TENSORRT_RTX = EngineLibrary(
 """host_copies: measured on 0.1 to 3 GB of weights, beside the weight files, which are mapped."""
 
 
-TENSORRT_TYPES = (
-    *("FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT4E2M1"),
-    *("INT64", "INT32", "INT8", "UINT8", "INT4", "BOOL"),
-)
-"""From docs/operators.md of onnx-tensorrt. A tensor of fp64 would be taken for one of fp32."""
+TENSORRT_TYPES = tuple(found.onnx for found in OF_GRAPHS if found.tensorrt)
+"""A tensor of fp64 would be taken for one of fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)

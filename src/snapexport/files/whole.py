@@ -1,6 +1,6 @@
 """Writes files atomically: to a temporary name beside the file, then by one rename.
 
-`builder.staging` does so for directories.
+`build.staging` does so for directories.
 """
 
 import hashlib

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan import sizes
-from snapexport.build.plan.devices import Share, plan_devices_for
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.request import PlanRequest
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.measure.bench import checkpoints
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights
+from snapexport.measure.bench.device_shares import Share, plan_devices_for
 from snapexport.measure.bench.turns import Rates, Work
 
 DTYPE: DType = "bf16"

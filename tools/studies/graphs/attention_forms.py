@@ -1,6 +1,7 @@
-"""Scratch memory of prefill's attention in several forms, by the real builder.
+"""Measures the scratch memory of prefill's attention in several forms, by the real builder.
 
-PYTHONPATH=. python -m tests.rtx.forms    writes the table of docs/reference/attention-forms.md
+PYTHONPATH=. python -m tools.studies.graphs.attention_forms    writes the table of
+docs/reference/attention-forms.md
 
 One layer: a chunk of 512 tokens, 131,072 cache slots, 32/8 heads of 128, fp16.
 """
@@ -194,6 +195,7 @@ def copies(answer: Answer) -> int:
 
 
 def lines() -> Iterator[str]:
+    """The table in Markdown."""
     yield "| form | scratch memory | attention kernels | kernels that copy caches |"
     yield "|---|---|---|---|"
     with TemporaryDirectory() as folder:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from snapexport.build import BuildOptions
 from snapexport.build.plan import activations, sizes
 from snapexport.build.plan.alternatives import largest
-from snapexport.build.plan.cut import Group, Role, cut_matrices, device_model, require_devices
 from snapexport.build.plan.footprint import GPU_CONTEXT
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.plan import resolved
@@ -20,6 +19,7 @@ from snapexport.contract.sizes import as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_FLAG
+from snapexport.measure.bench.cut import Group, Role, cut_matrices, device_model, require_devices
 
 _MOST = 1 << 14
 """Largest batch that is looked for on one device."""
