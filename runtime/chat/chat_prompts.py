@@ -1,9 +1,9 @@
 """Turns conversations into token ids by a build's chat template, and finds how an answer ends.
 
-A chat's special tokens come from the template; the tokenizer adds none. Knows no executor.
+A chat's special tokens come from the template; the tokenizer adds none. `LLM.chat` and the server
+share it. Knows no executor.
 """
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,14 +39,7 @@ class ChatPrompts:
         cls, directory: Path, tokenizer: Tokenizer | None, eos_token_id: frozenset[int]
     ) -> "ChatPrompts":
         """Read a build's chat template. Raises UserError if it has none, or a broken one."""
-        require_template(directory)
-        with needs_extra("serve"):
-            from snapexport.runtime.chat import chat_template, template_process
-        template = chat_template.load(directory, template_files.read_config(directory))
-        processes = template_process.TemplateProcesses(template)
-        chat = cls(tokenizer, processes, eos_token_id)
-        weakref.finalize(chat, processes.close)
-        return chat
+        return cls(tokenizer, open_template(directory), eos_token_id)
 
     def token_ids(
         self, messages: Conversation, options: Mapping[str, Any] | None = None
@@ -57,12 +50,16 @@ class ChatPrompts:
     def text(self, messages: Conversation, options: Mapping[str, Any] | None = None) -> str:
         """The same prompt as text."""
         _require_messages(messages)
-        if unread := sorted((options or {}).keys() - self.template.options):
+        self.require_options(options or {})
+        return self.template.render([self._known(turn) for turn in messages], True, options)
+
+    def require_options(self, options: Mapping[str, Any]) -> None:
+        """Raise UserError for a name that the template does not read."""
+        if unread := sorted(options.keys() - self.template.options):
             raise UserError(
                 f"the chat template does not read '{unread[0]}'",
                 "leave it out of chat_template_kwargs",
             )
-        return self.template.render(messages, True, options)
 
     def ending(self, params: SamplingParams) -> SamplingParams:
         """The same parameters, which end the answer at the template's end token too."""
@@ -71,9 +68,27 @@ class ChatPrompts:
             return params
         return replace(params, stop_token_ids=(*params.stop_token_ids, token))
 
+    def _known(self, message: Message) -> Message:
+        """Replace the role developer by system for a template that does not know developer."""
+        if message["role"] == "developer" and "developer" not in self.template.source:
+            return {**message, "role": "system"}
+        return message
+
     @cached_property
     def _end_token(self) -> int | None:
         return None if self.tokenizer is None else end_token(self.template, self.tokenizer)
+
+
+def open_template(directory: Path) -> Template:
+    """A build's chat template, whose processes end with it.
+
+    Raises UserError if the build has none, or a broken one.
+    """
+    require_template(directory)
+    with needs_extra("serve"):
+        from snapexport.runtime.chat import chat_template, template_process
+    template = chat_template.load(directory, template_files.read_config(directory))
+    return template_process.TemplateProcesses(template)
 
 
 def require_template(directory: Path) -> None:

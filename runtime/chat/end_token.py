@@ -1,8 +1,8 @@
 """Finds the token by which a chat template closes an answer.
 
-Many a checkpoint names another token in its config than its template writes, as `<|im_end|>` where
-the config has `<|endoftext|>`; its answers would never end. The template itself says which: it is
-asked to write a conversation, and the token after the answer is read off. No names are known here.
+Many checkpoints name another token in their config than their template writes, such as
+`<|endoftext|>` where the template has `<|im_end|>`; their answers would never end. So the template
+writes a conversation, and the token after the answer is the one. Knows no token's name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,15 @@ TALK = (
 
 
 class Template(Protocol):
-    """A chat template: `ChatTemplate`, or the same in processes of its own."""
+    """A chat template: `ChatTemplate`, or `TemplateProcesses`, which bounds it."""
+
+    @property
+    def source(self) -> str:
+        """The template's text."""
 
     @property
     def options(self) -> frozenset[str]:
-        """Optional names that it reads."""
+        """Optional names that the template reads."""
 
     def render(
         self,
@@ -52,5 +56,5 @@ def end_token(template: Template, tokenizer: Tokenizer) -> int | None:
 def _first_special(text: str, tokenizer: Tokenizer) -> int | None:
     """The longest of the added tokens that the text begins with."""
     added = tokenizer.get_added_tokens_decoder().items()
-    begins = [(len(one.content), token) for token, one in added if text.startswith(one.content)]
+    begins = [(len(t.content), token) for token, t in added if text.startswith(t.content)]
     return max(begins)[1] if begins else None

@@ -1,23 +1,23 @@
-"""Renders a chat template in processes of their own, whose time and memory are bounded.
+"""Renders a chat template in processes of its own, whose time and memory are bounded.
 
 A template is a program of whoever made the checkpoint. jinja2's sandbox keeps it from files and
-from Python, but not from looping. Has the interface of `ChatTemplate`.
+from Python, but not from looping, and no thread can be ended amid `9 ** 999999999`.
 """
 
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-import snapexport.runtime
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_template import ChatTemplate, Message
 from snapexport.runtime.chat.template_worker import CPU_SECONDS
@@ -25,13 +25,12 @@ from snapexport.runtime.chat.template_worker import CPU_SECONDS
 SECONDS = 20.0
 """Time of one rendering by the clock, for a machine that is busy with other things."""
 PROCESSES = 2
-"""One that loops leaves another one for the next client."""
-_READ_BYTES = 1 << 16
+"""While a client's template loops in one, the next client has another."""
 _HINT = "use a checkpoint whose chat template ends soon, or prompts without a template"
 
 
 class TemplateProcesses:
-    """A chat template whose renderings are bounded. Any thread may render."""
+    """A `ChatTemplate` whose renderings are bounded. Any thread may render."""
 
     def __init__(self, template: ChatTemplate) -> None:
         """Start a process, which reads the template. Raises UserError for a broken one."""
@@ -39,11 +38,9 @@ class TemplateProcesses:
         self._free: LifoQueue[_Process] = LifoQueue()
         for _ in range(PROCESSES):
             self._free.put(_Process(template))
-        process = self._free.get()
-        try:
+        with self._process() as process:
             self.options = process.start()
-        finally:
-            self._free.put(process)
+        self._finalizer = weakref.finalize(self, _end, list(self._free.queue))
 
     def render(
         self,
@@ -52,22 +49,19 @@ class TemplateProcesses:
         options: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text, as `ChatTemplate.render` makes it. Raises UserError."""
-        given = {
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-            "options": options,
-        }
-        process = self._free.get()  # the latest: others need not have been started
-        try:
-            return str(process.ask(given)["text"])
-        finally:
-            self._free.put(process)
+        with self._process() as process:
+            return process.render([messages, add_generation_prompt, options])
 
     def close(self) -> None:
-        """End the processes. Later renderings start new ones."""
-        for _ in range(PROCESSES):
-            process = self._free.get()
-            process.end()
+        """End the processes, which must not render any more."""
+        self._finalizer()
+
+    @contextmanager
+    def _process(self) -> "Iterator[_Process]":
+        process = self._free.get()  # the latest: others need not have been started
+        try:
+            yield process
+        finally:
             self._free.put(process)
 
 
@@ -76,95 +70,77 @@ class _Process:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = {"source": template.source, "special": dict(template.special)}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> frozenset[str]:
-        """Start the worker. Returns the names of the template's options."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "snapexport.runtime.chat.template_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=_environment(),
-            start_new_session=True,
-        )
+        """Start the worker. Returns the names of the template's options. Raises UserError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "snapexport.runtime.chat.template_worker"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+                start_new_session=True,
+            )
+        self._connection = Connection(ours.detach())
         try:
             return frozenset(self._exchange(self._template)["options"])
         except UserError:
             self.end()
             raise
 
-    def ask(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The worker's answer. Raises UserError, also if the worker had to be ended."""
-        if self._process is None or self._process.poll() is not None:
+    def render(self, given: Sequence[Any]) -> str:
+        """The text. Raises UserError, also if the worker had to be ended."""
+        if self._child is None or self._child.poll() is not None:
+            self.end()
             self.start()
-        return self._exchange(given)
+        return str(self._exchange(given)["text"])
 
     def end(self) -> int:
         """Kill the worker; its exit status."""
-        if self._process is None:
+        if self._child is None:
             return 0
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(OSError):
-                pipe.close()
-        status, self._process = self._process.wait(), None
+        self._child.kill()
+        self._connection.close()
+        status, self._child = self._child.wait(), None
         return status
 
-    def _exchange(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert self._process is not None and self._process.stdin is not None
-        line = b""
-        with suppress(OSError):
-            _write(self._process.stdin.fileno(), json.dumps(given).encode() + b"\n")
-            line = self._line(time.monotonic() + SECONDS)
-        if not line.endswith(b"\n"):
+    def _exchange(self, given: object) -> Mapping[str, Any]:
+        reply: Mapping[str, Any] | None = None
+        with suppress(EOFError, OSError):
+            self._connection.send_bytes(json.dumps(given).encode())
+            if self._connection.poll(SECONDS):
+                reply = json.loads(self._connection.recv_bytes())
+        if reply is None:
             raise self._ended()
-        reply: Mapping[str, Any] = json.loads(line)
         if "message" in reply:
             raise UserError(reply["message"], reply["hint"])
         return reply
 
-    def _line(self, end: float) -> bytes:
-        """The answer's line; cut off where the worker ended or took too long."""
-        assert self._process is not None and self._process.stdout is not None
-        file = self._process.stdout.fileno()
-        poll = select.poll()
-        poll.register(file, select.POLLIN)
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-                break
-            part = os.read(file, _READ_BYTES)
-            if not part:
-                break
-            line += part
-        return bytes(line)
-
     def _ended(self) -> UserError:
         """The error of a worker that gave no answer. It is killed if it still runs."""
-        assert self._process is not None
+        assert self._child is not None
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.1)
-        ended = self._process.returncode is not None
+            self._child.wait(0.1)
+        is_over = self._child.returncode is not None
         status = self.end()
         what = f"its process ended with status {status}"
         if status == -signal.SIGPROF:
             what = f"it took more than {CPU_SECONDS:g} s of processor time"
-        elif not ended:
+        elif not is_over:
             what = f"it took more than {SECONDS:g} s"
         return UserError(f"the chat template cannot be applied: {what}", _HINT)
 
 
-def _write(file: int, line: bytes) -> None:
-    view = memoryview(line)
-    while view:
-        view = view[os.write(file, view) :]
+def _end(processes: "list[_Process]") -> None:
+    for process in processes:
+        process.end()
 
 
 def _environment() -> dict[str, str]:
     """Ours without its secrets, and with this very snapexport."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SNAPEXPORT_")}
-    home = str(Path(snapexport.runtime.__file__).parents[2])
+    home = str(Path(__file__).parents[3])
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [home, kept.get("PYTHONPATH")]))}

@@ -2,15 +2,14 @@
 
     python -m snapexport.runtime.chat.template_worker
 
-Reads JSON lines: first the template, then what to render. Answers each with one JSON line, and ends
-with its input. `template_process` is the other end.
+Its standard input is a socket. Messages are JSON: first the template, then the arguments of each
+rendering. `template_process` is the other end.
 """
 
 import json
 import resource
 import signal
-import sys
-from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 from snapexport.errors import UserError
@@ -22,48 +21,49 @@ MEMORY_BYTES = 1 << 30
 MOST_CHARACTERS = 1 << 24
 """Characters of a rendered text."""
 
-Reply = Mapping[str, Any]
-
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the other end closes."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server drains first
-    template: ChatTemplate | None = None
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    connection, template = Connection(0), None
+    while True:
         try:
-            given = json.loads(line)
-            if template is None:
-                template = ChatTemplate(**given)
-                reply = _opened(template)
-            else:
-                reply = _rendered(template, given)
-        except UserError as error:
-            reply = {"message": error.message, "hint": error.hint}
-        except Exception as error:  # such as a template nested too deeply
-            kind = type(error).__name__
-            message = f"the chat template cannot be used: {kind}: {error}"
-            reply = {"message": message, "hint": "copy it from the checkpoint again"}
+            given = connection.recv_bytes()
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        template, reply = _answer(template, given)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+        connection.send_bytes(json.dumps(reply).encode())
 
 
-def _opened(template: ChatTemplate) -> Reply:
-    template.require_sound()
-    return {"options": sorted(template.options)}
+def _answer(
+    template: ChatTemplate | None, given: bytes
+) -> tuple[ChatTemplate | None, dict[str, Any]]:
+    """The template, once it is open, and the reply."""
+    try:
+        if template is not None:
+            return template, {"text": _rendered(template, *json.loads(given))}
+        template = ChatTemplate(**json.loads(given))
+        template.require_sound()
+        return template, {"options": sorted(template.options)}
+    except UserError as error:
+        return template, {"message": error.message, "hint": error.hint}
+    except Exception as error:  # such as a template nested too deeply
+        message = f"the chat template cannot be used: {type(error).__name__}: {error}"
+        return template, {"message": message, "hint": "copy it from the checkpoint again"}
 
 
-def _rendered(template: ChatTemplate, given: Mapping[str, Any]) -> Reply:
-    text = template.render(**given)
+def _rendered(template: ChatTemplate, *given: Any) -> str:
+    text = template.render(*given)
     if len(text) > MOST_CHARACTERS:
         raise UserError(
             f"the chat template makes {len(text)} characters of the messages",
             f"{MOST_CHARACTERS} are taken at the most",
         )
-    return {"text": text}
+    return text
 
 
 if __name__ == "__main__":

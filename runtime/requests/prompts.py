@@ -44,6 +44,10 @@ class PromptTooLongError(UserError):
         self.tokens, self.most = tokens, most
 
 
+class TextTooLongError(UserError):
+    """A text of more bytes than are tokenized."""
+
+
 def load_tokenizer(directory: Path) -> Tokenizer | None:
     """Return the build's tokenizer, if it has one, with truncation and padding off."""
     path = directory / TOKENIZER
@@ -72,13 +76,13 @@ def read(
 
 
 def require_readable(prompt: Prompt, limits: Limits) -> None:
-    """Raise UserError for a text that is far too long, without tokenizing it.
+    """Raise TextTooLongError for a text that is far too long, without tokenizing it.
 
     For servers: a tokenizer would spend seconds and gigabytes on whatever a client sends.
     """
     most = max(LEAST_BYTES, limits.longest_prompt * BYTES_PER_TOKEN)
     if isinstance(prompt, str) and (size := len(prompt.encode(errors="surrogatepass"))) > most:
-        raise UserError(
+        raise TextTooLongError(
             f"a prompt has {size} bytes, {most} are read at the most",
             "shorten it, or send token ids",
         )

@@ -16,9 +16,13 @@ class UserError(ValueError):
         return f"{self.message} ({self.hint})"
 
 
+_FLAGS = {"max_num_batched_tokens": "--token-budget"}
+"""Flags that are not named after their field."""
+
+
 def flag_of(field: str) -> str:
     """The flag of an options class's field: L_max is --L-max."""
-    return "--" + field.replace("_", "-")
+    return _FLAGS.get(field, "--" + field.replace("_", "-"))
 
 
 def first_line(error: BaseException) -> str:

@@ -181,9 +181,8 @@ def main() -> int:
     parser.add_argument("build", type=Path)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--triton", action="store_true", help="with Triton behind the API")
     arguments = parser.parse_args()
-    with served(arguments.build, *(["--triton"] if arguments.triton else [])) as serving:
+    with served(arguments.build) as serving:
         watch = Watch(serving.process.pid)
         work = run(serving.port, serving.url, watch, arguments.requests, arguments.minutes)
         report = asyncio.run(work)

@@ -23,9 +23,3 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llm(build: Path) -> LLM:
     return LLM(build, threads=1)
-
-
-@pytest.fixture(scope="session")
-def flags() -> tuple[str, ...]:
-    """Flags of `serve`: in one process."""
-    return ()

@@ -1,17 +1,114 @@
-"""`snapexport serve` in one process: the command."""
+"""The command `snapexport serve`: its output, its end, and its refusals."""
 
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
-from tests.serving.process import serve
-from tests.serving.served_command import *  # noqa: F403
-from tests.serving.served_command import refused
+import openai
+import pytest
+
+from tests.serving.process import SECONDS, serve, start
+
+LONG: dict[str, Any] = {
+    "model": "vault",
+    "prompt": "The old",
+    "max_tokens": 1500,
+    "stream": True,
+    "extra_body": {"ignore_eos": True},
+}
 
 
-def test_flags_of_tritons_need_triton(build: Path, tmp_path: Path) -> None:
-    error = refused(build, tmp_path, "--grpc-port", "8001")
-    assert error == "error: --grpc-port needs --triton\n\nhint: add --triton, or leave it out\n"
+def draining(seconds: float) -> str:
+    return (
+        f"draining: running answers have {seconds:g} s to finish; a second signal does not wait\n"
+    )
+
+
+def test_printed_curl_line_works_and_sigterm_drains(build: Path, tmp_path: Path) -> None:
+    """The stream that runs ends as it would have, and nothing new begins."""
+    process = start(build, tmp_path)
+    try:
+        curl = printed(process).splitlines()[-1]
+        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True)
+        assert '"object":"text_completion"' in answer.stdout, answer.stderr
+        url = curl.split()[1].removesuffix("/completions")
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        stream = client.completions.create(**LONG)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            while True:  # the signal is on its way
+                client.completions.create(**LONG | {"max_tokens": 1, "stream": False})
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        _, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, errors) == (0, draining(30))
+        assert list(tmp_path.glob("snapexport-*")) == []
+    finally:
+        process.kill()
+
+
+def test_drain_seconds_bound_the_drain(build: Path, tmp_path: Path) -> None:
+    long = LONG | {"max_tokens": 30_000}
+    with serve(build, tmp_path, "--drain-seconds", "0.1") as serving:
+        stream = serving.client().completions.create(**long)
+        serving.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(stream)
+        assert serving.ended() == (0, draining(0.1))
+    assert list(tmp_path.glob("snapexport-*")) == []
+
+
+def test_second_signal_ends_it_within_seconds(build: Path, tmp_path: Path) -> None:
+    with serve(build, tmp_path, "--drain-seconds", "600") as serving:
+        stream = serving.client().completions.create(**LONG | {"max_tokens": 30_000})
+        next(iter(stream))
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.stderr is not None
+        assert "draining" in serving.process.stderr.readline()
+        started = time.monotonic()
+        serving.process.send_signal(signal.SIGTERM)
+        serving.ended()
+        assert time.monotonic() - started < 5
+
+
+def test_api_key_and_hosts_are_checked_and_requests_logged(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPEXPORT_API_KEY", "sk-test")
+    options = {"model": "vault", "prompt": "The secret prompt", "max_tokens": 1}
+    with serve(build, tmp_path, "--access-log") as serving:
+        with pytest.raises(openai.AuthenticationError, match="API key is missing or wrong"):
+            serving.client().completions.create(**options)
+        known = serving.client().with_options(api_key="sk-test")
+        known.completions.create(**options)
+        with pytest.raises(openai.PermissionDeniedError, match="--allowed-host evil"):
+            known.completions.create(**options, extra_headers={"Host": "evil.example"})
+        with urlopen(f"{serving.url}/health", timeout=SECONDS) as answer:
+            assert answer.status == 200
+        _, log = serving.end()
+    lines = [line for line in log.splitlines() if '"POST /v1/completions"' in line]
+    assert [line.split('" ')[1].split()[0] for line in lines] == ["401", "200", "403"]
+    assert '"GET /health" 200' in log and "secret" not in log and "sk-test" not in log
+
+
+def test_port_in_use_is_refused(build: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert refused(build, tmp_path, "--port", port) == (
+            f"error: --port {port} on 127.0.0.1: Address already in use\n\n"
+            "hint: choose another --port; 0: a free one\n"
+        )
+
+
+def test_build_without_a_tokenizer_is_refused(build: Path, tmp_path: Path) -> None:
+    shutil.copytree(build, tmp_path / "bare", ignore=lambda *_: {"tokenizer.json"})
+    error = refused(tmp_path / "bare", tmp_path)
+    assert "bare has no tokenizer.json\n\nhint: copy" in error
 
 
 def test_a_folder_of_rows_needs_rows_in_memory(build: Path, tmp_path: Path) -> None:
@@ -32,3 +129,21 @@ def test_serving_in_process_needs_no_triton_and_no_grpc() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def refused(build: Path, scratch: Path, *flags: str) -> str:
+    process = start(build, scratch, *flags)
+    out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (2, "")
+    return errors
+
+
+def printed(process: "subprocess.Popen[str]") -> str:
+    """Output of the command, up to its curl line."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if line.startswith("curl "):
+            return text
+    raise AssertionError(process.communicate()[1])

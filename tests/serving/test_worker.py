@@ -9,15 +9,9 @@ import pytest
 
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
-from snapexport.serving.generator import Failure
+from snapexport.serving.failures import CANCELLED, STOPPING, Failure
 from snapexport.serving.warm_up import run_every_decode, warm_up
-from snapexport.serving.worker import (
-    CANCELLED,
-    STOPPING,
-    ActiveRequest,
-    Event,
-    Worker,
-)
+from snapexport.serving.worker import ActiveRequest, Event, Worker
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 SLOTS, PENDING = 3, 2
@@ -31,8 +25,14 @@ class Bench:
         self.llm = LLM.from_executor(self.engine)
         self.logged: list[str] = []
         self.events: queue.Queue[list[tuple[ActiveRequest, Event]]] = queue.Queue(32)
-        deliver, log = self.events.put, self.logged.append
-        self.worker: Worker[ActiveRequest] = Worker(self.llm, deliver, PENDING, log)
+        self.observed: list[str] = []
+        self.worker: Worker[ActiveRequest] = Worker(
+            self.llm,
+            self.events.put,
+            PENDING,
+            self.logged.append,
+            lambda name, _: self.observed.append(name),
+        )
         self.counters = self.worker.counters
 
     def request(self, length: int = 5, max_tokens: int = 5, timeout: float = 0) -> ActiveRequest:
@@ -85,8 +85,7 @@ def test_each_token_is_an_event(bench: Bench) -> None:
     counters = bench.counters
     assert counters.requests_finished_total == 2
     assert (counters.prompt_tokens_total, counters.generated_tokens_total) == (12, 14)
-    names = sorted(name for name, _ in counters.observations)
-    assert names == sorted(
+    assert sorted(bench.observed) == sorted(
         2 * ["queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds"]
     )
 

@@ -24,12 +24,7 @@ from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
 HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
 UP = "up"
 
-BOTH = {
-    "name": "name of the model (default: the build directory's)",
-    "max_pending": "requests that may wait for a batch slot in one worker",
-    "threads": "CPU threads of a worker (default: all cores)",
-    "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
-    "each batch slot)",
+BOTH = flags.SERVED | {
     "lease_seconds": "how long a prefilled prompt waits for a decode worker that says nothing",
 }
 WORKER = {

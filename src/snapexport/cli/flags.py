@@ -149,3 +149,13 @@ def _spelled(default: object) -> str:
 def _field_value(given: Any) -> Any:
     """A flag with several values gives a list, but options need a tuple."""
     return tuple(given) if isinstance(given, list) else given
+
+
+SERVED = {
+    "name": "name of the model (default: the build directory's)",
+    "max_pending": "requests that may wait for a batch slot; further ones are refused",
+    "threads": "CPU threads (default: all cores)",
+    "max_num_batched_tokens": "tokens of one step, prefill and decode (default: a prefill chunk "
+    "and one for each batch slot)",
+}
+"""Help texts of `ModelOptions`, for each server's command."""

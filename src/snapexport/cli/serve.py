@@ -1,13 +1,11 @@
 """Serve a build through an OpenAI-compatible HTTP API, in one process.
 
-The addresses are printed once a prompt was answered. SIGINT or SIGTERM drains: running answers may
-finish, new requests get status 503; a second signal does not wait. --triton puts Triton Inference
-Server behind the same API (tritonserver on PATH, or the wheel nvidia-pytriton).
+Prints the addresses once every graph has run. SIGINT or SIGTERM drains: running answers may finish,
+new requests get status 503; a second signal does not wait.
 
 examples:
   snapexport serve llama.build
   snapexport serve llama.build --port 9000 --max-pending 128 --json
-  snapexport serve llama.build --triton --grpc-port 8001
 """
 
 import argparse
@@ -24,7 +22,7 @@ from snapexport.serving.addresses import Addresses
 from snapexport.serving.options import ServeOptions
 
 API_KEY = "SNAPEXPORT_API_KEY"
-HELP = "serve a build: an OpenAI-compatible API, in one process or before Triton"
+HELP = "serve a build through an OpenAI-compatible API"
 
 API = {
     "host": "address of the API",
@@ -36,10 +34,7 @@ ACCESS = {
     "(default: loopback names if it listens on loopback, else any)",
     "access_log": "write a line for each request to standard error, without its content",
 }
-MODEL = {
-    "name": "name of the model (default: the build directory's)",
-    "max_pending": "requests that may wait for a batch slot; further ones get status 503",
-    "threads": "CPU threads (default: all cores)",
+MODEL = flags.SERVED | {
     "parked_rows": "prompts whose compressed caches are kept in the host's memory, so that the "
     "next turn of a conversation costs its own tokens; for builds with --extend",
     "parked_dir": "folder where these caches are written too, and found again after a restart",
@@ -47,20 +42,10 @@ MODEL = {
     "compress_every": "tokens of an answer after which these tokens, and what they have pushed out "
     "of the ring, are voted on; 0: never; for builds with --extend",
     "no_speculation": "guess no tokens ahead, with a build that has --tokens-per-step",
-    "token_budget": "tokens of one step, prefill and decode (default: a prefill chunk and one for "
-    "each batch slot)",
 }
 TIMES = {
     "request_seconds": "longest time of an answer; a longer one ends with status 504",
     "drain_seconds": "how long running answers may go on after a signal",
-}
-TRITON = {
-    "triton": "put Triton Inference Server behind the API",
-    "http_port": "port of Triton's HTTP (default: a free one)",
-    "grpc_port": "port of Triton's gRPC (default: a free one)",
-    "metrics_port": "port of Triton's metrics (default: a free one)",
-    "repository": "write the model repository here, and keep it (default: a temporary one)",
-    "device": "where Triton runs the model (default: gpu for a build with TensorRT engines)",
 }
 
 
@@ -73,13 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_fields(model, ServeOptions, MODEL)
     flags.add_backend(model)
     flags.add_fields(parser.add_argument_group("times"), ServeOptions, TIMES)
-    flags.add_fields(parser.add_argument_group("Triton"), ServeOptions, TRITON)
     parser.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    given = flags.values(arguments, API | ACCESS | MODEL | TIMES | TRITON)
+    given = flags.values(arguments, API | ACCESS | MODEL | TIMES)
     if given["api_key"] is None:  # the environment does not show in a list of processes
         given["api_key"] = os.environ.get(API_KEY)
     options = ServeOptions(build=arguments.build, backend=arguments.backend, **given)
@@ -96,8 +80,6 @@ def _print(addresses: Addresses) -> None:
         f"  health   {addresses.health}",
         f"  metrics  {addresses.metrics}",
     ]
-    if addresses.grpc:
-        lines.append(f"  Triton   {addresses.http}, gRPC {addresses.grpc}")
     OUT.print("\n".join([*lines, "", addresses.curl]))
 
 
@@ -108,5 +90,4 @@ def _print_draining(seconds: float) -> None:
 
 
 def _print_json(addresses: Addresses) -> None:
-    given = {name: url for name, url in dataclasses.asdict(addresses).items() if url is not None}
-    print(json.dumps(given), flush=True)
+    print(json.dumps(dataclasses.asdict(addresses)), flush=True)

@@ -176,8 +176,9 @@ class GraphFacts:
         """The manifest's facts have no hidden size: every graph has the one that decode has."""
         if not self._options.mtp:
             return {}
-        told = {spec.name: spec.shape for spec in self._manifest.graphs["decode"].outputs}
-        *_, width = told.get(names.HIDDEN_STATES) or [0]
+        decode = self._manifest.graphs.get("decode")
+        shapes = {spec.name: spec.shape for spec in decode.outputs} if decode else {}
+        *_, width = shapes.get(names.HIDDEN_STATES) or [0]
         return {names.HIDDEN_STATES: (self._dtype, (rows, tokens, width))}
 
     def _draft_ring(self, rows: int) -> Specs:

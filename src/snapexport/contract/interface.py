@@ -52,6 +52,16 @@ def weight_inputs(manifest: Manifest, name: GraphName) -> list[TensorSpec]:
     return [spec for spec in manifest.graphs[name].inputs if spec.name not in inputs]
 
 
+def graph_specs(manifest: Manifest) -> Iterator[tuple[GraphName, Specs, Specs]]:
+    """(name, inputs, outputs) of the graphs of a build that is not made yet, without weights.
+
+    manifest: without graphs; then those for smaller batches and capacities are left out.
+    """
+    for name in _graph_names(manifest):
+        kind, facts = _facts(manifest, name)
+        yield name, *kind.specs(facts)
+
+
 def _facts(manifest: Manifest, name: GraphName) -> tuple[GraphKind, GraphFacts]:
     graph = graph_of(name)
     size = {graph.kind.sized_by: graph.size} if graph.size else {}

@@ -1,10 +1,11 @@
-"""Serves a build: an OpenAI-compatible API in one process, and Triton Inference Server.
+"""Serves a build: by OpenAI's API in one process, in Triton Inference Server, or by NVIDIA Dynamo.
 
-    openai/     HTTP: bodies to requests, outputs to answers
-    generator   the protocol between openai/ and the generators, of which there are two:
-    worker        a thread of this process that owns the LLM
-    triton/       a Triton server whose own process owns the LLM
-    serve       joins the parts for `snapexport serve`
+    model      `Model`: one loaded build, over which all three are written
+    streams    requests to outputs, in an event loop
+    worker     the thread that owns the LLM
+    openai/    HTTP: bodies to requests, outputs to answers; `serve` runs it
+    triton/    a model repository, and the code inside Triton's Python backend
+    dynamo/    a worker of a cluster
 
 Importing this package imports no module of it.
 """

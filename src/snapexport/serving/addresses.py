@@ -10,14 +10,12 @@ _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True)
 class Addresses:
-    """The model's name, and the server's URLs. http, grpc: Triton's, if it serves the model."""
+    """The model's name, and the server's URLs."""
 
     model: str
     openai: str
     health: str
     metrics: str
-    http: str | None = None
-    grpc: str | None = None
 
     @property
     def curl(self) -> str:

@@ -5,19 +5,20 @@ Triton's own endpoint.
 """
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.engine.memory import cache_bytes
+from snapexport.contract.memory import cache_bytes
 
 PREFIX = "snapexport_"
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Upper bounds of the histograms' buckets, in seconds."""
 
 Kind = Literal["GAUGE", "COUNTER", "HISTOGRAM"]
+Observe = Callable[[str, float], None]
+"""Takes an observation for a histogram: the metric's name, and seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,10 @@ class Counters:
     requests_cancelled_total: int = 0
     requests_failed_total: int = 0
     requests_refused_total: int = 0
-    observations: "deque[tuple[str, float]]" = field(default_factory=deque)
-    """Observations (name, seconds) for the histograms; the publisher removes them."""
 
     def values(self) -> dict[str, float]:
         """The counters by their metrics' names."""
-        values = asdict(self)
-        del values["observations"]
-        return values
-
-    def observe(self, name: str, seconds: float) -> None:
-        """Add an observation (seconds) for a histogram."""
-        self.observations.append((name, seconds))
+        return asdict(self)
 
 
 def constant_gauges(manifest: Manifest) -> dict[str, float]:
@@ -97,38 +90,37 @@ class _Histogram:
 
 
 class TextForm:
-    """Writes the metrics in Prometheus' text form, version 0.0.4."""
+    """Holds the histograms, and writes all metrics in Prometheus' text form, version 0.0.4.
 
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self._labels = ",".join(f'{name}="{value}"' for name, value in labels.items())
-        self._histograms = {one.name: _Histogram() for one in METRICS if one.kind == "HISTOGRAM"}
+    One thread may observe while another one writes.
+    """
 
-    def take(self, observations: "deque[tuple[str, float]]") -> None:
-        """Move the observations into the histograms."""
-        while observations:
-            name, seconds = observations.popleft()
-            self._histograms[name].observe(seconds)
+    def __init__(self) -> None:
+        names = (metric.name for metric in METRICS if metric.kind == "HISTOGRAM")
+        self._histograms = {name: _Histogram() for name in names}
 
-    def render(self, values: Mapping[str, float]) -> bytes:
-        """All metrics; `values` has the gauges and the counters."""
+    def observe(self, name: str, seconds: float) -> None:
+        """Count an observation."""
+        self._histograms[name].observe(seconds)
+
+    def write(self, values: Mapping[str, float], labels: Mapping[str, str]) -> str:
+        """All metrics; `values` has the gauges and the counters. labels: those of every metric."""
+        label = ",".join(f'{name}="{value}"' for name, value in labels.items())
         lines = []
         for metric in METRICS:
             name = PREFIX + metric.name
             lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.lower()}"]
             if metric.kind == "HISTOGRAM":
-                lines += self._buckets(name, self._histograms[metric.name])
+                lines += _buckets(name, label, self._histograms[metric.name])
             else:
-                lines.append(f"{name}{{{self._labels}}} {values[metric.name]}")
-        return ("\n".join(lines) + "\n").encode()
+                lines.append(f"{name}{{{label}}} {values[metric.name]}")
+        return "\n".join(lines) + "\n"
 
-    def _buckets(self, name: str, histogram: _Histogram) -> list[str]:
-        lines, count = [], 0
-        bounds = [*map(str, BUCKETS), "+Inf"]
-        for bound, added in zip(bounds, histogram.counts, strict=True):
-            count += added
-            lines.append(f'{name}_bucket{{{self._labels},le="{bound}"}} {count}')
-        return [
-            *lines,
-            f"{name}_sum{{{self._labels}}} {histogram.sum}",
-            f"{name}_count{{{self._labels}}} {count}",
-        ]
+
+def _buckets(name: str, label: str, histogram: _Histogram) -> list[str]:
+    lines, count = [], 0
+    bounds = [*map(str, BUCKETS), "+Inf"]
+    for bound, added in zip(bounds, histogram.counts, strict=True):
+        count += added
+        lines.append(f'{name}_bucket{{{label},le="{bound}"}} {count}')
+    return [*lines, f"{name}_sum{{{label}}} {histogram.sum}", f"{name}_count{{{label}}} {count}"]

@@ -1,39 +1,31 @@
 """Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
 
-`Worker` delivers by a callback; `Streams` connects a worker to an event loop. Only the worker's
-thread uses the LLM, except for `LLM.read`. Other threads leave requests and cancellations under a
-lock, and the worker takes them between two steps. Knows neither HTTP nor Triton.
+Only the worker's thread uses the LLM, except for `LLM.read`. Other threads leave requests and
+cancellations under a lock, and the worker takes them between two steps. Knows no event loop.
 """
 
-import asyncio
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Request
-from snapexport.serving.generator import Failure, GenerationError, joined
-from snapexport.serving.metrics import Counters
-
-CANCELLED = Failure("the request was cancelled by its client", "cancelled")
-STOPPING = Failure("the server is shutting down", "stopping")
-NOT_FINITE = Failure(
-    "the model's logits are not finite (build it again with --dtype fp32)", "internal"
+from snapexport.serving.failures import (
+    CANCELLED,
+    NOT_FINITE,
+    STOPPING,
+    Failure,
+    full,
+    internal,
+    late,
 )
+from snapexport.serving.metrics import Counters, Observe
 
 PAUSE_SECONDS = 0.1
 """Seconds to pause after an unexpected error, so that a lasting one does not fill the log."""
-
-STOP_SECONDS = 5.0
-"""Seconds that `Streams.close` waits for the running step."""
-
-MOST_UNREAD_TOKENS = 1 << 14
-"""Most unread tokens of a client; beyond it the request is cancelled. Waiting outputs are joined
-into one, and the worker never waits for a client."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -67,7 +59,8 @@ Event = OutputDelta | Failure
 class Worker(Generic[Active]):
     """The thread that owns the LLM, from `start` to `stop`.
 
-    deliver: called in this thread after a step, with all events of the step.
+    deliver: called in the worker's thread after a step, with all events of the step. observe:
+    called there too, with the name and the seconds of an observation for a histogram.
     """
 
     def __init__(
@@ -76,8 +69,10 @@ class Worker(Generic[Active]):
         deliver: Callable[[list[tuple[Active, Event]]], None],
         max_pending: int,
         log: Callable[[str], None],
+        observe: Observe,
     ) -> None:
         self.counters = Counters()
+        self._observe = observe
         self._llm = llm
         self._deliver = deliver
         self._room = llm.executor.limits.batch + max_pending
@@ -103,8 +98,7 @@ class Worker(Generic[Active]):
         with self._changed:
             if self._stopping or self._accepted >= self._room:
                 self.counters.requests_refused_total += 1
-                full = f"{self._room} requests run and wait already: try again later"
-                return STOPPING if self._stopping else Failure(full, "full")
+                return STOPPING if self._stopping else full(self._room)
             self._accepted += 1
             self._arrived.append(active)
             self._changed.notify()
@@ -132,7 +126,7 @@ class Worker(Generic[Active]):
 
     def values(self) -> dict[str, float]:
         """The changing gauges, and the counters. Any thread may call this."""
-        waiting = sum(1 for one in tuple(self._live.values()) if one.started is None)
+        waiting = sum(active.started is None for active in tuple(self._live.values()))
         return {
             "requests_running": len(self._live) - waiting,
             "requests_waiting": waiting + len(self._arrived),
@@ -166,7 +160,7 @@ class Worker(Generic[Active]):
             self._emit(self._step())
         except Exception as error:
             self._log(traceback.format_exc())
-            self._emit(self._end_all(_internal(error)))
+            self._emit(self._end_all(internal(error)))
             time.sleep(PAUSE_SECONDS)
 
     def _step(self) -> list[tuple[Active, Event]]:
@@ -175,8 +169,7 @@ class Worker(Generic[Active]):
         now = time.monotonic()
         for active in self._live.values():
             if now > active.deadline:
-                late = f"deadline exceeded: the answer took longer than {active.timeout:g} s"
-                self._cancel(active, Failure(late, "deadline"))
+                self._cancel(active, late(active.timeout))
         deltas = self._llm.step()
         now = time.monotonic()
         self._note_started(now)
@@ -197,7 +190,7 @@ class Worker(Generic[Active]):
                 self._log(traceback.format_exc())
                 self._leave()
                 self.counters.requests_failed_total += 1
-                self._emit([(active, _internal(error))])
+                self._emit([(active, internal(error))])
                 continue
             self._live[active.request_id] = active
             self.counters.prompt_tokens_total += len(active.request.prompt_token_ids)
@@ -222,7 +215,7 @@ class Worker(Generic[Active]):
         for request_id, active in self._live.items():
             if active.started is None and request_id not in waiting:
                 active.started = now
-                self.counters.observe("queue_seconds", now - active.arrived)
+                self._observe("queue_seconds", now - active.arrived)
 
     def _event(self, delta: OutputDelta, now: float) -> tuple[Active, Event]:
         """The event of a delta: an output, or a failure."""
@@ -233,7 +226,7 @@ class Worker(Generic[Active]):
         if delta.finish_reason == "cancelled":
             return active, active.ending or CANCELLED
         if delta.finish_reason == "error":
-            return active, _internal(delta.exception) if delta.exception else NOT_FINITE
+            return active, internal(delta.exception) if delta.exception else NOT_FINITE
         return active, delta
 
     def _count(self, active: Active, delta: OutputDelta, now: float) -> None:
@@ -244,7 +237,7 @@ class Worker(Generic[Active]):
         counters.accepted_tokens_total += delta.accepted
         if new and active.first_token is None:
             active.first_token = now
-            counters.observe("time_to_first_token_seconds", now - active.arrived)
+            self._observe("time_to_first_token_seconds", now - active.arrived)
         if delta.finish_reason == "cancelled":
             counters.requests_cancelled_total += 1
         elif delta.finish_reason == "error":
@@ -253,7 +246,7 @@ class Worker(Generic[Active]):
             counters.requests_finished_total += 1
             if active.first_token is not None and active.tokens > 1:
                 mean = (now - active.first_token) / (active.tokens - 1)
-                counters.observe("time_per_output_token_seconds", mean)
+                self._observe("time_per_output_token_seconds", mean)
 
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
@@ -277,89 +270,3 @@ class Worker(Generic[Active]):
     def _emit(self, events: list[tuple[Active, Event]]) -> None:
         if events:
             self._deliver(events)
-
-
-def _internal(error: Exception) -> Failure:
-    return Failure(f"the runtime failed: {type(error).__name__}: {error}", "internal")
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Stream(ActiveRequest):
-    """A request whose outputs wait for a coroutine. Only the event loop uses the fields below."""
-
-    unread: list[OutputDelta] = field(default_factory=list)
-    unread_tokens: int = 0
-    failure: Failure | None = None
-    has_news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, event: Event) -> None:
-        """Add an output or the failure."""
-        if isinstance(event, Failure):
-            self.failure = event
-        else:
-            self.unread.append(event)
-            self.unread_tokens += len(event.token_ids)
-        self.has_news.set()
-
-    async def next(self) -> OutputDelta:
-        """All waiting outputs, joined. Raises GenerationError after the last one."""
-        await self.has_news.wait()
-        self.has_news.clear()
-        if self.unread:
-            output = joined(self.unread)
-            self.unread, self.unread_tokens = [], 0
-            if self.failure:
-                self.has_news.set()
-            return output
-        assert self.failure is not None
-        raise GenerationError(self.failure)
-
-
-class Streams:
-    """A worker behind an event loop, which never waits for the LLM.
-
-    A step's events reach the loop by one `call_soon_threadsafe`.
-    """
-
-    def __init__(self, llm: LLM, max_pending: int, log: Callable[[str], None]) -> None:
-        self.last_output = self.last_failure = float("-inf")
-        self.worker: Worker[Stream] = Worker(llm, self._deliver, max_pending, log)
-
-    def start(self) -> None:
-        """Start the worker, for the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self.worker.start()
-
-    async def outputs(self, stream: Stream) -> AsyncGenerator[OutputDelta]:
-        """Yield the outputs of one request; outputs between two reads are joined."""
-        if refusal := self.worker.accept(stream):
-            raise GenerationError(refusal)
-        is_last = False
-        try:
-            while not is_last:
-                output = await stream.next()
-                is_last = output.finish_reason is not None
-                yield output
-        finally:
-            if not is_last:
-                self.worker.cancel(stream, CANCELLED)
-
-    async def close(self) -> None:
-        """Stop the worker; running requests end with an error."""
-        await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
-
-    def _deliver(self, events: list[tuple[Stream, Event]]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and with it every stream
-            self._loop.call_soon_threadsafe(self._hand_out, events)
-
-    def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
-        now = time.monotonic()
-        for stream, event in events:
-            stream.put(event)
-            if not isinstance(event, Failure):
-                self.last_output = now
-            elif event.code == "internal":
-                self.last_failure = now
-            if stream.unread_tokens > MOST_UNREAD_TOKENS:
-                unread = f"the client left {MOST_UNREAD_TOKENS} tokens unread"
-                self.worker.cancel(stream, Failure(unread, "cancelled"))

@@ -64,8 +64,8 @@ def test_process_that_was_killed_is_started_again(processes: TemplateProcesses) 
     processes.render(TALK, True)
     worker = processes._free.get()
     processes._free.put(worker)
-    assert worker._process is not None
-    os.kill(worker._process.pid, signal.SIGKILL)
+    assert worker._child is not None
+    os.kill(worker._child.pid, signal.SIGKILL)
     time.sleep(0.1)
     assert processes.render(TALK, True).endswith("Well")
 

@@ -1,12 +1,11 @@
-"""The API in a thread, over the in-process worker and a fake of Triton, and OpenAI's client."""
+"""The API in a thread, over an LLM on the fake executor, and OpenAI's client."""
 
 import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import openai
@@ -14,15 +13,11 @@ import pytest
 
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests.llm import LLM
-from snapexport.serving.in_process import InProcessGenerator
+from snapexport.serving.model import Model
 from snapexport.serving.openai.api_server import Api
 from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.http_server import listening
-from snapexport.serving.openai.preprocess import Preprocessor
-from snapexport.serving.triton.client import TritonGenerator
-from tests.runtime.tokenizers_for_tests import byte_level
-from tests.serving.openai.fake_triton import FakeTriton
-from tests.serving.openai.watched_llm import LIMITS, SleepingLLM, WatchedLLM, make_llm
+from tests.serving.openai.watched_llm import WatchedLLM, make_llm
 
 MAX_PENDING = 64
 TEMPLATE = (
@@ -33,12 +28,10 @@ TEMPLATE = (
 )
 SPECIAL = {"bos_token": "</s>"}
 
-Generators = InProcessGenerator | TritonGenerator
-
 
 @dataclass
 class Served:
-    """An API that answers at `url`, and what is behind it. triton: the fake, if it is."""
+    """An API that answers at `url`, and what runs it."""
 
     url: str
     llm: WatchedLLM
@@ -46,58 +39,41 @@ class Served:
     alone: LLM
     """The same model by itself."""
     loop: asyncio.AbstractEventLoop
-    triton: FakeTriton | None
 
     @property
-    def generator(self) -> Generators:
-        generator = self.api.health.generator
-        assert isinstance(generator, Generators)
-        return generator
+    def model(self) -> Model:
+        return self.api.model
 
     def client(self, retries: int = 0) -> openai.OpenAI:
         url = f"{self.url}/v1"
         return openai.OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=10)
 
 
-def in_process(llm: LLM, seconds: float = 20, max_pending: int = MAX_PENDING) -> InProcessGenerator:
-    """Started in the running event loop."""
-    generator = InProcessGenerator(
+def started(llm: LLM, seconds: float = 20, max_pending: int = MAX_PENDING) -> Model:
+    """A model whose worker runs, for the running event loop."""
+    model = Model(
+        "model",
         llm,
+        log=print,
+        template=ChatTemplate(TEMPLATE, SPECIAL),
+        gauges={"slots": 3, "cache_bytes": 1, "full_cache_bytes": 4},
         max_pending=max_pending,
         request_seconds=seconds,
-        labels={"model": "model", "version": "1"},
-        gauges={"slots": 3, "cache_bytes": 1, "full_cache_bytes": 4},
-        log=print,
     )
-    generator.start()
-    return generator
+    model.streams.start()
+    return model
 
 
-@asynccontextmanager
-async def backing(kind: str) -> AsyncIterator[tuple[WatchedLLM, Generators, FakeTriton | None]]:
-    if kind == "in process":
-        llm = make_llm(SleepingLLM)
-        generator = in_process(llm)
-        yield llm, generator, None
-        await generator.close()
-        return
-    triton = FakeTriton(make_llm())
-    client = TritonGenerator(await triton.start(), "model", seconds=20)
-    yield triton.llm, client, triton
-    await client.close()
-    await triton.stop()
-
-
-async def serve(kind: str, started: "Future[Served]", ended: asyncio.Event) -> None:
-    preprocessor = Preprocessor(byte_level(), ChatTemplate(TEMPLATE, SPECIAL), LIMITS)
-    async with backing(kind) as (llm, generator, triton):
-        api = Api("model", preprocessor, Health(generator, patience_seconds=1))
-        listener = socket.create_server(("127.0.0.1", 0))
-        async with listening(api, listener):
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            loop = asyncio.get_running_loop()
-            started.set_result(Served(url, llm, api, make_llm(), loop, triton))
-            await ended.wait()
+async def serve(begun: "Future[Served]", ended: asyncio.Event) -> None:
+    llm = make_llm()
+    model = started(llm)
+    api = Api(model, Health(model.streams, patience_seconds=1))
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with listening(api, listener):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        begun.set_result(Served(url, llm, api, make_llm(), asyncio.get_running_loop()))
+        await ended.wait()
+    await model.streams.close()
 
 
 def soon(holds: Callable[[], bool], seconds: float = 3) -> bool:
@@ -108,14 +84,13 @@ def soon(holds: Callable[[], bool], seconds: float = 3) -> bool:
     return holds()
 
 
-@pytest.fixture(scope="session", params=["in process", "triton"])
-def running(request: pytest.FixtureRequest) -> Iterator[Served]:
-    started: Future[Served] = Future()
+@pytest.fixture(scope="session")
+def running() -> Iterator[Served]:
+    begun: Future[Served] = Future()
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
-    serving = serve(request.param, started, ended)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serving))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(begun, ended)))
     thread.start()
-    yield started.result(10)
+    yield begun.result(10)
     loop.call_soon_threadsafe(ended.set)
     thread.join(10)
     loop.close()
@@ -123,12 +98,10 @@ def running(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 @pytest.fixture
 def served(running: Served) -> Iterator[Served]:
-    """The running one; what a test changes of the LLM or the fake is undone."""
+    """The running one; what a test changes of the LLM is undone."""
     running.llm.requests.clear()
     yield running
     running.llm.seconds, running.llm.stands_still = 0.0, False
-    if running.triton:
-        running.triton.refusal = None
     assert soon(lambda: running.api.gate.inside == 0), "a request never left"
     assert soon(lambda: running.llm.slots_used == 0), "a batch slot is still held"
 

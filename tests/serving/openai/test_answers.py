@@ -162,9 +162,8 @@ def test_chat_ends_at_the_token_by_which_the_template_closes_an_answer(
     """And a completion does not; nor does a chat whose template closes answers by nothing."""
     closing = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
     client.chat.completions.create(messages=CHAT, **OPTIONS)
-    preprocessor = served.api.preprocessor
-    chats = ChatPrompts(preprocessor.tokenizer, ChatTemplate(closing, {}), frozenset())
-    monkeypatch.setitem(vars(preprocessor), "_chat_prompts", chats)
+    chats = ChatPrompts(served.model.tokenizer, ChatTemplate(closing, {}), frozenset())
+    monkeypatch.setattr(served.model, "chat", chats)
     client.chat.completions.create(messages=CHAT, **OPTIONS)
     client.completions.create(prompt=PROMPT, **OPTIONS)
     ends = [one.params.stop_token_ids for one in served.llm.requests if one.params]

@@ -1,4 +1,4 @@
-"""Clients that leave, limits of connections, errors amid a stream, and a server that drains."""
+"""Clients that leave, errors amid a stream, limits of a body, and a server that drains."""
 
 import asyncio
 import signal
@@ -8,14 +8,14 @@ from http.client import HTTPConnection
 from typing import Any, TypeVar
 from urllib.request import urlopen
 
-import grpc
 import openai
 import pytest
 
+from snapexport.serving.model import Model
 from snapexport.serving.openai.http_server import drain
 from snapexport.serving.openai.signals import Signals
-from snapexport.serving.triton.client import TritonGenerator
-from tests.serving.openai.conftest import Generators, Served, in_process, soon
+from snapexport.serving.streams import Streams
+from tests.serving.openai.conftest import Served, soon, started
 from tests.serving.openai.test_health import health
 from tests.serving.openai.watched_llm import SLOTS
 
@@ -40,13 +40,13 @@ def test_client_that_leaves_before_its_answer_frees_its_batch_slot(slow: Served)
     assert soon(lambda: not slow.llm.busy)
 
 
-@pytest.mark.parametrize("running", ["triton"], indirect=True)
-def test_error_amid_a_stream_is_its_last_event(slow: Served, client: openai.OpenAI) -> None:
+def test_error_amid_a_stream_is_its_last_event(
+    slow: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = iter(client.completions.create(stream=True, **LONG))
     next(stream)
-    assert slow.triton
-    slow.triton.refusal = grpc.StatusCode.INTERNAL, "the engine is gone"
-    with pytest.raises(openai.APIError, match="the engine is gone"):
+    monkeypatch.setattr(slow.llm.executor, "decode", lambda *given: 1 / 0)
+    with pytest.raises(openai.APIError, match="ZeroDivisionError"):
         list(stream)
 
 
@@ -54,7 +54,7 @@ def test_error_amid_a_stream_is_its_last_event(slow: Served, client: openai.Open
 def test_request_seconds_bound_an_answer(
     slow: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(slow.generator, "request_seconds", 0.3)
+    monkeypatch.setattr(slow.model.streams, "request_seconds", 0.3)
     with pytest.raises(openai.APIError, match=r"took longer than 0\.3 s") as given_up:
         list(client.completions.create(stream=stream, **LONG))
     assert given_up.value.code == "timeout"
@@ -74,7 +74,6 @@ def test_request_whose_body_does_not_arrive_gets_408(
     connection.close()
 
 
-@pytest.mark.parametrize("running", ["in process"], indirect=True)
 def test_metrics_are_in_prometheus_text_form(served: Served, client: openai.OpenAI) -> None:
     client.completions.create(model="model", prompt="abc", max_tokens=4)
     with urlopen(f"{served.url}/metrics", timeout=5) as answer:
@@ -118,34 +117,35 @@ def test_drain_ends_streams_after_its_time_or_a_second_signal(
 
 
 class Leaving:
-    """Drains the API behind `served`, but for its socket, and lets it come back."""
+    """Drains the API of `served`, but for its socket, and lets it come back."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._signals = Signals()
-        self._before = served.generator
-        self.generator: Generators = self._in_loop(self._start()).result(3)
-        served.api.health.generator = self.generator
+        self._before = served.model.streams
+        self.model = self._in_loop(self._start()).result(3)  # of its own: it will be closed
+        self._use(self.model.streams)
 
     def begin(self, seconds: float) -> "Future[None]":
-        return self._in_loop(drain(self._served.api, self.generator.close, self._signals, seconds))
+        close = self.model.streams.close
+        return self._in_loop(drain(self._served.api, close, self._signals, seconds))
 
     def hurry(self) -> None:
         self._served.loop.call_soon_threadsafe(self._signals.hurried.set)
 
     def undo(self) -> None:
-        self._in_loop(self.generator.close()).result(3)
+        self._in_loop(self.model.streams.close()).result(3)
         self._served.api.gate.closed = False
-        self._served.api.health.generator = self._before
+        self._use(self._before)
+
+    def _use(self, streams: Streams) -> None:
+        self._served.model.streams = self._served.api.health.streams = streams
 
     def _in_loop(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
         return asyncio.run_coroutine_threadsafe(work, self._served.loop)
 
-    async def _start(self) -> Generators:
-        """A generator of its own, since it will be closed."""
-        if self._served.triton:
-            return TritonGenerator(self._served.triton.address, "model", seconds=20)
-        return in_process(self._served.llm)
+    async def _start(self) -> Model:
+        return started(self._served.llm)
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ def parsed(text: str) -> dict[str, tuple[str, dict[str, float]]]:
     return families
 
 
-@pytest.mark.parametrize("running", ["in process"], indirect=True)
 def test_every_line_of_the_metrics_is_prometheus_text(
     served: Served, client: openai.OpenAI
 ) -> None:

@@ -2,32 +2,29 @@
 
 import json
 import shlex
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import MANIFEST
 from snapexport.errors import UserError
+from snapexport.runtime.chat.chat_prompts import open_template
 from snapexport.serving.addresses import Addresses, url_of
+from snapexport.serving.model import Model, require_tokenizer
+from snapexport.serving.openai.errors import ApiError
 from snapexport.serving.openai.http_server import bound
-from snapexport.serving.openai.preprocess import Preprocessor
-from snapexport.serving.options import ServeOptions
-from snapexport.vault import CHECKPOINT
+from snapexport.serving.openai.preprocess import completion
+from snapexport.serving.openai.protocol import CompletionRequest
+from snapexport.serving.options import ModelOptions, ServeOptions
+from tests.serving.openai.watched_llm import SLOTS, make_llm
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"port": 65536}, "--port 65536.*from 0"),
-        ({"metrics_port": -1, "triton": True}, "--metrics-port -1"),
-        ({"grpc_port": 8001}, "--grpc-port needs --triton.*add --triton"),
-        ({"device": "cpu"}, "--device needs --triton.*use --backend"),
-        ({"repository": Path("r")}, "--repository needs --triton"),
-        ({"backend": "onnxruntime", "triton": True}, "--backend is not supported.*--device"),
+        ({"max_num_batched_tokens": 0}, "--token-budget 0 is too small"),
         ({"request_seconds": 0}, "--request-seconds 0.*above 0"),
         ({"drain_seconds": -1}, "--drain-seconds -1"),
         ({"drain_seconds": float("nan")}, "--drain-seconds nan"),
@@ -83,24 +80,23 @@ def test_port_in_use_and_foreign_address_are_refused() -> None:
         pass
 
 
-def test_preprocessor_opens_a_build(tiny_build: Build, tmp_path: Path) -> None:
-    """No more answers for one body than may run and wait; no chat without a template."""
-    shutil.copy(tiny_build.directory / MANIFEST, tmp_path)
-    shutil.copy(tiny_build.directory / f"{MANIFEST}.sha256", tmp_path)
+def test_build_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
-        Preprocessor.open(tmp_path, max_pending=3)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(CHECKPOINT / name, tmp_path)
-    slots, longest = tiny_build.manifest.batch, tiny_build.manifest.geometry.L_max
-    preprocessor = Preprocessor.open(tmp_path, max_pending=3)
-    assert (preprocessor.most_answers, preprocessor.template) == (slots + 3, None)
-    assert preprocessor.limits.longest_prompt == longest < preprocessor.limits.positions
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}")
-    preprocessor = Preprocessor.open(tmp_path, max_pending=99)
-    assert preprocessor.most_answers == 64
-    assert preprocessor.template is not None and preprocessor.template.render([], True) == "<s>"
-    preprocessor.close()
-    for broken in ("{{ bos_token", "{{ bos_token | unheard_of }}"):
-        (tmp_path / "chat_template.jinja").write_text(broken)
-        with pytest.raises(UserError, match="the chat template cannot be read"):
-            Preprocessor.open(tmp_path, max_pending=99)
+        require_tokenizer(ModelOptions(tmp_path))
+
+
+@pytest.mark.parametrize("broken", ["{{ bos_token", "{{ bos_token | unheard_of }}"])
+def test_broken_chat_template_is_refused_before_the_build_is_loaded(
+    tmp_path: Path, broken: str
+) -> None:
+    (tmp_path / "chat_template.jinja").write_text(broken)
+    with pytest.raises(UserError, match="the chat template cannot be read"):
+        open_template(tmp_path)
+
+
+def test_one_body_asks_for_no_more_answers_than_can_run_and_wait() -> None:
+    model = Model("model", make_llm(), log=print, max_pending=2)
+    body = CompletionRequest(model="model", prompt=["a"] * (SLOTS + 3))
+    with pytest.raises(ApiError, match=f"{SLOTS + 2} answers"):
+        completion(model, body)
+    assert len(completion(model, body.model_copy(update={"prompt": ["a"]})).requests) == 1

@@ -5,12 +5,14 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import grpc
 import openai
 import pytest
 
+from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.chat_template import ChatTemplate
 from snapexport.runtime.requests import prompts
+from snapexport.serving.failures import Failure, FailureCode
+from tests.runtime.tokenizers_for_tests import byte_level
 from tests.serving.openai.conftest import Served
 
 CHAT: Any = [{"role": "user", "content": "Hello"}]
@@ -122,7 +124,7 @@ def test_a_huge_prompt_is_refused_without_being_tokenized(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A megabyte takes seconds, and a hundred times its memory."""
-    monkeypatch.setitem(vars(served.api.preprocessor), "tokenizer", None)
+    monkeypatch.setattr(served.llm, "tokenizer", None)
     text = "a" * (prompts.LEAST_BYTES + 1)
     with pytest.raises(openai.BadRequestError, match="65536 are read at the most") as refused:
         if kind == "chat":
@@ -143,7 +145,8 @@ def test_a_refusal_of_the_template_names_messages(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "{{ raise_exception('no ' + messages[0].role + ' here') }}"
-    monkeypatch.setitem(vars(served.api.preprocessor), "template", ChatTemplate(source, {}))
+    chats = ChatPrompts(byte_level(), ChatTemplate(source, {}), frozenset())
+    monkeypatch.setattr(served.model, "chat", chats)
     with pytest.raises(openai.BadRequestError, match="no user here") as refused:
         chat(client)
     assert refused.value.param == "messages"
@@ -152,42 +155,32 @@ def test_a_refusal_of_the_template_names_messages(
 def test_a_build_without_a_template_has_no_chat(
     served: Served, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(vars(served.api.preprocessor), "template", None)
+    monkeypatch.setattr(served.model, "chat", None)
     with pytest.raises(openai.BadRequestError, match="no chat template") as refused:
         chat(client)
     assert refused.value.code == "no_chat_template"
 
 
 @pytest.mark.parametrize(
-    ("code", "prefix", "error", "says"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE: ", openai.InternalServerError, 503),
-        (grpc.StatusCode.UNAVAILABLE, "", openai.InternalServerError, 503),
-        (grpc.StatusCode.INTERNAL, "INTERNAL: ", openai.InternalServerError, 500),
-        (grpc.StatusCode.INTERNAL, "", openai.InternalServerError, 500),
-        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARG: ", openai.BadRequestError, 400),
-        (grpc.StatusCode.INVALID_ARGUMENT, "", openai.BadRequestError, 400),
-    ],
+    ("code", "status"),
+    [("full", 503), ("stopping", 503), ("cancelled", 503), ("deadline", 504), ("internal", 500)],
 )
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("running", ["triton"], indirect=True)
-def test_refusal_by_triton_keeps_its_status(
+def test_failure_of_a_request_has_its_status(
     served: Served,
     client: openai.OpenAI,
-    code: Any,
-    prefix: str,
-    error: Any,
-    says: int,
+    monkeypatch: pytest.MonkeyPatch,
+    code: FailureCode,
+    status: int,
     stream: bool,
 ) -> None:
-    """A stream also has a status before its first output. The message omits the model's code."""
-    assert served.triton
-    served.triton.refusal = code, f"{prefix}67 requests run and wait already"
-    with pytest.raises(error, match="67 requests run") as refused:
+    """A stream too has a status before its first output."""
+    failure = Failure("67 requests run and wait already", code)
+    monkeypatch.setattr(served.model.streams.worker, "accept", lambda stream: failure)
+    with pytest.raises(openai.InternalServerError, match="67 requests run") as refused:
         chat(client, stream=stream)
-    assert not prefix or prefix not in str(refused.value)
-    assert refused.value.status_code == says
-    assert ("retry-after" in refused.value.response.headers) == (says == 503)
+    assert refused.value.status_code == status
+    assert ("retry-after" in refused.value.response.headers) == (status == 503)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ LIMITS = make_limits(batch=SLOTS, longest_prompt=200, positions=2000)
 
 
 class WatchedLLM(LLM):
-    """An LLM that records its requests. seconds: duration of a step. stands_still: no outputs."""
+    """Records its requests. seconds: duration of a step. stands_still: no outputs."""
 
     requests: list[Request]
     seconds = 0.0
@@ -24,19 +24,12 @@ class WatchedLLM(LLM):
         return super().submit(prompt, params)
 
     def step(self) -> list[OutputDelta]:
+        time.sleep(self.seconds or 0.001 * self.stands_still)
         return [] if self.stands_still else super().step()
 
 
-class SleepingLLM(WatchedLLM):
-    """The same for a thread of its own: `step` itself takes the time."""
-
-    def step(self) -> list[OutputDelta]:
-        time.sleep(self.seconds or 0.001 * self.stands_still)
-        return super().step()
-
-
-def make_llm(kind: type[WatchedLLM] = WatchedLLM) -> Any:
-    llm = kind.from_executor(FakeExecutor(LIMITS), byte_level())
-    assert isinstance(llm, kind)
+def make_llm() -> WatchedLLM:
+    llm = WatchedLLM.from_executor(FakeExecutor(LIMITS), byte_level())
+    assert isinstance(llm, WatchedLLM)
     llm.requests = []
     return llm

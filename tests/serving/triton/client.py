@@ -15,8 +15,8 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from snapexport.serving.triton.interface import INPUTS, UNARY_SUFFIX
-from snapexport.serving.triton.server import Server
 from tests.serving.process import read_metrics
+from tests.serving.triton.server import Server
 
 SECONDS = 60
 IDLE = {"requests_running": 0, "requests_waiting": 0, "slots_used": 0}

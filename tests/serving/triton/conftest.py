@@ -15,8 +15,8 @@ from tests.serving.triton.needed import IS_INSTALLED
 
 if TYPE_CHECKING:
     from snapexport import LLM
-    from snapexport.serving.triton.server import Server
     from tests.serving.triton.client import Client
+    from tests.serving.triton.server import Server
 
 collect_ignore_glob = [] if IS_INSTALLED else ["test_[!i]*.py"]
 
@@ -40,12 +40,6 @@ def llm(build: Path) -> "LLM":
 
 
 @pytest.fixture(scope="session")
-def flags() -> tuple[str, ...]:
-    """Flags of `serve`: before Triton."""
-    return ("--triton",)
-
-
-@pytest.fixture(scope="session")
 def repository(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from snapexport.serving.triton.options import RepositoryOptions
     from snapexport.serving.triton.repository import write_repository
@@ -57,7 +51,7 @@ def repository(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path) -> "Iterator[Server]":
-    from snapexport.serving.triton.server import Server
+    from tests.serving.triton.server import Server
 
     with Server(repository) as running:
         yield running

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from snapexport.serving.triton.server import Server
+from tests.serving.triton.server import Server
 
 
 def backend_of(server: Server, model: str) -> int:

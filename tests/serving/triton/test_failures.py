@@ -9,8 +9,8 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from snapexport import LLM, SamplingParams
-from snapexport.serving.triton.server import Server
 from tests.serving.triton.client import IDLE, Client, HttpError
+from tests.serving.triton.server import Server
 
 PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 """Prompts of these lengths meet a planted fault."""
@@ -22,9 +22,9 @@ from snapexport.serving.triton.backend.model import Model
 
 
 class TritonPythonModel(Model):
-    def load(self, settings):
-        llm = super().load(settings)
-        executor = llm.executor
+    def load(self, *given):
+        model = super().load(*given)
+        executor = model.llm.executor
         prefill, decode = executor.prefill, executor.decode
 
         def faulty_prefill(slot, token_ids, past_length, prompt_length, temperature=1.0):
@@ -40,7 +40,7 @@ class TritonPythonModel(Model):
             return decode(input_ids, position_ids, prompt_length, temperature)
 
         executor.prefill, executor.decode = faulty_prefill, faulty_decode
-        return llm
+        return model
 """
 
 

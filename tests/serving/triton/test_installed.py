@@ -1,7 +1,7 @@
 """Warns if the other tests of this folder did not run."""
 
-from snapexport.serving.triton.installation import find
 from tests.plugins.loud import skip_loudly
+from tests.serving.triton.installation import find
 from tests.serving.triton.needed import IS_INSTALLED, WHY_NOT
 
 

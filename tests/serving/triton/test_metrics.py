@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.engine.memory import cache_bytes
-from snapexport.serving.triton.server import Server
+from snapexport.contract.memory import cache_bytes
 from tests.serving.triton.client import IDLE, Client
+from tests.serving.triton.server import Server
 
 
 def test_metrics_count_known_traffic(client: Client) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import tritonclient.grpc.aio as grpc
 
 from snapexport import LLM
-from snapexport.serving.triton.server import Server
 from tests.serving.triton.client import IDLE, Client, tensors
 from tests.serving.triton.processes import backend_of, resident_bytes
 from tests.serving.triton.requests import RequestCase, make
+from tests.serving.triton.server import Server
 
 SECONDS = float(os.environ.get("SNAPEXPORT_SOAK_SECONDS", "120"))
 CLIENTS = 64

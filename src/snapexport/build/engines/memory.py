@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.composed import composed_attention
 from snapexport.contract.geometry import VOTING_ROWS
 from snapexport.contract.graph_kinds import MTP, graph_of
 from snapexport.contract.interface import weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.memory import composed_attention, fused_scratch_bytes, scores_bytes
 from snapexport.contract.sizes import spelled, tensor_bytes
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
@@ -138,12 +138,12 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if name == "extend":  # the chunk stands behind the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
-    return 2 * copied + 2 * rows * slots + scores
+    return fused_scratch_bytes(2 * copied, rows, slots) + scores
 
 
 def _vote_scratch(manifest: Manifest, queries: int, slots: int) -> int:
     """Bytes of the votes of so many queries in one layer."""
-    return int(_VOTE_COPIES * 4 * manifest.model.num_attention_heads * queries * slots)
+    return int(_VOTE_COPIES * scores_bytes(manifest.model, queries, slots))
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:

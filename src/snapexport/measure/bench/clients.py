@@ -190,7 +190,7 @@ class TritonModel:
         except (OSError, HTTPException) as error:
             raise UserError(
                 f"no server answers at {self.address}: {error}",
-                "start one with `snapexport serve BUILD --triton`, and give Triton's own address",
+                "`snapexport triton BUILD --out DIR`, then `tritonserver --model-repository=DIR`",
             ) from None
         finally:
             connection.close()

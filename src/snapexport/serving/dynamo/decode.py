@@ -1,6 +1,6 @@
 """Fetches prompts that other workers have prefilled, and makes them requests of this one.
 
-Knows NIXL by `Transport` alone, and no request of Dynamo.
+Knows NIXL only by `Transport`, and no request of Dynamo.
 """
 
 import logging
@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
+from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.hand_over import Prefilled, Row, place_of
-from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.dynamo.landing import Borrowed, Landing, LandingRows
+from snapexport.serving.dynamo.leases import END, HOLD, note
 from snapexport.serving.dynamo.message import HandOver
 from snapexport.serving.dynamo.metrics import Moved
-from snapexport.serving.dynamo.notes import END, HOLD, note
 from snapexport.serving.dynamo.transport import FetchError, Spans, StuckError, Transport
 
 LANDING_ROWS = 4
@@ -33,7 +33,7 @@ class Landed:
         prefilled = Prefilled(_row(given, loan.row.row), given.first_token)
         self.request = replace(request, prefilled=prefilled)
         self._loan: Borrowed | None = loan
-        self._logprobs = [one.as_of(given.first_token) for one in given.logprobs]
+        self._logprobs = [logprob.as_of(given.first_token) for logprob in given.logprobs]
 
     def seen(self, delta: OutputDelta) -> OutputDelta:
         """Take note of the request's next output, and complete the first one.
@@ -50,10 +50,12 @@ class Landed:
 class Fetcher:
     """Brings prompts into this worker's batch slots."""
 
-    def __init__(self, llm: LLM, transport: Transport, moved: Moved, hold_seconds: float) -> None:
-        """hold_seconds: how often a prefill worker is told that its row is still wanted."""
+    def __init__(
+        self, executor: Executor, transport: Transport, moved: Moved, hold_seconds: float
+    ) -> None:
+        """hold_seconds: seconds between two notes to a prefill worker that its row is wanted."""
         self.moved = moved
-        self._llm, self._transport = llm, transport
+        self._executor, self._transport = executor, transport
         self._hold_seconds = hold_seconds
         self._rows = LandingRows([self._new_landing() for _ in range(LANDING_ROWS)])
 
@@ -87,7 +89,7 @@ class Fetcher:
                 loan.replace(self._new_landing())
             raise
         seconds = time.monotonic() - began
-        nbytes = sum(one.nbytes for one in loan.row.row)
+        nbytes = sum(buffer.nbytes for buffer in loan.row.row)
         self.moved.add(nbytes, given.prompt_length, seconds)
         _LOG.debug("fetched %d bytes in %.2f ms", nbytes, seconds * 1e3)
         try:
@@ -96,21 +98,21 @@ class Fetcher:
             _LOG.warning("%s", error)
 
     def _require_own(self, given: HandOver, request: Request) -> None:
-        landing = self._llm.executor.row_buffers(0)
-        self._llm.executor.require_adoptable(_row(given, landing))
-        if [one.nbytes for one in given.row] != [one.nbytes for one in landing]:
+        landing = self._executor.row_buffers(0)
+        self._executor.require_adoptable(_row(given, landing))
+        if [span.nbytes for span in given.row] != [buffer.nbytes for buffer in landing]:
             raise UserError("the prefill worker's row has other sizes", "serve the same build")
         if given.prompt_length != len(request.prompt_token_ids):
             raise UserError(
                 "the prefill worker's row is of another prompt", "send the request again"
             )
-        if given.first_token >= self._llm.executor.limits.vocab_size:
+        if given.first_token >= self._executor.limits.vocab_size:
             raise UserError(
                 f"{given.first_token} is not a token of the model", "serve the same build"
             )
 
     def _new_landing(self) -> Landing:
-        landing = Landing(self._llm.executor.new_row())
+        landing = Landing(self._executor.new_row())
         self._transport.register(Spans.of(place_of(landing.row), landing.row))
         self._transport.register(Spans("cpu", (landing.stamp_span,)))
         return landing

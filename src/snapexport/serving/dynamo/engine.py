@@ -1,4 +1,4 @@
-"""Serves a build as a Dynamo engine: whole, its prefill alone, or its decode alone.
+"""Serves a build as a Dynamo engine, which prefills, decodes, or does both.
 
 Dynamo's own worker around it registers the model, takes signals and drains. Runs in Dynamo's event
 loop; the LLM has a thread of its own.
@@ -31,19 +31,17 @@ from dynamo.llm.exceptions import (
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.engine.hand_over import Role
-from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.dynamo import message, requests
 from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage
 from snapexport.serving.dynamo.decode import Fetcher
 from snapexport.serving.dynamo.metrics import Moved, text_form
 from snapexport.serving.dynamo.options import WorkerOptions
-from snapexport.serving.dynamo.prefill import Lender, LendingStreams
+from snapexport.serving.dynamo.prefill import Lender
 from snapexport.serving.dynamo.transport import FetchError, Transport
-from snapexport.serving.generator import FailureCode, GenerationError
-from snapexport.serving.metrics import TextForm, constant_gauges
-from snapexport.serving.token_text import token_texts
-from snapexport.serving.worker import CANCELLED, Stream
+from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
+from snapexport.serving.model import Model
+from snapexport.serving.streams import Stream
 
 MODES: dict[Role, DisaggregationMode] = {
     "both": DisaggregationMode.AGGREGATED,
@@ -54,7 +52,6 @@ _ERRORS: dict[FailureCode, type[DynamoException]] = {
     "cancelled": Cancelled,
     "full": WorkerUnavailable,
     "stopping": EngineShutdown,
-    "invalid": InvalidArgument,
 }
 _BLOCK = 16
 """Dynamo counts caches in blocks; a batch slot's compressed cache is no paged one."""
@@ -64,15 +61,17 @@ _LOG = logging.getLogger("snapexport.dynamo")
 
 
 class SnapexportEngine(LLMEngine):
-    """One worker. `llm` is loaded before Dynamo is told of anything."""
+    """One worker. The model is loaded before Dynamo knows of the worker."""
 
-    def __init__(self, options: WorkerOptions, llm: LLM) -> None:
-        self._options, self._llm = options, llm
-        self._manifest = Manifest.read(options.build)
-        self._text_of = token_texts(llm.tokenizer)
-        self._streams = LendingStreams(llm, options.max_pending, _LOG.error)
+    def __init__(self, options: WorkerOptions) -> None:
+        """Load the build. Raises UserError."""
+        self._options = options
+        self._model = Model.load(
+            options, _LOG.error, request_seconds=options.request_seconds, role=options.role
+        )
+        self._streams = self._model.streams
         self._active: dict[str, Stream] = {}
-        self._moved = Moved.by(self._manifest)
+        self._moved = Moved.by(Manifest.read(options.build))
         self._transport: Transport | None = None
         self._lender: Lender | None = None
         self._fetcher: Fetcher | None = None
@@ -90,7 +89,7 @@ class SnapexportEngine(LLMEngine):
         if self._options.role != "both":
             self._transport = Transport(f"snapexport-{self._options.role}-{worker_id}")
             self._connect(self._transport)
-        limits = self._llm.executor.limits
+        limits = self._model.limits
         return EngineConfig(
             model=str(self._options.build),
             served_model_name=self._options.model_name,
@@ -105,10 +104,9 @@ class SnapexportEngine(LLMEngine):
     def _connect(self, transport: Transport) -> None:
         seconds = self._options.lease_seconds
         if self._options.role == "prefill":
-            self._lender = Lender(self._llm.executor, self._streams, transport, seconds)
-            self._streams.lender = self._lender
+            self._lender = Lender(self._model, transport, seconds)
         else:
-            self._fetcher = Fetcher(self._llm, transport, self._moved, seconds / 3)
+            self._fetcher = Fetcher(self._model.llm.executor, transport, self._moved, seconds / 3)
 
     async def generate(
         self, request: dict[str, Any], context: Context
@@ -135,16 +133,16 @@ class SnapexportEngine(LLMEngine):
             }
 
     async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
-        request = requests.read(self._llm, given)
+        request = requests.read(self._model, given)
         length, count = len(request.prompt_token_ids), 0
         async with aclosing(self._outputs(given, request, context)) as outputs:
             async for stream, delta in outputs:
                 count += len(delta.token_ids)
-                chunk = chunk_of(delta, length, count, self._text_of)
+                chunk = chunk_of(delta, length, count, self._model.text_of)
                 if delta.row and self._lender:
                     assert stream.request_id is not None
-                    told = self._lender.message(stream.request_id, delta, delta.row)
-                    chunk["disaggregated_params"] = told.model_dump()
+                    hand_over = self._lender.message(stream.request_id, delta, delta.row)
+                    chunk["disaggregated_params"] = hand_over.model_dump()
                 yield chunk
 
     async def _outputs(
@@ -154,12 +152,12 @@ class SnapexportEngine(LLMEngine):
             hand_over = self._lender is not None and not is_probe(given)
             request = replace(request, hand_over=hand_over)
             async with aclosing(self._run(request, context)) as outputs:
-                async for one in outputs:
-                    yield one
+                async for output in outputs:
+                    yield output
             return
-        told = message.read(_handed_over(given))
+        handed_over = message.read(_handed_over(given))
         async with (
-            self._fetcher.landed(told, request, partial(_require_wanted, context)) as landed,
+            self._fetcher.landed(handed_over, request, partial(_require_wanted, context)) as landed,
             aclosing(self._run(landed.request, context)) as outputs,
         ):
             async for stream, delta in outputs:
@@ -205,14 +203,9 @@ class SnapexportEngine(LLMEngine):
     async def register_prometheus(self, metrics: Any) -> None:
         """Add the worker's metrics to those of Dynamo's runtime."""
         labels = dict(metrics.auto_labels)
-        form = TextForm(labels)
-        gauges = constant_gauges(self._manifest)
 
         def text() -> str:
-            worker = self._streams.worker
-            form.take(worker.counters.observations)
-            own = form.render(gauges | worker.values()).decode()
-            return own + text_form(self._moved_values(), labels)
+            return self._model.metrics(labels) + text_form(self._moved_values(), labels)
 
         metrics.register_prometheus_expfmt_callback(text)
 

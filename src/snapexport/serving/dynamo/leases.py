@@ -1,17 +1,32 @@
 """Keeps the batch slots of handed-over prompts until they were fetched, or nobody came.
 
-A decode worker says that a row was fetched, or that it still wants it. A worker that was killed
-says nothing: its leases end by time. Each lease has a stamp, 8 bytes in memory that a decode worker
-reads after the row. The stamp is erased before the batch slot is used again, so that a reader who
-comes too late can tell. Knows no NIXL and no clock.
+A decode worker notes that it still wants a row (`hold`), or that it has fetched it (`end`). A
+worker that was killed notes nothing: its leases end by time. Each lease has a stamp, 8 bytes in
+memory that a decode worker reads after the row. The stamp is erased before the batch slot is used
+again, and so shows a reader that it came too late. Knows no NIXL and no clock.
 """
 
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+HOLD, END = "hold", "end"
+_NOTE = re.compile(rb"(hold|end) (\d{1,19})")
+
+
+def note(verb: str, lease: int) -> bytes:
+    """The bytes of a note to a prefill worker."""
+    return f"{verb} {lease}".encode()
+
+
+def parse(text: bytes) -> tuple[str, int]:
+    """The note's verb and lease; an empty verb for anything else."""
+    found = _NOTE.fullmatch(text)
+    return (found[1].decode(), int(found[2])) if found else ("", 0)
 
 
 @dataclass(slots=True)
@@ -64,6 +79,6 @@ class Leases:
 
     def expire(self, now: float) -> None:
         """End all leases that are over."""
-        for lease in [lease for lease, one in self._leases.items() if one.until <= now]:
+        for lease in [name for name, lease in self._leases.items() if lease.until <= now]:
             self.expired += 1
             self.end(lease)

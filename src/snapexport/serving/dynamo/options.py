@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError
 from snapexport.runtime.engine.hand_over import Role
-from snapexport.serving.options import MOST_PORT, ModelOptions
+from snapexport.serving.options import ModelOptions
 
 Discovery = Literal["file", "etcd", "kubernetes"]
 EventPlane = Literal["zmq", "nats"]
@@ -35,12 +35,7 @@ class WorkerOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lease_seconds", "request_seconds", "drain_seconds"):
-            if not getattr(self, name) > 0:
-                flag = flag_of(name)
-                raise UserError(
-                    f"{flag} {getattr(self, name)} cannot be used", "use a number above 0"
-                )
+        self.require_seconds("lease_seconds", "request_seconds", "drain_seconds")
         for name in ("namespace", "component_name"):
             if not _WORD.fullmatch(value := getattr(self, name)):
                 raise UserError(
@@ -76,13 +71,6 @@ class ClusterOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in (("prefill", 0), ("decode", 1), ("migrations", 0)):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"--{name} {value} is too small", f"use {least} or more")
-        if not 0 <= self.port <= MOST_PORT:
-            raise UserError(
-                f"--port {self.port} cannot be used", f"use 0 (a free port) to {MOST_PORT}"
-            )
-        if not self.lease_seconds > 0:
-            raise UserError(
-                f"--lease-seconds {self.lease_seconds} cannot be used", "use a number above 0"
-            )
+            self.require_least(name, least)
+        self.require_port()
+        self.require_seconds("lease_seconds")

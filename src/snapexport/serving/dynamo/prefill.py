@@ -1,20 +1,19 @@
 """Prefills prompts for other workers: each row is lent until somebody has fetched it.
 
-Knows NIXL by `Transport` alone, and no request of Dynamo.
+Knows NIXL only by `Transport`, and no request of Dynamo.
 """
 
 import asyncio
 import time
 from contextlib import suppress
 
-from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.hand_over import Row, place_of
 from snapexport.runtime.requests.request import OutputDelta
-from snapexport.serving.dynamo.leases import Leases
+from snapexport.serving.dynamo.leases import END, HOLD, Leases, parse
 from snapexport.serving.dynamo.message import HandOver, Logprob, Span
-from snapexport.serving.dynamo.notes import END, HOLD, parse
 from snapexport.serving.dynamo.transport import FetchError, Spans, Transport
-from snapexport.serving.worker import Event, Stream, Streams
+from snapexport.serving.model import Model
+from snapexport.serving.streams import Stream
 
 LISTEN_SECONDS, LENT_SECONDS = 0.005, 0.0005
 """Between two looks for notes: while nothing is lent, and while a row may be on its way. Over some
@@ -22,13 +21,15 @@ links, such as TCP, a look is what moves it on."""
 
 
 class Lender:
-    """Rows on loan to decode workers."""
+    """Rows on loan to decode workers, from the moment that they arrive in the event loop.
 
-    def __init__(
-        self, executor: Executor, streams: Streams, transport: Transport, seconds: float
-    ) -> None:
-        batch = executor.limits.batch
-        self.leases = Leases(batch, seconds, streams.worker.release)
+    A client may leave at that moment: nobody reads the output then, and the lease ends by time.
+    """
+
+    def __init__(self, model: Model, transport: Transport, seconds: float) -> None:
+        executor, batch = model.llm.executor, model.limits.batch
+        self.leases = Leases(batch, seconds, model.streams.worker.release)
+        model.streams.on_output = self._lend
         self._transport = transport
         stamps = self.leases.stamps
         self._stamps = [
@@ -41,12 +42,13 @@ class Lender:
         self._metadata = transport.metadata  # of all that is registered
         self._task = asyncio.get_running_loop().create_task(self._listen())
 
-    def lend(self, request_id: int) -> None:
-        """Begin a lease, whether or not anybody is left to hear of it."""
-        self.leases.grant(request_id, time.monotonic())
+    def _lend(self, stream: Stream, output: OutputDelta) -> None:
+        if output.row:
+            assert stream.request_id is not None
+            self.leases.grant(stream.request_id, time.monotonic())
 
     def message(self, request_id: int, delta: OutputDelta, row: Row) -> HandOver:
-        """What the decode worker has to know. Raises FetchError if the lease has ended already."""
+        """What the decode worker needs. Raises FetchError if the lease has ended already."""
         found = self.leases.of(request_id)
         if found is None:
             raise FetchError("the prefill worker was too slow to hand the prompt over")
@@ -82,19 +84,3 @@ class Lender:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-
-
-class LendingStreams(Streams):
-    """Streams whose rows are lent as they arrive in the event loop.
-
-    A client may leave at that moment: nobody reads the output then, and the lease ends by time.
-    """
-
-    lender: Lender | None = None
-
-    def _hand_out(self, events: list[tuple[Stream, Event]]) -> None:
-        for stream, event in events:
-            if isinstance(event, OutputDelta) and event.row and self.lender:
-                assert stream.request_id is not None
-                self.lender.lend(stream.request_id)
-        super()._hand_out(events)

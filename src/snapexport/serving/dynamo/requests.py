@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapexport.errors import UserError
-from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.serving.model import Model
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1,),
@@ -28,20 +28,20 @@ _LEFT_TO_THE_RUNTIME = -1
 """top_k -1 is all tokens, in vLLM's manner."""
 
 
-def read(llm: LLM, given: Mapping[str, Any]) -> Request:
+def read(model: Model, given: Mapping[str, Any]) -> Request:
     """Check one request. Raises UserError."""
-    return llm.read(list(given.get("token_ids") or ()), params_of(given, llm))
+    return model.read(list(given.get("token_ids") or ()), params_of(given, model.limits.positions))
 
 
-def params_of(given: Mapping[str, Any], llm: LLM) -> SamplingParams:
-    """Sampling parameters of a request, with the runtime's defaults."""
+def params_of(given: Mapping[str, Any], positions: int) -> SamplingParams:
+    """Sampling parameters of a request, with the runtime's defaults. positions: the model's."""
     sampling, ends = given.get("sampling_options") or {}, given.get("stop_conditions") or {}
     _require_supported(sampling, ends)
     length = len(given.get("token_ids") or ())
     most = ends.get("max_tokens")
     top_k = sampling.get("top_k") or 0
     return SamplingParams(
-        max_tokens=max(1, llm.executor.limits.positions - length) if most is None else most,
+        max_tokens=max(1, positions - length) if most is None else most,
         temperature=_or(sampling.get("temperature"), 1.0),
         top_p=_or(sampling.get("top_p"), 1.0),
         top_k=0 if top_k == _LEFT_TO_THE_RUNTIME else top_k,

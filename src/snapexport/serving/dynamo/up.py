@@ -96,7 +96,7 @@ def worker(options: ClusterOptions, role: str) -> list[str]:
         "role": role,
         "name": options.model_name,
         "threads": options.threads,
-        "token-budget": options.token_budget,
+        "token-budget": options.max_num_batched_tokens,
         "max-pending": options.max_pending,
         "lease-seconds": options.lease_seconds,
     }

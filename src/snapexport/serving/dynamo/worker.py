@@ -6,31 +6,22 @@ import signal
 import uvloop
 from dynamo.common.backend.worker import Worker, WorkerConfig
 
-from snapexport.errors import UserError
 from snapexport.runtime.chat.template_files import has_template
-from snapexport.runtime.requests.llm import LLM
 from snapexport.serving.dynamo.engine import MODES, SnapexportEngine
 from snapexport.serving.dynamo.options import WorkerOptions
+from snapexport.serving.model import require_tokenizer
 
 _ENDPOINT = "generate"
 
 
 def run_worker(options: WorkerOptions) -> None:
     """Load the build, and serve it until SIGTERM or SIGINT. Raises UserError."""
-    llm = LLM(
-        options.build,
-        threads=options.threads,
-        max_num_batched_tokens=options.token_budget,
-        role=options.role,
-    )
-    if llm.tokenizer is None:
-        raise UserError(
-            f"{options.build} has no tokenizer.json", "copy it from the checkpoint into the build"
-        )
+    require_tokenizer(options)
+    engine = SnapexportEngine(options)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model's card is the build's own files
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # Dynamo's worker takes them from here on
-    uvloop.run(Worker(SnapexportEngine(options, llm), _config(options)).run())
+    uvloop.run(Worker(engine, _config(options)).run())
 
 
 def _config(options: WorkerOptions) -> WorkerConfig:

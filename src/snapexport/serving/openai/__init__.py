@@ -1,9 +1,8 @@
-"""OpenAI's HTTP interface in front of a `Generator`.
+"""OpenAI's HTTP interface over a `Model`.
 
-    body -> protocol -> preprocess -> streaming -> generator
-            fields      token ids     n answers       |
+    body -> protocol -> preprocess -> streaming -> model
+            fields      token ids     n answers      |
     answer <- responses, logprobs <- streaming <- outputs
 
-`api_server` joins them into routes; `http_server` listens and drains. Needs starlette and uvicorn;
-knows neither the LLM nor Triton.
+`api_server` joins them into routes; `http_server` listens and drains. Needs starlette and uvicorn.
 """

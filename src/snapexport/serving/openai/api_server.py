@@ -1,11 +1,14 @@
 """The routes of the API: from an HTTP request to its answer.
 
-Knows the `Generator` protocol, and neither the LLM nor Triton.
+A route that generates is a row of `ENDPOINTS`: a body's fields, the requests that it becomes, and
+the objects of its answer.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -15,24 +18,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from snapexport.runtime.chat.template_process import PROCESSES
-from snapexport.runtime.requests import request as runtime
+from snapexport.serving.model import Model
+from snapexport.serving.openai import preprocess
 from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
 from snapexport.serving.openai.middleware import HANDLERS, Gate, Gated
-from snapexport.serving.openai.preprocess import Preprocessor
-from snapexport.serving.openai.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    RequestBody,
-)
-from snapexport.serving.openai.responses import (
-    ChatWriter,
-    CompletionWriter,
-    ResponseWriter,
-    Usage,
-)
+from snapexport.serving.openai.preprocess import Prepared
+from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
+from snapexport.serving.openai.responses import ChatWriter, CompletionWriter, ResponseWriter
 from snapexport.serving.openai.streaming import (
     EventStream,
     collected,
@@ -43,80 +38,68 @@ from snapexport.serving.openai.streaming import (
 )
 from snapexport.serving.openai.turns import Turns
 
-READERS = 2
-"""Threads that tokenize completions. The tokenizer uses all cores by itself."""
 MOST_READ = 128
 """Requests of a route whose prompts are rendered and tokenized, or wait for it."""
 
 
 @dataclass(frozen=True)
-class Api:
-    """One model behind OpenAI's routes."""
+class Endpoint:
+    """A route that generates. prepare: runs in one of `readers` threads of the route's own."""
 
-    name: str
-    preprocessor: Preprocessor
+    path: str
+    body: type[RequestBody]
+    prepare: Callable[[Model, Any], Prepared]
+    writer: type[ResponseWriter]
+    readers: int = 2  # a tokenizer uses all cores by itself
+
+
+ENDPOINTS = (
+    Endpoint("/v1/chat/completions", ChatRequest, preprocess.chat, ChatWriter, PROCESSES),
+    Endpoint("/v1/completions", CompletionRequest, preprocess.completion, CompletionWriter),
+)
+
+
+@dataclass(frozen=True)
+class Api:
+    """One model with OpenAI's routes."""
+
+    model: Model
     health: Health
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
-    # Apart: a chat template may take its time.
-    chats: Turns = field(default_factory=lambda: Turns(PROCESSES, MOST_READ))
-    completions: Turns = field(default_factory=lambda: Turns(READERS, MOST_READ))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
+        routes = [
+            *map(self._route, ENDPOINTS),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+        ]
+        return self.access.guard(Starlette(routes=routes, exception_handlers=HANDLERS))
+
+    def _route(self, endpoint: Endpoint) -> Route:
+        answer = partial(self._answer, endpoint, Turns(endpoint.readers, MOST_READ))
         gated = [Middleware(Gated, gate=self.gate)]
-        routes = Starlette(
-            routes=[
-                Route("/v1/chat/completions", self._chat, methods=["POST"], middleware=gated),
-                Route("/v1/completions", self._complete, methods=["POST"], middleware=gated),
-                Route("/v1/models", self._models),
-                Route("/v1/models/{name:path}", self._model),
-                Route("/health", self._health),
-                Route("/metrics", self._metrics),
-            ],
-            exception_handlers=HANDLERS,
-        )
-        return self.access.guard(routes)
+        return Route(endpoint.path, answer, methods=["POST"], middleware=gated)
 
-    async def _chat(self, request: Request) -> Response:
-        body = await self.bodies.read(request, ChatRequest)
+    async def _answer(self, endpoint: Endpoint, readers: Turns, request: Request) -> Response:
+        body = await self.bodies.read(request, endpoint.body)
         await require_client(request)
         self._require(body.model)
-        requests = await self.chats.run(self.preprocessor.chat, body)
-        text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
-        writer = ChatWriter(self.name, text_of)
-        return await self._answer(request, body, requests[:1], requests, writer)
-
-    async def _complete(self, request: Request) -> Response:
-        body = await self.bodies.read(request, CompletionRequest)
+        prepared = await readers.run(endpoint.prepare, self.model, body)
         await require_client(request)
-        self._require(body.model)
-        requests = await self.completions.run(self.preprocessor.completion, body)
-        echoes = await self.completions.run(self.preprocessor.echoes, body)
-        text_of = None if body.top_logprobs_count is None else self.preprocessor.text_of
-        writer = CompletionWriter(self.name, text_of, echoes)
-        return await self._answer(request, body, requests[:: body.n], requests, writer)
-
-    async def _answer(
-        self,
-        request: Request,
-        body: RequestBody,
-        prompts: Sequence[runtime.Request],
-        requests: Sequence[runtime.Request],
-        writer: ResponseWriter,
-    ) -> Response:
-        await require_client(request)
-        usage = Usage(sum(len(one.prompt_token_ids) for one in prompts), body.n)
-        outputs = merged(self.health.generator, requests)
+        writer = endpoint.writer(self.model, body, prepared)
+        outputs = merged(self.model.streams, prepared.requests)
         if not body.stream:
-            answers = await unless_gone(request, collected(outputs, len(requests)))
-            return JSONResponse(writer.whole(answers, usage))
+            answers = await unless_gone(request, collected(outputs, len(prepared.requests)))
+            return JSONResponse(writer.whole(answers))
         # An error before the first output can still set the status.
         first = await unless_gone(request, outputs.__anext__())
-        lines = events(writer, first, outputs, usage, body.includes_usage)
-        return EventStream(lines, outputs)
+        return EventStream(events(writer, first, outputs), outputs)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -127,7 +110,7 @@ class Api:
 
     def _card(self) -> dict[str, object]:
         return {
-            "id": self.name,
+            "id": self.model.name,
             "object": "model",
             "created": self.created,
             "owned_by": "snapexport",
@@ -140,10 +123,10 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, _: Request) -> Response:
-        content = await self.health.generator.metrics()
+        content = self.model.metrics({"model": self.model.name, "version": "1"})
         return Response(content, media_type="text/plain; version=0.0.4")
 
-    def _require(self, model: str) -> None:
-        if model != self.name:
-            message = f"the model '{model}' is not served here, '{self.name}' is"
+    def _require(self, name: str) -> None:
+        if name != self.model.name:
+            message = f"the model '{name}' is not served here, '{self.model.name}' is"
             raise ApiError(404, message, INVALID, "model", "model_not_found")

@@ -1,10 +1,12 @@
 """Errors in OpenAI's form: a status, and an object of four fields."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from snapexport.errors import UserError
-from snapexport.serving.generator import FailureCode, GenerationError
+from snapexport.runtime.requests.prompts import PromptTooLongError, TextTooLongError
+from snapexport.serving.failures import FailureCode, GenerationError
 
 MOST_MESSAGE, MOST_PARAM = 600, 64
 """Characters of an error's texts. A client's value of a megabyte is not sent back to it."""
@@ -16,17 +18,16 @@ CLIENT_GONE = 499
 """Status of an answer that its client did not wait for, as nginx logs it."""
 
 INVALID, SERVER = "invalid_request_error", "server_error"
+TOO_LONG = "context_length_exceeded"
 
 GENERATION: Mapping[FailureCode, tuple[int, str, str | None]] = {
-    "invalid": (400, INVALID, None),
     "full": (503, SERVER, "unavailable"),
     "stopping": (503, SERVER, "shutting_down"),
-    "unreachable": (503, SERVER, "unreachable"),
     "cancelled": (503, SERVER, "cancelled"),
     "deadline": (504, SERVER, "timeout"),
     "internal": (500, SERVER, None),
 }
-"""Status, type and code of each failure of a generator."""
+"""Status, type and code of each failure."""
 
 
 class ApiError(Exception):
@@ -67,7 +68,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def from_generation(error: GenerationError) -> ApiError:
-    """The ApiError of a generator's failure."""
+    """The ApiError of a request that failed."""
     status, kind, code = GENERATION[error.code]
     return ApiError(status, str(error), kind, code=code)
 
@@ -77,9 +78,18 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, INVALID, param, code)
 
 
-def from_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """A 400 for an error of the runtime's checks."""
-    return invalid(f"{error.message}: {error.hint}", param)
+@contextmanager
+def client_errors(param: str) -> Iterator[None]:
+    """Turn errors of the runtime's checks into a 400 that names the field `param`."""
+    try:
+        yield
+    except PromptTooLongError as error:
+        message = f"the prompt has {error.tokens} tokens, the model takes {error.most}"
+        raise invalid(message, param, TOO_LONG) from None
+    except TextTooLongError as error:
+        raise invalid(error.message, param, TOO_LONG) from None
+    except UserError as error:
+        raise invalid(f"{error.message}: {error.hint}", param) from None
 
 
 def shutting_down() -> ApiError:

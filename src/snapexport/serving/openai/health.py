@@ -1,8 +1,7 @@
-"""Checks whether the model answers; if not, starts it again or ends the command.
+"""Checks whether the model answers, and ends the command if it no longer does.
 
-`check` is healthy if a token was produced in the last 5 s, a one-token probe succeeds, or the model
-reports a full queue; unhealthy after 30 s of silence. A live process is not enough: Triton 24.10
-reports "ready" after a Python backend's process was killed (server #7230).
+The model is healthy if a token was produced in the last 5 s, a one-token probe succeeds, or it
+reports a full queue; it is unhealthy after 30 s of silence.
 """
 
 import asyncio
@@ -10,10 +9,11 @@ import time
 from contextlib import aclosing
 from typing import NoReturn
 
+from snapexport.errors import UserError
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.child_process import Backing
-from snapexport.serving.generator import GenerationError, Generator
+from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.errors import ApiError
+from snapexport.serving.streams import Streams
 
 FRESH_SECONDS = 5.0
 """Seconds for which an output counts as a sign of health."""
@@ -26,25 +26,25 @@ SILENT, FAILED = "model_silent", "model_failed"
 
 PROBE = Request((0,), SamplingParams(max_tokens=1, ignore_eos=True))
 
-PROCESS_SECONDS, MODEL_SECONDS = 0.5, 2.0
-"""Seconds between `supervise`'s checks of the process, and of the model."""
+CHECK_SECONDS = 2.0
+"""Seconds between two checks of `supervise`."""
 
 FAILURES = 2
 """Failed checks in a row that end the command. Silence is no failure: the queue may be long."""
 
 
 class Health:
-    """Checks one generator."""
+    """Checks the model of one server."""
 
-    def __init__(self, generator: Generator, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        self.generator = generator
+    def __init__(self, streams: Streams, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.streams = streams
         self._patience = patience_seconds
         self._probing = asyncio.Lock()
 
     async def check(self) -> None:
         """Return if the model is healthy. Raises ApiError."""
         async with self._probing:  # one probe answers all who wait for it
-            if time.monotonic() - self.generator.last_output < FRESH_SECONDS:
+            if time.monotonic() - self.streams.last_output < FRESH_SECONDS:
                 return
             try:
                 await self._probe()
@@ -53,18 +53,29 @@ class Health:
                     code = SILENT if error.code == "deadline" else FAILED
                     raise _unhealthy(str(error), code) from None
 
-    async def require_token(self) -> None:
-        """Return once the model has answered the probe. Raises ApiError."""
+    async def supervise(self) -> NoReturn:
+        """Raise UserError once the model can no longer answer."""
+        failures = 0
+        while failures < FAILURES:
+            await asyncio.sleep(CHECK_SECONDS)
+            if not self.streams.is_running:
+                raise _ended("the server has ended by itself")
+            failed = self.streams.needs_probe and await self._fails()
+            failures = failures + 1 if failed else 0
+        raise _ended("the model no longer answers")
+
+    async def _fails(self) -> bool:
         try:
-            await self._probe()
-        except GenerationError as error:
-            raise _unhealthy(str(error), FAILED) from None
+            await self.check()
+        except ApiError as error:
+            return bool(error.body["error"]["code"] == FAILED)
+        return False
 
     async def _probe(self) -> None:
         try:
             async with (
                 asyncio.timeout(self._patience),
-                aclosing(self.generator.stream(PROBE)) as outputs,
+                aclosing(self.streams.stream(PROBE)) as outputs,
             ):
                 async for _ in outputs:
                     pass
@@ -77,29 +88,5 @@ def _unhealthy(why: str, code: str) -> ApiError:
     return ApiError(503, f"the model does not answer: {why}", code=code)
 
 
-async def supervise(backing: Backing, health: Health) -> NoReturn:
-    """Start again what runs the model whenever it can no longer answer. Raises UserError."""
-    while True:
-        await backing.recover(await _end(backing, health))
-
-
-async def _end(backing: Backing, health: Health) -> str:
-    """Wait until the model can no longer answer; the reason."""
-    failures, next_check = 0, time.monotonic() + MODEL_SECONDS
-    while failures < FAILURES:
-        await asyncio.sleep(min(PROCESS_SECONDS, MODEL_SECONDS))
-        if not backing.supervised.is_running:
-            return "the server has ended by itself"
-        if time.monotonic() >= next_check:
-            failed = backing.supervised.needs_probe and await _fails(health)
-            failures = failures + 1 if failed else 0
-            next_check = time.monotonic() + MODEL_SECONDS
-    return "the model no longer answers"
-
-
-async def _fails(health: Health) -> bool:
-    try:
-        await health.check()
-    except ApiError as error:
-        return bool(error.body["error"]["code"] == FAILED)
-    return False
+def _ended(why: str) -> UserError:
+    return UserError(why, "see the log above, and start the server again")

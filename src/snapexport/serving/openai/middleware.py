@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snapexport.serving.generator import GenerationError
+from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.errors import (
     CLIENT_GONE,
     INVALID,

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapexport.runtime.requests.request import OutputDelta, TokenLogprobs
+from snapexport.serving.model import Model
 from snapexport.serving.openai.logprobs import CompletionLogprobs, chat_logprobs
-from snapexport.serving.token_text import TokenText
+from snapexport.serving.openai.preprocess import Prepared
+from snapexport.serving.openai.protocol import RequestBody
 
 Object = dict[str, Any]
 
@@ -43,41 +45,51 @@ class Usage:
 
 
 class ResponseWriter(ABC):
-    """Writes the objects of one HTTP request. text_of None: no log probabilities."""
+    """Writes the objects of one HTTP request: a whole answer, or the chunks of a stream."""
 
     prefix: str
     whole_name: str
     chunk_name: str
 
-    def __init__(self, model: str, text_of: TokenText | None) -> None:
+    def __init__(self, model: Model, body: RequestBody, prepared: Prepared) -> None:
         self._head: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": model,
+            "model": model.name,
         }
-        self._text_of = text_of
+        self._text_of = None if body.top_logprobs_count is None else model.text_of
+        self._usage = Usage(prepared.prompt_tokens, body.n)
+        self._includes_usage = body.includes_usage
+        self._echoes = prepared.echoes
         self._begun: set[int] = set()
 
-    def whole(self, answers: Sequence[OutputDelta], usage: Usage) -> Object:
+    def whole(self, answers: Sequence[OutputDelta]) -> Object:
         """The object of an answer that is not streamed."""
         choices = []
         for index, answer in enumerate(answers):
-            usage.add(index, answer)
+            self._usage.add(index, answer)
             choices.append(self._choice(index, answer))
         return self._head | {
             "object": self.whole_name,
             "choices": choices,
-            "usage": usage.as_json(),
+            "usage": self._usage.as_json(),
         }
 
     def chunks(self, index: int, output: OutputDelta) -> list[Object]:
         """The chunks of one output."""
+        self._usage.add(index, output)
         opening = [] if index in self._begun else self._opening(index)
         self._begun.add(index)
-        return [self.chunk([choice]) for choice in (*opening, *self._parts(index, output))]
+        idle: Object = {"usage": None} if self._includes_usage else {}
+        return [self._chunk([choice]) | idle for choice in opening + self._parts(index, output)]
 
-    def chunk(self, choices: Sequence[Object]) -> Object:
-        """A chunk of these choices; the one with the usage has none."""
+    def last_chunks(self) -> list[Object]:
+        """The chunks after the last output: the usage, if the client wants it."""
+        if not self._includes_usage:
+            return []
+        return [self._chunk([]) | {"usage": self._usage.as_json()}]
+
+    def _chunk(self, choices: Sequence[Object]) -> Object:
         return self._head | {"object": self.chunk_name, "choices": list(choices)}
 
     @abstractmethod
@@ -91,7 +103,7 @@ class ResponseWriter(ABC):
 
 
 class ChatWriter(ResponseWriter):
-    """For /v1/chat/completions: the first chunk has the role alone, the last the finish_reason."""
+    """For /v1/chat/completions: the first chunk has only the role, the last the finish_reason."""
 
     prefix = "chatcmpl"
     whole_name = "chat.completion"
@@ -132,10 +144,8 @@ class CompletionWriter(ResponseWriter):
     prefix = "cmpl"
     whole_name = chunk_name = "text_completion"
 
-    def __init__(self, model: str, text_of: TokenText | None, echoes: Sequence[str] = ()) -> None:
-        """echoes: the prompt of each answer, if they are echoed."""
-        super().__init__(model, text_of)
-        self._echoes = echoes
+    def __init__(self, model: Model, body: RequestBody, prepared: Prepared) -> None:
+        super().__init__(model, body, prepared)
         self._logprob_writers: dict[int, CompletionLogprobs] = {}
 
     def _choice(self, index: int, answer: OutputDelta) -> Object:

@@ -1,7 +1,7 @@
 """Merges the outputs of a body's requests, and collects or sends them as server-sent events.
 
-If the client leaves, the merged stream is closed, which closes the generator's streams and so
-cancels their requests.
+If the client leaves, the merged stream is closed, which closes its requests' streams and so cancels
+the requests.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from snapexport.runtime.requests.request import OutputDelta, Request
-from snapexport.serving.generator import GenerationError, Generator, joined
+from snapexport.serving.failures import GenerationError
 from snapexport.serving.openai.errors import from_generation
-from snapexport.serving.openai.responses import ResponseWriter, Usage
+from snapexport.serving.openai.responses import ResponseWriter
+from snapexport.serving.streams import Streams, joined
 
 MOST_WAITING = 64
-"""Most outputs waiting for a slow client; beyond it the generator's streams are not read."""
+"""Most outputs waiting for a slow client; beyond it the requests' streams are not read."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,16 +35,16 @@ class ClientGoneError(Exception):
     """The client has left: nobody reads the answer."""
 
 
-async def merged(generator: Generator, requests: Sequence[Request]) -> Outputs:
+async def merged(streams: Streams, requests: Sequence[Request]) -> Outputs:
     """Yield the outputs of all requests as they come. The first error ends all requests."""
     if len(requests) == 1:
-        async with aclosing(generator.stream(requests[0])) as outputs:
+        async with aclosing(streams.stream(requests[0])) as outputs:
             async for output in outputs:
                 yield 0, output
         return
     queue: asyncio.Queue[tuple[int, OutputDelta] | Exception] = asyncio.Queue(MOST_WAITING)
     tasks = [
-        asyncio.create_task(_forward(generator, index, request, queue))
+        asyncio.create_task(_forward(streams, index, request, queue))
         for index, request in enumerate(requests)
     ]
     running = len(requests)
@@ -61,13 +62,13 @@ async def merged(generator: Generator, requests: Sequence[Request]) -> Outputs:
 
 
 async def _forward(
-    generator: Generator,
+    streams: Streams,
     index: int,
     request: Request,
     queue: "asyncio.Queue[tuple[int, OutputDelta] | Exception]",
 ) -> None:
     try:
-        async with aclosing(generator.stream(request)) as outputs:
+        async with aclosing(streams.stream(request)) as outputs:
             async for output in outputs:
                 await queue.put((index, output))
     except Exception as error:
@@ -130,27 +131,21 @@ class EventStream(StreamingResponse):
 
 
 async def events(
-    writer: ResponseWriter,
-    first: tuple[int, OutputDelta],
-    rest: Outputs,
-    usage: Usage,
-    includes_usage: bool,
+    writer: ResponseWriter, first: tuple[int, OutputDelta], rest: Outputs
 ) -> AsyncIterator[bytes]:
-    """Yield each chunk as an event, then the usage if the client wants it, then [DONE].
+    """Yield each of the writer's chunks as an event, then [DONE].
 
     An error becomes the last event, since the status is already sent.
     """
-    idle = {"usage": None} if includes_usage else {}
     try:
         async for index, output in _chained(first, rest):
-            usage.add(index, output)
             for chunk in writer.chunks(index, output):
-                yield _event(chunk | idle)
+                yield _event(chunk)
     except GenerationError as error:
         yield _event(from_generation(error).body)
         return
-    if includes_usage:
-        yield _event(writer.chunk([]) | {"usage": usage.as_json()})
+    for chunk in writer.last_chunks():
+        yield _event(chunk)
     yield DONE
 
 

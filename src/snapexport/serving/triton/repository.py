@@ -16,11 +16,11 @@ import snapexport
 from snapexport.build.staging import staged
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, needs_extra
 from snapexport.files.copying import copy_file
-from snapexport.runtime.engine.memory import cache_bytes
 from snapexport.runtime.requests.scheduler import Scheduler
 from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
 from snapexport.serving.triton.options import RepositoryOptions
@@ -34,7 +34,7 @@ FILES = importlib.resources.files("snapexport.serving.triton") / "files"
 def write_repository(options: RepositoryOptions) -> Path:
     """Write `options.out` atomically. Raises UserError."""
     with needs_extra("triton"):
-        from snapexport.serving.triton import checks, model_config
+        from snapexport.serving.triton import model_config
     build = Build.open(options.build)
     build.require_one_rank("`snapexport triton`")
     device = _device(options, build.manifest)
@@ -58,7 +58,6 @@ def write_repository(options: RepositoryOptions) -> Path:
         _write_template(out, "README.md", _readme_values(options, build.manifest, device))
         _write_template(out, "Dockerfile", _dockerfile_values(build.manifest))
         _write_record(out, options)
-        checks.require_sound(out)
     return options.out
 
 
@@ -85,7 +84,9 @@ def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: De
             f"--threads {options.threads} is for the CPU, and TensorRT runs this build",
             "leave it out, or use --device cpu",
         )
-    Scheduler(manifest.batch, manifest.prefill_chunk, options.token_budget)  # refuses a small one
+    Scheduler(
+        manifest.batch, manifest.prefill_chunk, options.max_num_batched_tokens
+    )  # refuses a small one
 
 
 def _require_outside(options: RepositoryOptions) -> None:
@@ -102,7 +103,7 @@ def _parameters(options: RepositoryOptions) -> dict[str, str]:
         "build": BUILD,
         "max_pending": options.max_pending,
         "threads": options.threads,
-        "token_budget": options.token_budget,
+        "token_budget": options.max_num_batched_tokens,
     }
     return {key: str(value) for key, value in given.items() if value is not None}
 

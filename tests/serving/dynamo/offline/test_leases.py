@@ -2,8 +2,7 @@
 
 import pytest
 
-from snapexport.serving.dynamo.leases import Leases
-from snapexport.serving.dynamo.notes import END, HOLD, note, parse
+from snapexport.serving.dynamo.leases import END, HOLD, Leases, note, parse
 
 
 class Slots:

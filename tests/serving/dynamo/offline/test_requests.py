@@ -9,31 +9,32 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.serving.dynamo import message
 from snapexport.serving.dynamo.requests import read
+from snapexport.serving.model import Model
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 
 @pytest.fixture
-def llm() -> LLM:
-    return LLM.from_executor(FakeExecutor(make_limits(positions=50)))  # type: ignore[arg-type]
+def model() -> Model:
+    return Model("model", LLM.from_executor(FakeExecutor(make_limits(positions=50))), log=print)
 
 
-def params(llm: LLM, **given: Any) -> SamplingParams:
-    found = read(llm, {"token_ids": [5, 6, 7]} | given).params
+def params(model: Model, **given: Any) -> SamplingParams:
+    found = read(model, {"token_ids": [5, 6, 7]} | given).params
     assert found
     return found
 
 
-def test_defaults_are_those_of_the_openai_api(llm: LLM) -> None:
-    found = params(llm)
+def test_defaults_are_those_of_the_openai_api(model: Model) -> None:
+    found = params(model)
     assert (found.temperature, found.top_p, found.top_k, found.seed) == (1.0, 1.0, 0, None)
     assert found.max_tokens == 50 - 3
 
 
-def test_every_field_reaches_the_runtime(llm: LLM) -> None:
+def test_every_field_reaches_the_runtime(model: Model) -> None:
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 3, "n": 1}
     ends = {"max_tokens": 9, "stop_token_ids_hidden": [2], "stop_token_ids": [8, 2]}
     found = params(
-        llm,
+        model,
         sampling_options=sampling,
         stop_conditions=ends | {"ignore_eos": False},
         output_options={"logprobs": 2},
@@ -49,13 +50,13 @@ def test_every_field_reaches_the_runtime(llm: LLM) -> None:
     )
 
 
-def test_ignore_eos_ignores_the_frontends_own_end_tokens(llm: LLM) -> None:
+def test_ignore_eos_ignores_the_frontends_own_end_tokens(model: Model) -> None:
     ends = {"ignore_eos": True, "stop_token_ids_hidden": [2]}
-    assert params(llm, stop_conditions=ends).stop_token_ids == ()
+    assert params(model, stop_conditions=ends).stop_token_ids == ()
 
 
-def test_all_tokens_in_vllms_manner(llm: LLM) -> None:
-    assert params(llm, sampling_options={"top_k": -1}).top_k == 0
+def test_all_tokens_in_vllms_manner(model: Model) -> None:
+    assert params(model, sampling_options={"top_k": -1}).top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -71,9 +72,9 @@ def test_all_tokens_in_vllms_manner(llm: LLM) -> None:
         ({"token_ids": [1] * 41}, "41 tokens"),
     ],
 )
-def test_what_is_not_supported_is_refused(llm: LLM, given: dict[str, Any], why: str) -> None:
+def test_what_is_not_supported_is_refused(model: Model, given: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        params(llm, **given)
+        params(model, **given)
 
 
 @pytest.mark.parametrize("given", [None, [], "x", {}, {"digest": "a"}])

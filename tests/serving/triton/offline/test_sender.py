@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams
-from snapexport.serving.generator import Failure, GenerationError
+from snapexport.serving.failures import Failure, GenerationError
+from snapexport.serving.streams import Stream
 from snapexport.serving.triton.backend.inputs import Inputs
 from snapexport.serving.triton.backend.sender import Sender
-from snapexport.serving.worker import Stream
 
 OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
 

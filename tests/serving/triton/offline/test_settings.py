@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.serving.triton.backend.settings import Settings
+from snapexport.serving.triton.backend.settings import backend_of, read_options
 
 
 def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
@@ -21,8 +21,14 @@ def args(kind: str = "CPU", **parameters: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("kind", "backend"), [("CPU", "onnxruntime"), ("GPU", "tensorrt")])
 def test_instance_kind_chooses_the_backend(kind: str, backend: str) -> None:
-    settings = Settings.read(args(kind, max_pending="0", FORCE_CPU_ONLY_INPUT_TENSORS="yes"))
-    assert settings == Settings(Path("/models/m/1/build"), 0, None, None, backend)
+    assert backend_of(args(kind)) == backend
+
+
+def test_parameters_become_options_and_tritons_own_are_left_out() -> None:
+    options = read_options(args(max_pending="0", token_budget="9", EXECUTION_ENV_PATH="/env"))
+    assert options.build == Path("/models/m/1/build")
+    assert (options.max_pending, options.max_num_batched_tokens) == (0, 9)
+    assert options.threads is None
 
 
 @pytest.mark.parametrize(
@@ -36,4 +42,5 @@ def test_instance_kind_chooses_the_backend(kind: str, backend: str) -> None:
 )
 def test_settings_refuse_wrong_parameters_and_kinds(given: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Settings.read(given)
+        read_options(given)
+        backend_of(given)

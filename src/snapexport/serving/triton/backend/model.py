@@ -1,4 +1,4 @@
-"""The streaming model: Triton's initialize, execute and finalize, over a worker and a sender."""
+"""The streaming model: Triton's initialize, execute and finalize, over a `Model` and a sender."""
 
 import asyncio
 import json
@@ -12,21 +12,20 @@ from typing import Any
 
 import triton_python_backend_utils as triton
 
-from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
-from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.prompts import require_readable
+from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.request import Request
-from snapexport.serving.metrics import constant_gauges
-from snapexport.serving.token_text import token_texts
+from snapexport.serving.metrics import Observe
+from snapexport.serving.model import Model as ServedModel
+from snapexport.serving.options import ModelOptions
+from snapexport.serving.streams import Stream
 from snapexport.serving.triton.backend import inputs as inputs_module
 from snapexport.serving.triton.backend.inputs import Inputs
 from snapexport.serving.triton.backend.publisher import EVERY_SECONDS, Publisher
 from snapexport.serving.triton.backend.sender import Sender
-from snapexport.serving.triton.backend.settings import Settings
+from snapexport.serving.triton.backend.settings import backend_of, read_options
 from snapexport.serving.triton.backend.triton_port import TritonPort, parameters_of
 from snapexport.serving.warm_up import run_every_decode
-from snapexport.serving.worker import Stream, Streams
 
 READERS = 2
 """Threads that tokenize, since Triton calls `execute` one at a time and prompts may be long."""
@@ -58,26 +57,18 @@ class Model:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_SECONDS)
 
-    def load(self, settings: Settings) -> LLM:
+    def load(self, options: ModelOptions, observe: Observe, backend: BackendName) -> ServedModel:
         """Load the build."""
-        return LLM(
-            settings.build,
-            threads=settings.threads,
-            max_num_batched_tokens=settings.token_budget,
-            backend=settings.backend,
-        )
+        log = triton.Logger.log_error
+        return ServedModel.load(options, log, observe=observe, backend=backend)
 
     def _start(self, args: Mapping[str, str]) -> None:
         _require_usable(args)
-        settings = Settings.read(args)
-        self._llm = self.load(settings)
-        run_every_decode(self._llm)
-        self._streams = Streams(self._llm, settings.max_pending, triton.Logger.log_error)
-        self._sender = Sender(self._streams, token_texts(self._llm.tokenizer))
+        publisher = Publisher({"model": args["model_name"], "version": args["model_version"]})
+        self._model = self.load(read_options(args), publisher.observe, backend_of(args))
+        run_every_decode(self._model.llm)
+        self._sender = Sender(self._model.streams, self._model.text_of)
         self._readers = ThreadPoolExecutor(READERS, "snapexport-reader")
-        gauges, worker = constant_gauges(Manifest.read(settings.build)), self._streams.worker
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        publisher = Publisher(labels, worker.counters, lambda: gauges | worker.values())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="snapexport-sender", daemon=True
@@ -86,12 +77,20 @@ class Model:
         asyncio.run_coroutine_threadsafe(self._begin(publisher), self._loop).result()
 
     async def _begin(self, publisher: Publisher) -> None:
-        self._streams.start()
-        self._publishing = asyncio.create_task(_publish(publisher))
+        self._model.streams.start()
+        self._publishing = asyncio.create_task(self._publish(publisher))
+
+    async def _publish(self, publisher: Publisher) -> None:
+        while True:
+            try:
+                publisher.publish(self._model.values())
+            except Exception:
+                triton.Logger.log_error(traceback.format_exc())
+            await asyncio.sleep(EVERY_SECONDS)
 
     async def _end(self) -> None:
         """Wait for the last responses. The worker refuses requests that are still read."""
-        await self._streams.close()
+        await self._model.streams.close()
         self._publishing.cancel()
         answers = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.wait(answers, timeout=STOP_SECONDS)
@@ -104,19 +103,9 @@ class Model:
 
     def _read(self, inputs: Inputs) -> Request:
         try:
-            require_readable(inputs.prompt, self._llm.executor.limits)
-            return self._llm.read(inputs.prompt, inputs.params)
+            return self._model.read(inputs.prompt, inputs.params)
         except UserError as error:
             raise UserError(f"{inputs.source}: {error.message}", error.hint) from None
-
-
-async def _publish(publisher: Publisher) -> None:
-    while True:
-        try:
-            publisher.publish()
-        except Exception:
-            triton.Logger.log_error(traceback.format_exc())
-        await asyncio.sleep(EVERY_SECONDS)
 
 
 def _inputs_of(request: Any) -> Inputs:

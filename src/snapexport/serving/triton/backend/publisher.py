@@ -1,11 +1,12 @@
 """Publishes the metrics on Triton's endpoint, beside Triton's own."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as triton
 
-from snapexport.serving.metrics import BUCKETS, METRICS, PREFIX, Counters, Metric
+from snapexport.serving.metrics import BUCKETS, METRICS, PREFIX, Metric
 
 EVERY_SECONDS = 0.1
 """Time between two calls of `publish`: an update of one value takes 35 us."""
@@ -14,15 +15,8 @@ EVERY_SECONDS = 0.1
 class Publisher:
     """Publishes changed metrics."""
 
-    def __init__(
-        self,
-        labels: Mapping[str, str],
-        counters: Counters,
-        values: Callable[[], Mapping[str, float]],
-    ) -> None:
-        """values: returns the present gauges and counters."""
-        self._counters = counters
-        self._values = values
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._observations: deque[tuple[str, float]] = deque()
         self._kinds = {metric.name: metric.kind for metric in METRICS}
         self._published: dict[str, float] = {}
         try:
@@ -33,16 +27,19 @@ class Publisher:
             triton.Logger.log_warn(f"no metrics of the model: {error}")
             self._metrics = {}
 
-    def publish(self) -> None:
-        """Publish changed metrics; does nothing if the server runs without metrics."""
-        observations = self._counters.observations
+    def observe(self, name: str, seconds: float) -> None:
+        """Take an observation for a histogram, for the next `publish`. Any thread may call this."""
+        if self._metrics:
+            self._observations.append((name, seconds))
+
+    def publish(self, values: Mapping[str, float]) -> None:
+        """Publish changed gauges and counters; nothing if the server runs without metrics."""
         if not self._metrics:
-            observations.clear()
             return
-        while observations:
-            name, seconds = observations.popleft()
+        while self._observations:
+            name, seconds = self._observations.popleft()
             self._metrics[name].observe(seconds)
-        for name, value in self._values().items():
+        for name, value in values.items():
             self._update(name, value)
 
     def _update(self, name: str, value: float) -> None:

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from snapexport.serving.generator import FailureCode, GenerationError, joined
+from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
+from snapexport.serving.streams import Stream, Streams, joined
 from snapexport.serving.token_text import TokenText
 from snapexport.serving.triton.backend.inputs import Inputs
 from snapexport.serving.triton.backend.outputs import tensors
 from snapexport.serving.triton.interface import Code
-from snapexport.serving.worker import CANCELLED, Stream, Streams
 
 RUNNING_SECONDS = 0.01
-"""How often a running request's client is asked after: it holds a batch slot."""
+"""Seconds between two looks for a running request's client: the request holds a batch slot."""
 WAITING_SECONDS = 0.1
 """The same for a request that waits."""
 

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import BackendName
+from snapexport.serving.options import ModelOptions
 from snapexport.serving.triton.interface import BUILD, TRITONS_PARAMETERS
 
 BACKENDS: Mapping[str, BackendName] = {"CPU": "onnxruntime", "GPU": "tensorrt"}
@@ -47,7 +47,7 @@ def read_parameters(kind: type[Kind], config: Mapping[str, Any]) -> Kind:
     Triton's own parameters are left out.
     """
     texts = {
-        name: one.get("string_value", "") for name, one in config.get("parameters", {}).items()
+        name: value.get("string_value", "") for name, value in config.get("parameters", {}).items()
     }
     try:
         return kind.model_validate({n: v for n, v in texts.items() if n not in TRITONS_PARAMETERS})
@@ -62,24 +62,23 @@ def read_parameters(kind: type[Kind], config: Mapping[str, Any]) -> Kind:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The streaming model's parameters, and the backend for the kind of instance."""
+def read_options(args: Mapping[str, str]) -> ModelOptions:
+    """The build and how it runs, from the arguments of `initialize`. Raises UserError."""
+    given = read_parameters(StreamingParameters, json.loads(args["model_config"]))
+    return ModelOptions(
+        Path(args["model_repository"]) / args["model_version"] / given.build,
+        name=BUILD,  # the model has its name from Triton
+        max_pending=given.max_pending,
+        threads=given.threads,
+        max_num_batched_tokens=given.token_budget,
+    )
 
-    build: Path
-    max_pending: int
-    threads: int | None
-    token_budget: int | None
-    backend: BackendName
 
-    @classmethod
-    def read(cls, args: Mapping[str, str]) -> Self:
-        """Read the arguments of `initialize`. Raises UserError."""
-        given = read_parameters(StreamingParameters, json.loads(args["model_config"]))
-        if (kind := args["model_instance_kind"]) not in BACKENDS:
-            raise UserError(
-                f"config.pbtxt: no instance of kind {kind}",
-                "use KIND_CPU or KIND_GPU in instance_group",
-            )
-        build = Path(args["model_repository"]) / args["model_version"] / given.build
-        return cls(build, given.max_pending, given.threads, given.token_budget, BACKENDS[kind])
+def backend_of(args: Mapping[str, str]) -> BackendName:
+    """The runtime's backend for the kind of instance. Raises UserError."""
+    if (kind := args["model_instance_kind"]) not in BACKENDS:
+        raise UserError(
+            f"config.pbtxt: no instance of kind {kind}",
+            "use KIND_CPU or KIND_GPU in instance_group",
+        )
+    return BACKENDS[kind]

@@ -4,7 +4,6 @@ The wheel is nvidia-pytriton. It bundles the server with the Python backend alon
 and without a GPU's needs, and a Python stub for each minor version of Python.
 """
 
-import importlib.metadata
 import importlib.util
 import shutil
 import sys
@@ -15,8 +14,6 @@ from pathlib import Path
 from snapexport.errors import UserError
 
 WHEEL = "nvidia-pytriton"
-TRIED = "0.7.0"
-"""The version of the wheel that the tests run."""
 STUB = "triton_python_backend_stub"
 
 
@@ -56,11 +53,9 @@ def find() -> Installation:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             "Triton Inference Server was not found",
-            f"pip install --no-deps {WHEEL}=={TRIED} 'numpy<2', or put tritonserver on PATH, "
-            "or run the repository in NVIDIA's image (see its README.md)",
+            "run these tests by `make test-triton`, or put tritonserver on PATH",
         )
     bundle = Path(spec.submodule_search_locations[0]) / "tritonserver"
-    _require_old_numpy()
     return Installation(bundle / "bin/tritonserver", bundle)
 
 
@@ -72,13 +67,3 @@ def _stub(bundle: Path) -> Path:
             f"{WHEEL} has no stub for Python {version}", "use a Python that it has one for"
         )
     return stub
-
-
-def _require_old_numpy() -> None:
-    """Raise UserError for NumPy 2, with which the wheel's stub crashes."""
-    version = importlib.metadata.version("numpy")
-    if int(version.partition(".")[0]) >= 2:
-        raise UserError(
-            f"the server in {WHEEL} cannot use NumPy {version}",
-            "pip install 'numpy<2' in an environment of its own",
-        )

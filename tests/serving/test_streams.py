@@ -1,4 +1,4 @@
-"""The worker behind an event loop: slow readers, cancellations, a full queue and the end."""
+"""Streams of outputs: slow readers, cancellations, a full queue and the end."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snapexport.runtime.requests.request import SamplingParams
-from snapexport.serving import worker
-from snapexport.serving.generator import GenerationError
-from tests.serving.openai.conftest import in_process
-from tests.serving.openai.watched_llm import SLOTS, SleepingLLM, make_llm
+from snapexport.serving import streams as streams_module
+from snapexport.serving.failures import GenerationError
+from tests.serving.openai.conftest import started
+from tests.serving.openai.watched_llm import SLOTS, make_llm
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -27,10 +27,10 @@ async def until(holds: Any) -> None:
 
 def test_slow_reader_gets_joined_outputs_and_stalls_nobody() -> None:
     async def scenario() -> None:
-        llm, alone = make_llm(SleepingLLM), make_llm()
-        generator = in_process(llm)
+        llm, alone = make_llm(), make_llm()
+        streams = started(llm).streams
         params = SamplingParams(max_tokens=300)
-        slow, quick = (generator.stream(llm.read([n, 2], params)) for n in (1, 5))
+        slow, quick = (streams.stream(llm.read([n, 2], params)) for n in (1, 5))
         outputs = [await anext(slow)]
         async for _ in quick:
             pass
@@ -40,7 +40,7 @@ def test_slow_reader_gets_joined_outputs_and_stalls_nobody() -> None:
         (expected,) = alone.generate([[1, 2]], params)
         assert tuple(i for one in outputs for i in one.token_ids) == expected.token_ids
         assert "".join(one.text for one in outputs) == expected.text
-        await generator.close()
+        await streams.close()
 
     run(scenario())
 
@@ -48,98 +48,96 @@ def test_slow_reader_gets_joined_outputs_and_stalls_nobody() -> None:
 def test_reader_that_leaves_too_many_tokens_unread_loses_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "MOST_UNREAD_TOKENS", 20)
+    monkeypatch.setattr(streams_module, "MOST_UNREAD_TOKENS", 20)
 
     async def scenario() -> None:
-        llm = make_llm(SleepingLLM)
+        llm = make_llm()
         llm.seconds = 0.001
-        generator = in_process(llm)
-        stream = generator.stream(llm.read([1], SamplingParams(max_tokens=1900)))
+        streams = started(llm).streams
+        stream = streams.stream(llm.read([1], SamplingParams(max_tokens=1900)))
         await anext(stream)
         await until(lambda: not llm.busy)
         output = await anext(stream)
         assert 20 < len(output.token_ids) < 200
         with pytest.raises(GenerationError, match="left 20 tokens unread"):
             await anext(stream)
-        await generator.close()
+        await streams.close()
 
     run(scenario())
 
 
 def test_closing_a_stream_frees_its_batch_slot_within_a_few_steps() -> None:
     async def scenario() -> None:
-        llm = make_llm(SleepingLLM)
+        llm = make_llm()
         llm.seconds = 0.01
-        generator = in_process(llm)
+        streams = started(llm).streams
         params = SamplingParams(max_tokens=1900)
-        leaves, stays, *_ = streams = [
-            generator.stream(llm.read([n], params)) for n in range(SLOTS)
-        ]
-        for stream in streams:
+        requests = [streams.stream(llm.read([n], params)) for n in range(SLOTS)]
+        leaves, stays, *_ = requests
+        for stream in requests:
             await anext(stream)
-        before = (await generator.metrics()).decode()
-        assert f'snapexport_slots_used{{model="model",version="1"}} {SLOTS}' in before
+        assert streams.worker.values()["slots_used"] == SLOTS
         await leaves.aclose()
         steps = 0
         while llm.slots_used == SLOTS:
             steps += len((await anext(stays)).token_ids)
         assert steps <= 20  # of 1900; a busy machine delays the cancellation
-        await until(lambda: generator.worker.counters.requests_cancelled_total == 1)
-        for stream in streams:
+        await until(lambda: streams.worker.counters.requests_cancelled_total == 1)
+        for stream in requests:
             await stream.aclose()
-        await generator.close()
+        await streams.close()
 
     run(scenario())
 
 
 def test_full_queue_refuses_at_once() -> None:
     async def scenario() -> None:
-        llm = make_llm(SleepingLLM)
+        llm = make_llm()
         llm.seconds = 0.01
-        generator = in_process(llm, max_pending=1)
+        streams = started(llm, max_pending=1).streams
         params = SamplingParams(max_tokens=1900)
-        streams = [generator.stream(llm.read([n], params)) for n in range(SLOTS + 2)]
-        *taken, refused = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        requests = [streams.stream(llm.read([n], params)) for n in range(SLOTS + 2)]
+        *taken, refused = [asyncio.ensure_future(anext(stream)) for stream in requests]
         with pytest.raises(GenerationError, match="4 requests run and wait already") as full:
             await refused
         assert full.value.code == "full"
         await taken[0]
         for task in taken:
             task.cancel()
-        await generator.close()
+        await streams.close()
 
     run(scenario())
 
 
 def test_close_ends_streams_and_refuses_new_ones() -> None:
     async def scenario() -> None:
-        llm = make_llm(SleepingLLM)
+        llm = make_llm()
         llm.seconds = 0.005
-        generator = in_process(llm)
-        stream = generator.stream(llm.read([1], SamplingParams(max_tokens=1900)))
+        streams = started(llm).streams
+        stream = streams.stream(llm.read([1], SamplingParams(max_tokens=1900)))
         await anext(stream)
-        await generator.close()
+        await streams.close()
         with pytest.raises(GenerationError, match="shutting down"):
             async for _ in stream:
                 pass
         with pytest.raises(GenerationError, match="shutting down") as stopping:
-            await anext(generator.stream(llm.read([1])))
-        assert stopping.value.code == "stopping" and not generator.is_running
+            await anext(streams.stream(llm.read([1])))
+        assert stopping.value.code == "stopping" and not streams.is_running
 
     run(scenario())
 
 
 def test_event_loop_runs_on_while_a_step_takes_long() -> None:
     async def scenario() -> None:
-        llm = make_llm(SleepingLLM)
+        llm = make_llm()
         llm.seconds = 0.3
-        generator = in_process(llm)
-        task = asyncio.ensure_future(anext(generator.stream(llm.read([1]))))
+        streams = started(llm).streams
+        task = asyncio.ensure_future(anext(streams.stream(llm.read([1]))))
         longest, before = 0.0, time.monotonic()
         while not task.done():
             await asyncio.sleep(0.001)
             longest, before = max(longest, time.monotonic() - before), time.monotonic()
         assert longest < 0.15
-        await generator.close()
+        await streams.close()
 
     run(scenario())

@@ -1,0 +1,139 @@
+"""One loaded build that serves requests: what every server does with it, done once.
+
+    read     a prompt to a `Request`, in any thread, with a bound on the text
+    streams  requests to outputs, in an event loop
+    metrics  gauges, counters and histograms
+
+Knows neither HTTP, Triton nor Dynamo.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from snapexport.contract.manifest import Manifest
+from snapexport.errors import UserError
+from snapexport.files.tokenizer_file import TOKENIZER
+from snapexport.runtime.chat.chat_prompts import ChatPrompts
+from snapexport.runtime.chat.end_token import Template
+from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.prompts import Prompt, encode, require_readable
+from snapexport.runtime.requests.request import Request, SamplingParams
+from snapexport.serving.metrics import Observe, TextForm, constant_gauges
+from snapexport.serving.options import ModelOptions
+from snapexport.serving.streams import Streams
+from snapexport.serving.token_text import TokenText, token_texts
+
+
+class Model:
+    """An LLM with its worker, its tokenizer's texts and its metrics."""
+
+    def __init__(
+        self,
+        name: str,
+        llm: LLM,
+        *,
+        log: Callable[[str], None],
+        template: Template | None = None,
+        gauges: Mapping[str, float] | None = None,
+        observe: Observe | None = None,
+        max_pending: int = 64,
+        request_seconds: float = 0.0,
+    ) -> None:
+        """log: takes tracebacks. template: of chats; None refuses them. observe: in place of the
+        histograms of `metrics`. max_pending: requests that may wait for a batch slot.
+        request_seconds: the timeout of a request; 0: none.
+        """
+        self.name, self.llm = name, llm
+        self.most_answers = llm.executor.limits.batch + max_pending
+        """Answers that one client can ask for at once: those that can run and wait."""
+        self._template = template
+        self._gauges = gauges or {}
+        self._text_form = TextForm()
+        self.streams = Streams(
+            llm,
+            max_pending=max_pending,
+            log=log,
+            observe=observe or self._text_form.observe,
+            request_seconds=request_seconds,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        options: ModelOptions,
+        log: Callable[[str], None],
+        *,
+        template: Template | None = None,
+        observe: Observe | None = None,
+        request_seconds: float = 0.0,
+        **settings: Any,
+    ) -> "Model":
+        """Load a build. settings: further arguments of `LLM`. Raises UserError."""
+        llm = LLM(
+            options.build,
+            threads=options.threads,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            **settings,
+        )
+        return cls(
+            options.model_name,
+            llm,
+            log=log,
+            template=template,
+            gauges=constant_gauges(Manifest.read(options.build)),
+            observe=observe,
+            max_pending=options.max_pending,
+            request_seconds=request_seconds,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        return self.llm.executor.limits
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.llm.tokenizer
+
+    @cached_property
+    def text_of(self) -> TokenText:
+        """The text of a token."""
+        return token_texts(self.tokenizer)
+
+    @cached_property
+    def chat(self) -> ChatPrompts | None:
+        """Turns conversations into prompts; None for a build without a chat template."""
+        if self._template is None:
+            return None
+        return ChatPrompts(self.tokenizer, self._template, self.limits.eos_token_id)
+
+    def read(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Check a prompt. Refuses a text that is far too long before it is tokenized.
+
+        Raises UserError.
+        """
+        require_readable(prompt, self.limits)
+        return self.llm.read(prompt, params)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that has all its special tokens already. Raises UserError."""
+        require_readable(text, self.limits)
+        return encode(text, self.tokenizer, False)
+
+    def values(self) -> dict[str, float]:
+        """All gauges and counters by their metrics' names. Any thread may call this."""
+        return {**self._gauges, **self.streams.worker.values()}
+
+    def metrics(self, labels: Mapping[str, str]) -> str:
+        """All metrics in Prometheus' text form."""
+        return self._text_form.write(self.values(), labels)
+
+
+def require_tokenizer(options: ModelOptions) -> None:
+    """Raise UserError for a build without a tokenizer, before its weights are loaded."""
+    if not os.path.lexists(options.build / TOKENIZER):
+        raise UserError(f"{options.build} has no {TOKENIZER}", "copy it from the checkpoint")
