@@ -56,7 +56,7 @@ def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
 
 
 def note_template(arguments: argparse.Namespace) -> None:
-    """Say that the prompt goes through the chat template, where no flag asked for it."""
+    """Note on standard error that the prompt goes through the chat template, if no flag says so."""
     if arguments.chat is None:
         ERR.print(NOTE, soft_wrap=True)
 
