@@ -11,28 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport.build import BuildOptions, build
-from snapexport.build.plan import Plan, PlanRequest, make_plan, sizes
+from snapexport.build.plan import Plan, PlanRequest, make_plan
 from snapexport.build.plan.model import PlannedExperts, PlannedModel, read_model
 from snapexport.build.plan.plan import plan_for
 from snapexport.build.plan.request import command, parse_memory
-from snapexport.build.plan.sizes import (
-    held_bytes,
-    prompt_bytes,
-    read_bytes,
-    request_bytes,
-    stored_bytes,
-    token_bytes,
-)
+from snapexport.build.plan.tensors import PlannedTensors
+from snapexport.build.plan.weights import held_bytes, read_bytes, stored_bytes
 from snapexport.cli import app
 from snapexport.cli import build as build_command
 from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import as_flag
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
-from snapexport.runtime.engine.memory import cache_bytes
 from tests.oracle import checkpoints
 
 GIB = 2**30
@@ -82,8 +76,8 @@ def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
     dense = llama(2, 512, 1024, 8)
     model = dataclasses.replace(dense, experts=experts)
     options = BuildOptions.of(model="m", out=Path("o"), L_max=1024, batch=1)
-    read, of_dense = (sizes.read_bytes(one, options) for one in (model, dense))
-    stored, stored_dense = (sizes.stored_bytes(one, options) for one in (model, dense))
+    read, of_dense = (read_bytes(one, options) for one in (model, dense))
+    stored, stored_dense = (stored_bytes(one, options) for one in (model, dense))
     assert read - of_dense == 2 * 4 * experts.elements * 4
     assert stored - stored_dense == 2 * 64 * experts.elements * 4
 
@@ -103,17 +97,24 @@ def options_of(line: str) -> BuildOptions:
 # Known sizes.
 
 
-def test_plan_counts_the_cache_bytes_of_llama_3_1() -> None:
-    # 32 layers x 8 heads x 128 x (key, value) x 2 bytes; and 80 layers of the same.
-    assert token_bytes(LLAMA_8B.facts, "bf16") == 131072
-    assert token_bytes(LLAMA_70B.facts, "bf16") == 327680
-    options = BuildOptions.of(model="m", out=Path("o"), L_max=131072, kv_budget=8192)
-    geometry = options.geometry(LLAMA_8B.facts)
-    assert request_bytes(LLAMA_8B.facts, geometry, "bf16") == 1 * GIB
-    assert prompt_bytes(LLAMA_8B.facts, geometry, 512, "bf16") == 16 * GIB
-    assert prompt_bytes(LLAMA_8B.facts, geometry, 512, "fp32") == 32 * GIB
-    assert prompt_bytes(LLAMA_8B.facts, geometry, 131072, "bf16") == 0
-    assert prompt_bytes(LLAMA_70B.facts, geometry, 512, "bf16") == 40 * GIB
+@pytest.mark.parametrize(
+    ("model", "flags", "request_cache", "prompt_cache"),
+    [
+        # 32 layers x 8 heads x 128 x (key, value) x 2 bytes a token; and 80 layers of the same.
+        (LLAMA_8B, {"dtype": "bf16"}, 1, 16),
+        (LLAMA_8B, {"dtype": "fp32"}, 2, 32),
+        (LLAMA_8B, {"dtype": "bf16", "prefill_chunk": 131072}, 1, 0),
+        (LLAMA_70B, {"dtype": "bf16"}, 2.5, 40),
+    ],
+)
+def test_plan_counts_the_cache_bytes_of_llama_3_1(
+    model: PlannedModel, flags: dict[str, Any], request_cache: float, prompt_cache: int
+) -> None:
+    options = BuildOptions(model="m", out=Path("o"), L_max=131072, kv_budget=8192, **flags)
+    geometry = options.geometry(model.facts)
+    counted = PlannedTensors.of(model.facts, options, geometry, options.chunk(geometry))
+    assert counted.request_cache == request_cache * GIB
+    assert counted.prompt_cache == prompt_cache * GIB
 
 
 def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
@@ -172,8 +173,9 @@ def require_counted(build: Build, model: Path, **flags: Any) -> None:
     assert facts == manifest.model and geometry == manifest.geometry
     actual = cache_bytes(manifest)
     chunk = options.chunk(geometry)
-    assert request_bytes(facts, geometry, options.dtype) * options.batch == actual.decode
-    assert prompt_bytes(facts, geometry, chunk, options.dtype) == actual.prefill
+    tensors = PlannedTensors.of(facts, options, geometry, chunk)
+    assert tensors.request_cache * options.batch == actual.decode
+    assert tensors.prompt_cache == actual.prefill
     files = sum(file.size for file in manifest.weights)
     headers = len(manifest.weights) * 2 * CLONE_BLOCK
     assert files - headers <= stored_bytes(counted, options) <= files

@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 
 from snapexport.build import BuildOptions, build
-from snapexport.build.plan import sizes
 from snapexport.build.plan.model import read_model
+from snapexport.build.plan.weights import stored_bytes
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -215,7 +215,7 @@ def test_plan_counts_the_bytes_of_kept_fp8_weights(
     ]
     in_files = sum(span.nbytes for _, span in spans)
     # A cut-off block at the end of each row, and a router's bias in fp32, are not counted.
-    assert sizes.stored_bytes(read_model(str(folder / name)), options) == pytest.approx(
+    assert stored_bytes(read_model(str(folder / name)), options) == pytest.approx(
         in_files, rel=0.02
     )
 

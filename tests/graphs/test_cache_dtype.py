@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from snapexport.build import BuildOptions
 from snapexport.build.derive import derive
 from snapexport.build.plan import PlanRequest, make_plan
-from snapexport.build.plan.sizes import request_bytes
+from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.tensors import full_cache_bytes
+from snapexport.contract.memory import cache_bytes, full_cache_bytes
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
-from snapexport.runtime.engine.memory import cache_bytes
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
@@ -136,8 +135,9 @@ def test_full_cache_bytes_are_counted_in_the_builds_dtype() -> None:
 def test_plan_counts_the_bytes_of_fp16_caches() -> None:
     build = build_of(FP16)
     manifest = build.manifest
-    counted = request_bytes(manifest.model, manifest.geometry, "fp16") * manifest.batch
-    assert counted == cache_bytes(manifest).decode
+    options = BuildOptions.of(model="m", out=Path("o"), L_max=96, cache_dtype="fp16")
+    counted = PlannedTensors.of(manifest.model, options, manifest.geometry, manifest.prefill_chunk)
+    assert counted.request_cache * manifest.batch == cache_bytes(manifest).decode
     flags = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
     half, single = (
         make_plan(PlanRequest(2**30, flags | choice)).recommendation.alternative

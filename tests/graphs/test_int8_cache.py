@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from snapexport.build import BuildOptions
 from snapexport.build.derive import derive
-from snapexport.build.plan.sizes import request_bytes
+from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.measure.bench.costs import Costs
-from snapexport.runtime.engine.memory import cache_bytes
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
@@ -215,8 +215,9 @@ def test_manifest_of_an_int8_cache_lists_the_scales() -> None:
 def test_plan_and_roofline_count_the_bytes_of_int8_caches() -> None:
     build = build_of(INT8)
     manifest, caches = build.manifest, cache_bytes(build.manifest)
-    counted = request_bytes(manifest.model, manifest.geometry, "int8")
-    assert manifest.batch * counted == caches.decode
+    options = BuildOptions.of(model="m", out=Path("o"), L_max=96, cache_dtype="int8")
+    counted = PlannedTensors.of(manifest.model, options, manifest.geometry, manifest.prefill_chunk)
+    assert manifest.batch * counted.request_cache == caches.decode
     for full_cache, expected in ((False, caches.decode), (True, caches.full)):
         layers = Costs.of(build, full_cache=full_cache).layers
         held = [layer.slot * layer.geometry.cache_slots + layer.fixed for layer in layers]

@@ -16,7 +16,7 @@ from snapexport.build.lint import lint_build
 from snapexport.build.plan import PlanRequest, make_plan
 from snapexport.build.plan.footprint import footprint
 from snapexport.build.plan.model import read_model
-from snapexport.build.plan.sizes import request_bytes, stored_bytes
+from snapexport.build.plan.weights import stored_bytes
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
@@ -164,8 +164,6 @@ def test_plan_counts_the_layer_if_asked(tmp_path: Path) -> None:
         if name.startswith("model.layers.3.") and not name.endswith(copies)
     )
     ring = 4 * RING * (32 + 8)
-    plain = request_bytes(counted.facts, geometry, "fp32")
-    assert request_bytes(counted.facts, geometry, "fp32", drafts=True) == plain + ring
     taken = [
         footprint(counted, replace(options, graph=replace(options.graph, mtp=mtp)), geometry, 32)
         for mtp in (True, False)

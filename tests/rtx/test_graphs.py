@@ -11,7 +11,7 @@ from onnx import inliner
 from snapexport.build import build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.composed import composed_attention
+from snapexport.contract.memory import composed_attention
 from snapexport.files.dtypes import of_tensorrt
 from snapexport.graphs.functions import EXPERTS
 from tests.oracle import checkpoints

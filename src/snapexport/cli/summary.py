@@ -5,11 +5,10 @@ from typing import Any
 
 from snapexport.cli.console import print_rows
 from snapexport.contract.build_directory import Build
-from snapexport.contract.composed import composed_attention
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.memory import cache_bytes, composed_attention
 from snapexport.contract.sizes import spelled
-from snapexport.runtime.engine.memory import cache_bytes
 
 TOKENIZER = "tokenizer.json"
 NO_TOKENIZER = "none: text prompts and `snapexport serve` need the checkpoint's tokenizer.json here"

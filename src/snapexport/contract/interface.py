@@ -53,6 +53,16 @@ def require_interface(manifest: Manifest) -> None:
         raise UserError("the manifest has one trace without the other", REBUILD)
 
 
+def graph_specs(manifest: Manifest) -> Iterator[tuple[GraphName, Specs, Specs]]:
+    """(name, inputs, outputs) of the graphs of a build that is not made yet, without weights.
+
+    manifest: without graphs; then those for smaller batches and capacities are left out.
+    """
+    for name in _graph_names(manifest):
+        inputs, outputs, _ = _Facts(manifest, name).specs()
+        yield name, inputs, outputs
+
+
 def _require_capacities(manifest: Manifest) -> None:
     """A prompt moves from one prefill capacity to the next, in the same memory."""
     L_max = manifest.geometry.L_max
@@ -250,8 +260,9 @@ class _Facts:
         """The manifest's facts have no hidden size: every graph has the one that decode has."""
         if not self._options.mtp:
             return {}
-        told = {spec.name: spec.shape for spec in self._manifest.graphs["decode"].outputs}
-        *_, width = told.get(names.HIDDEN_STATES) or [0]
+        decode = self._manifest.graphs.get("decode")
+        shapes = {spec.name: spec.shape for spec in decode.outputs} if decode else {}
+        *_, width = shapes.get(names.HIDDEN_STATES) or [0]
         return {names.HIDDEN_STATES: (self._dtype, (rows, tokens, width))}
 
     def _draft_ring(self, rows: int) -> Specs:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.engine.memory import cache_bytes
+from snapexport.contract.memory import cache_bytes
 
 PREFIX = "snapexport_"
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

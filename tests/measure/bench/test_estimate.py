@@ -6,11 +6,11 @@ import pytest
 
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
+from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench import estimate as module
 from snapexport.measure.bench.estimate import estimate
 from snapexport.measure.bench.options import BenchOptions
 from snapexport.measure.bench.speed import Plan
-from snapexport.runtime.engine.memory import cache_bytes
 
 CHUNK, STEP, COMPRESS = 2.0, 0.25, 0.5
 

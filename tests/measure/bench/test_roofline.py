@@ -9,10 +9,10 @@ import pytest
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.memory import cache_bytes
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights
 from snapexport.measure.bench.turns import Rates, Work, spread, tail
-from snapexport.runtime.engine.memory import cache_bytes
 
 
 def test_a_spread_has_quartiles_whatever_the_order_of_values() -> None:

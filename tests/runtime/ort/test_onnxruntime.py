@@ -12,10 +12,10 @@ import pytest
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import Policy
+from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.memory import cache_bytes
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.memory import cache_bytes
 from snapexport.measure.bench.clients import Workload
 from snapexport.measure.bench.deployment_load import measured, warm_up
 from snapexport.measure.bench.deployments import Deployment, dynamo_versions, running
-from snapexport.runtime.engine.memory import cache_bytes
 
 TOKENS = 700
 

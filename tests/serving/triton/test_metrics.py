@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.engine.memory import cache_bytes
+from snapexport.contract.memory import cache_bytes
 from tests.serving.triton.client import IDLE, Client
 from tests.serving.triton.server import Server
 

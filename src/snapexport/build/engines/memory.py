@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.composed import composed_attention
 from snapexport.contract.geometry import VOTING_ROWS
 from snapexport.contract.manifest import MTP, VERIFY, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.memory import composed_attention, fused_scratch_bytes, scores_bytes
 from snapexport.contract.sizes import spelled, tensor_bytes
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
@@ -137,12 +137,12 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
     groups = 1 if name.startswith(VERIFY) else manifest.graph_options.attention_groups
-    return 2 * copied // groups + 2 * rows * slots + scores
+    return fused_scratch_bytes(2 * copied, rows, slots, groups) + scores
 
 
 def _vote_scratch(manifest: Manifest, queries: int, slots: int) -> int:
     """Bytes of the votes of so many queries in one layer."""
-    return int(_VOTE_COPIES * 4 * manifest.model.num_attention_heads * queries * slots)
+    return int(_VOTE_COPIES * scores_bytes(manifest.model, queries, slots))
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:

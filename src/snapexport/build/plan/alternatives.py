@@ -8,9 +8,11 @@ from typing import Any
 
 from snapexport.build import BuildOptions
 from snapexport.build.options import CACHE_FIELDS
-from snapexport.build.plan.footprint import Footprint, footprint, step_bytes
+from snapexport.build.plan.footprint import Footprint, footprint
 from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.request import PlanRequest
+from snapexport.build.plan.tensors import PlannedTensors
+from snapexport.build.plan.weights import read_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.errors import UserError
 
@@ -44,11 +46,20 @@ class Alternative:
 
     def at(self, batch: int) -> Footprint:
         """The memory of the build for this batch."""
-        return footprint(self.model, self.options(batch), self.geometry, self.chunk)
+        options = self.options(batch)
+        return footprint(self.model, options, self.geometry, self.chunk, self._tensors)
 
     def step_bytes(self, batch: int) -> int:
-        """Bytes that a decode step reads."""
-        return step_bytes(self.model, self.options(batch), self.geometry)
+        """Bytes that a decode step of all batch slots reads: the weights, and all caches.
+
+        With --mtp a draft is part of the step.
+        """
+        read = read_bytes(self.model, self.options(batch))
+        return read + batch * self._tensors.request_cache
+
+    @cached_property
+    def _tensors(self) -> PlannedTensors:
+        return PlannedTensors.of(self.model.facts, self.options(1), self.geometry, self.chunk)
 
     @property
     def single_shot(self) -> bool:

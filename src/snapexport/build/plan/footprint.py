@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from snapexport.build import BuildOptions
-from snapexport.build.plan import activations, sizes
+from snapexport.build.plan.activations import Activations
 from snapexport.build.plan.model import PlannedModel
+from snapexport.build.plan.tensors import PlannedTensors
+from snapexport.build.plan.weights import held_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import capabilities
 
 PROCESS = 80 * 2**20
-"""Python, ONNX Runtime and empty sessions (docs/reference/memory-model.md)."""
+"""Python, ONNX Runtime and empty sessions (docs/how-to/plan.md)."""
 
 GPU_CONTEXT = 600 * 2**20
 """CUDA's context and TensorRT's libraries on the GPU: 574 MiB in a log of NVIDIA/TensorRT-LLM's
@@ -53,36 +55,28 @@ class Footprint:
 
 
 def footprint(
-    model: PlannedModel, options: BuildOptions, geometry: CacheGeometry, chunk: int
+    model: PlannedModel,
+    options: BuildOptions,
+    geometry: CacheGeometry,
+    chunk: int,
+    tensors: PlannedTensors | None = None,
 ) -> Footprint:
-    """The footprint of a build. geometry, chunk: those of `options` for this model."""
+    """The footprint of a build. geometry, chunk: those of `options` for this model.
+
+    tensors: of any batch, where they are counted already.
+    """
     on_gpu = capabilities(options.target).runs_on_gpu
     compresses_apart = geometry.compresses and not geometry.is_single_shot(chunk)
+    tensors = tensors or PlannedTensors.of(model.facts, options, geometry, chunk)
+    work = Activations(model, options, geometry, chunk)
     return Footprint(
         process=GPU_CONTEXT if on_gpu else PROCESS,
-        weights=sizes.held_bytes(model, options),
-        request_cache=_request_bytes(model, options, geometry),
+        weights=held_bytes(model, options),
+        request_cache=tensors.request_cache,
         batch=options.batch,
-        prefill_cache=sizes.prompt_bytes(model.facts, geometry, chunk, options.dtype),
-        prefill_work=activations.prefill_bytes(model, options, geometry, chunk),
-        compress_work=activations.compress_bytes(model, options, geometry)
-        if compresses_apart
-        else 0,
-        decode_work=activations.decode_bytes(model, options, geometry),
+        prefill_cache=tensors.prompt_cache,
+        prefill_work=work.prefill(tensors.outputs),
+        compress_work=work.compress() if compresses_apart else 0,
+        decode_work=work.decode(),
         shares_work=on_gpu,
-    )
-
-
-def step_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    """Bytes that a decode step with all batch slots in use reads: the weights, and all caches.
-
-    With --mtp a draft is part of the step.
-    """
-    cache = _request_bytes(model, options, geometry)
-    return sizes.read_bytes(model, options) + options.batch * cache
-
-
-def _request_bytes(model: PlannedModel, options: BuildOptions, geometry: CacheGeometry) -> int:
-    return sizes.request_bytes(
-        model.facts, geometry, options.stored_cache_dtype, drafts=options.graph.mtp
     )

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from snapexport.build.plan import sizes
 from snapexport.build.plan.alternatives import Alternative
 from snapexport.build.plan.footprint import Footprint
 from snapexport.build.plan.plan import Plan
 from snapexport.build.plan.recommendation import reasons
 from snapexport.build.plan.request import command
+from snapexport.files.dtypes import BY_FLAG
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "dtype": options.dtype,
         "cache_dtype": options.stored_cache_dtype,
         "weights": options.weights,
-        "full_cache_bytes_per_token": sizes.token_bytes(facts, options.dtype),
+        "full_cache_bytes_per_token": (
+            facts.num_hidden_layers * facts.position_values * BY_FLAG[options.dtype].bytes
+        ),
         "alternatives": [alternative_report(plan, one) for one in plan.alternatives],
         "recommendation": {
             **_choice(chosen.alternative),

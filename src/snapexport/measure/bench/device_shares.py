@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from snapexport.build import BuildOptions
-from snapexport.build.plan import activations, sizes
+from snapexport.build.plan.activations import Activations
 from snapexport.build.plan.alternatives import largest
 from snapexport.build.plan.footprint import GPU_CONTEXT
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.plan import resolved
 from snapexport.build.plan.request import PlanRequest
+from snapexport.build.plan.tensors import PlannedTensors
+from snapexport.build.plan.weights import fp8_bytes, stored_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.sizes import as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
@@ -117,12 +119,13 @@ def _prefill(
 ) -> Share:
     """One prompt at a time, its full-length cache and what the vote keeps of it."""
     share, chunk = device_model(model, devices, "prefill"), options.chunk(geometry)
-    work = activations.prefill_bytes(share, options, geometry, chunk)
-    cache = sizes.prompt_bytes(share.facts, geometry, chunk, options.dtype)
+    tensors = PlannedTensors.of(share.facts, options, geometry, chunk)
+    of_graphs = Activations(share, options, geometry, chunk)
+    work, cache = of_graphs.prefill(tensors.outputs), tensors.prompt_cache
     if geometry.compresses:
-        work = max(work, activations.compress_bytes(share, options, geometry))
-        cache += sizes.request_bytes(share.facts, geometry, options.stored_cache_dtype)
-    one = Share("prefill", None, sizes.stored_bytes(share, options), cache, work, 1, 1)
+        work = max(work, of_graphs.compress())
+        cache += tensors.request_cache
+    one = Share("prefill", None, stored_bytes(share, options), cache, work, 1, 1)
     return one if one.peak <= memory else replace(one, batch=0, requests=0)
 
 
@@ -132,14 +135,13 @@ def _decode(
     """Heads are cut, so each device has its heads of all requests; latents, of its own requests."""
     share = device_model(model, devices, "decode")
     together = 1 if model.facts.latent is None else devices
-    dtype = options.stored_cache_dtype if geometry.compresses else options.dtype
 
     def at(batch: int) -> Share:
         return Share(
             "decode",
             geometry.L_max * geometry.num_layers / sum(one.cache_slots for one in geometry.layers),
-            sizes.stored_bytes(share, options),
-            sizes.request_bytes(share.facts, geometry, dtype),
+            stored_bytes(share, options),
+            PlannedTensors.of(share.facts, options, geometry, 1).request_cache,
             _decode_work(model, share, replace(options, batch=batch), geometry, together),
             batch,
             batch * together,
@@ -158,11 +160,11 @@ def _decode_work(
 ) -> int:
     """Activations. Latents: all heads of the device's requests, and its columns of all requests."""
     if together == 1:
-        return activations.decode_bytes(share, options, geometry)
+        return Activations(share, options, geometry, 1).decode()
     own = replace(share, facts=share.facts.model_copy(update=_heads(model)))
     rows = together * options.batch
-    of_all = activations.layer_bytes(share, options, rows)
-    return activations.decode_bytes(own, options, geometry) + of_all
+    of_all = Activations(share, options, geometry, 1).layer(rows)
+    return Activations(own, options, geometry, 1).decode() + of_all
 
 
 def _heads(model: PlannedModel) -> dict[str, int]:
@@ -177,9 +179,9 @@ def _groups(
     kept = set(share.fp8.names) if share.fp8 and options.weights == "fp8" else set()
     found: dict[Group, int] = dict.fromkeys(("vocabulary", "attention", "MLP"), 0)
     for cut in cut_matrices(model, devices, role):
-        nbytes = sizes.fp8_bytes(share, cut.elements) if cut.name in kept else cut.elements * item
+        nbytes = fp8_bytes(share, cut.elements) if cut.name in kept else cut.elements * item
         found[cut.group] = found.get(cut.group, 0) + nbytes
     found["vocabulary"] += 0 if model.tied else share.embedding * item
     found["on every device"] = found.get("on every device", 0) + share.others * item
-    found["experts"] = sizes.stored_bytes(share, options) - sum(found.values())
+    found["experts"] = stored_bytes(share, options) - sum(found.values())
     yield from found.items()

@@ -10,9 +10,10 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from snapexport.build import BuildOptions
-from snapexport.build.plan import sizes
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.request import PlanRequest
+from snapexport.build.plan.tensors import PlannedTensors
+from snapexport.build.plan.weights import read_bytes
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.files.dtypes import BY_FLAG, DType
 from snapexport.measure.bench import checkpoints
@@ -80,7 +81,8 @@ class Worker:
     @property
     def row_bytes(self) -> int:
         """Of what moves: a batch slot of the cache, of all heads."""
-        return sizes.request_bytes(self.model.facts, self.geometry, DTYPE)
+        facts = self.model.facts
+        return PlannedTensors.of(facts, self.options, self.geometry, 1).request_cache
 
     @property
     def slots(self) -> int:
@@ -149,7 +151,7 @@ def _weights(model: PlannedModel, options: BuildOptions, tokens: int) -> Weights
     linear = [rows * columns for rows, columns in model.linear]
     experts = model.experts
     chosen = experts.layers * experts.chosen * experts.elements if experts else 0
-    nbytes = sizes.read_bytes(model, replace(options, batch=max(1, tokens)))
+    nbytes = read_bytes(model, replace(options, batch=max(1, tokens)))
     return Weights(nbytes, sum(linear) + chosen, linear[-1])
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.measure.bench.costs import Costs
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import Limits
-from snapexport.runtime.engine.memory import cache_bytes
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.sampling import generator, sample

@@ -7,7 +7,7 @@ move. Knows neither NIXL nor Dynamo.
 from dataclasses import dataclass
 
 from snapexport.contract.manifest import Manifest
-from snapexport.runtime.engine.memory import cache_bytes
+from snapexport.contract.memory import cache_bytes
 from snapexport.serving.metrics import Metric
 
 METRICS = (

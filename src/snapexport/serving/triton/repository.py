@@ -16,11 +16,11 @@ import snapexport
 from snapexport.build.staging import staged
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
+from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import spelled
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, needs_extra
 from snapexport.files.copying import copy_file
-from snapexport.runtime.engine.memory import cache_bytes
 from snapexport.runtime.requests.scheduler import Scheduler
 from snapexport.serving.triton.interface import BUILD, MODEL_FILE, VERSION, Device
 from snapexport.serving.triton.options import RepositoryOptions

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import in_gib
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType
@@ -14,7 +15,6 @@ from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.setup import Experiment, Setup
 from snapexport.measure.bench.tables import Column, Table, of_roofline, spread_ms
 from snapexport.measure.bench.turns import Row, rounded
-from snapexport.runtime.engine.memory import cache_bytes
 
 PAPER = (
     # prompt, slots and tokens/s of the full cache, and of SnapStream at 4:1

@@ -17,6 +17,7 @@ from onnx import helper
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.memory import cache_bytes
 from snapexport.contract.targets import Target
 from snapexport.measure.bench import memory
 from snapexport.measure.bench.filled import NOTE, FilledSystem
@@ -25,7 +26,6 @@ from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.setup import Experiment, Setup
 from snapexport.measure.bench.tables import Column, Table, mib, spread_ms
 from snapexport.measure.bench.turns import Row, alone, clocked, rounded
-from snapexport.runtime.engine.memory import cache_bytes
 
 _POSITIONS = 2
 """The axis of positions in a cache [B,Hkv,S,D]."""

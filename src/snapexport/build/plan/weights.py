@@ -1,13 +1,11 @@
-"""Computes the bytes of weights and caches: stored in a build, and held while it runs."""
+"""Computes the bytes of weights: stored in a build, held while it runs, and read by a step."""
 
 from math import ceil
 
 from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedModel
-from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import ModelFacts
 from snapexport.contract.targets import capabilities
-from snapexport.files.dtypes import BY_FLAG, CacheDType, DType
+from snapexport.files.dtypes import BY_FLAG
 
 _BLOCK, _PACKED = 32, 16
 """int4: bytes of a block of 32 weights, beside its scale (exporter.int4)."""
@@ -140,33 +138,3 @@ def _experts_int4_bytes(model: PlannedModel, item: int) -> int:
     blocks = 2 * one.width * ceil(one.hidden_size / _BLOCK)
     blocks += one.hidden_size * ceil(one.width / _BLOCK)
     return one.layers * one.count * blocks * (_PACKED + item)
-
-
-def position_bytes(model: ModelFacts, dtype: CacheDType) -> int:
-    """Bytes of key and value of one position in one layer: [Hkv,D] each, or c_kv and k_rope."""
-    return model.position_values * BY_FLAG[dtype].bytes
-
-
-def token_bytes(model: ModelFacts, dtype: DType) -> int:
-    """Bytes of a token in the full cache: a position in every layer."""
-    return model.num_hidden_layers * position_bytes(model, dtype)
-
-
-def request_bytes(
-    model: ModelFacts, geometry: CacheGeometry, dtype: CacheDType, *, drafts: bool = False
-) -> int:
-    """Bytes of decode's cache of one request: 2 x [Hkv,S_l,D] in each layer or head group l.
-
-    int8 adds scales: 2 x [Hkv,1,D] in fp32. drafts: with the ring of multi-token prediction.
-    """
-    slots = geometry.head_slots(model.num_key_value_heads)
-    slots += model.num_key_value_heads * geometry.draft_ring if drafts else 0
-    states = slots * position_bytes(model, dtype) // model.num_key_value_heads
-    return states + (token_bytes(model, "fp32") if dtype == "int8" else 0)
-
-
-def prompt_bytes(model: ModelFacts, geometry: CacheGeometry, chunk: int, dtype: DType) -> int:
-    """Bytes of prefill's full-length cache: 2 x [1,Hkv,T,D] in each layer; 0 for single shot."""
-    if geometry.is_single_shot(chunk):
-        return 0
-    return geometry.L_max * token_bytes(model, dtype)

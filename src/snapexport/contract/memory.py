@@ -1,0 +1,117 @@
+"""Counts the bytes of caches and of attention's scores, by the tensors of a build's graphs.
+
+Loads nothing. A build that is not made yet has the tensors of `interface.graph_specs`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from snapexport.contract import names
+from snapexport.contract.manifest import (
+    MTP_PREFILL,
+    GraphEntry,
+    GraphName,
+    Manifest,
+    ModelFacts,
+    TensorSpec,
+)
+from snapexport.contract.sizes import tensor_bytes
+from snapexport.contract.targets import capabilities
+from snapexport.files.dtypes import BY_FLAG
+
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBytes:
+    """Bytes. decode: all batch slots. full: the same, uncompressed. prefill: the prompt cache."""
+
+    decode: int
+    full: int
+    prefill: int
+
+
+def cache_bytes(manifest: Manifest) -> CacheBytes:
+    """Return the bytes of the caches that stay allocated while the build runs, in one rank."""
+    caches = _caches(manifest, "decode")
+    return CacheBytes(
+        decode=sum(map(tensor_bytes, caches)),
+        full=full_cache_bytes(manifest),
+        prefill=sum(map(tensor_bytes, _caches(manifest, "prefill"))),
+    )
+
+
+def _caches(manifest: Manifest, graph: GraphName) -> list[TensorSpec]:
+    """The cache inputs of a graph: a single-shot prefill has none."""
+    return [spec for spec in manifest.graphs[graph].inputs if names.is_past(spec.name)]
+
+
+def full_cache_bytes(manifest: Manifest) -> int:
+    """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype."""
+    specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
+    layers = range(manifest.geometry.num_layers)
+    states = [specs[name(n)] for n in layers for name in (names.past_key, names.past_value)]
+    dtype, length = BY_FLAG[manifest.dtype].numpy, manifest.geometry.L_max
+    return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)
+
+
+def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
+    batch, kv_heads, _, head_dim = cache.shape
+    return TensorSpec(name=cache.name, dtype=dtype, shape=[batch, kv_heads, slots, head_dim])
+
+
+def scores_bytes(model: ModelFacts, rows: int, slots: int) -> int:
+    """Bytes of attention's scores, where they are formed: [H,rows,slots] in fp32."""
+    return model.num_attention_heads * rows * slots * _FP32
+
+
+def fused_scratch_bytes(states: int, rows: int, slots: int, groups: int) -> int:
+    """Bytes of a fused kernel's copies: a layer's keys and values, and the mask in 16 bits.
+
+    states: bytes of the keys and values that are copied; groups of KV heads share the memory.
+    Measured with the builder of TensorRT for RTX 1.7 (docs/how-to/tensorrt.md).
+    """
+    return states // groups + 2 * rows * slots
+
+
+def composed_attention(manifest: Manifest) -> dict[str, int]:
+    """Bytes of a layer's scores, [B,H,C,S] in fp32, by graph; fused graphs are left out.
+
+    Soft-capped attention is composed too, and not found: a manifest does not tell of it.
+    """
+    if capabilities(manifest.target).fused_shapes is None:
+        return {}
+    found: dict[str, int] = {}
+    model = manifest.model
+    for name, graph in manifest.graphs.items():
+        if name == MTP_PREFILL:  # it has no attention
+            continue
+        for batch, rows, slots in attention_sizes(graph):
+            if not _is_fused(manifest, rows, slots):
+                scores = batch * scores_bytes(model, rows, slots)
+                found[name] = max(scores, found.get(name, 0))
+    return found
+
+
+def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
+    """Whether there is a kernel. Latent attention has none, nor has a model with experts."""
+    shapes, model = capabilities(manifest.target).fused_shapes, manifest.model
+    assert shapes is not None
+    fits = shapes.fits_with_sink if model.attention_sinks else shapes.fits
+    plain = model.latent is None and not model.num_experts
+    return plain and fits(BY_FLAG[manifest.dtype].bytes, rows, slots, model.head_dim)
+
+
+def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
+    """(B, C, S) of layers: rows and keys. Of a single shot its rows are its keys.
+
+    A chunk is written into its cache, or stands behind it (extend).
+    """
+    inputs = {spec.name: spec.shape for spec in graph.inputs}
+    if names.INPUT_IDS not in inputs:
+        return
+    batch, rows = inputs[names.INPUT_IDS]
+    caches = [shape for name, shape in inputs.items() if names.is_past(name)]
+    behind = rows if graph.file == "extend.onnx" else 0
+    for slots in {shape[2] + behind for shape in caches} or {rows}:
+        yield batch, rows, slots
