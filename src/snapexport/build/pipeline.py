@@ -31,9 +31,9 @@ from snapexport.contract.manifest import (
     GraphEntry,
     GraphName,
     Manifest,
-    ModelFacts,
     TraceName,
 )
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.exporter import (
     architectures,
     derived,

@@ -4,14 +4,13 @@ A new input or output has its line here.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.files.dtypes import BY_FLAG
-
-if TYPE_CHECKING:
-    from snapexport.contract.manifest import Manifest
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.files.dtypes import BY_FLAG, CacheDType, DType
 
 Shape = tuple[int, ...]
 Specs = dict[str, tuple[str, Shape]]
@@ -24,16 +23,41 @@ OfLayer = Callable[[int], str]
 """The name of a layer's tensor."""
 
 
+class BuildFacts(Protocol):
+    """What a manifest says of all graphs."""
+
+    @property
+    def single_shot(self) -> bool: ...
+    @property
+    def cache_dtype(self) -> CacheDType: ...
+
+    model: ModelFacts
+    geometry: CacheGeometry
+    batch: int
+    prefill_chunk: int
+    dtype: DType
+    graph_options: GraphOptions
+    tensor_parallel: int
+
+
 class GraphFacts:
     """The facts of a build that one graph's tensors follow from.
 
     batch, capacity: batch slots, and positions of a full-length cache, of a graph that is not for
-    all of them. Its methods give the tensors of each kind (`contract/graph_kinds.py`).
+    all of them. hidden_size: width of the hidden states. Its methods give the tensors of each kind
+    (`contract/graph_kinds.py`).
     """
 
     def __init__(
-        self, manifest: "Manifest", *, batch: int = 0, capacity: int = 0, is_baseline: bool = False
+        self,
+        manifest: BuildFacts,
+        *,
+        batch: int = 0,
+        capacity: int = 0,
+        is_baseline: bool = False,
+        hidden_size: int = 0,
     ) -> None:
+        self._hidden_size = hidden_size
         self._manifest = manifest
         self._model = manifest.model.cut(manifest.tensor_parallel)
         self._batch = batch or manifest.batch
@@ -173,13 +197,9 @@ class GraphFacts:
         return ids | lengths | self._hidden_states(1, chunk) | ring, presents
 
     def _hidden_states(self, rows: int, tokens: int) -> Specs:
-        """The manifest's facts have no hidden size: every graph has the one that decode has."""
         if not self._options.mtp:
             return {}
-        decode = self._manifest.graphs.get("decode")
-        shapes = {spec.name: spec.shape for spec in decode.outputs} if decode else {}
-        *_, width = shapes.get(names.HIDDEN_STATES) or [0]
-        return {names.HIDDEN_STATES: (self._dtype, (rows, tokens, width))}
+        return {names.HIDDEN_STATES: (self._dtype, (rows, tokens, self._hidden_size))}
 
     def _draft_ring(self, rows: int) -> Specs:
         """The cache of the layer for multi-token prediction, which comes after the last."""

@@ -6,6 +6,7 @@ and nothing is allocated by a number that only one place tells.
 
 from collections.abc import Iterator, Mapping
 
+from snapexport.contract import names
 from snapexport.contract.geometry import too_small
 from snapexport.contract.graph_kinds import BASELINE, GraphKind, graph_of, kinds_of
 from snapexport.contract.graph_specs import GraphFacts, Shape, Specs
@@ -33,7 +34,7 @@ def require_interface(manifest: Manifest) -> None:
         _compare(name, "outputs", entry.outputs, outputs, kind.optional(facts))
     for trace, entry in manifest.traces.items():
         _require_file(entry, f"{trace}.trace.onnx")
-        inputs, outputs = GraphFacts(manifest).traced(trace)
+        inputs, outputs = GraphFacts(manifest, hidden_size=_hidden_size(manifest)).traced(trace)
         _compare(f"{trace}.trace", "inputs", entry.inputs, inputs, {})
         _compare(f"{trace}.trace", "outputs", entry.outputs, outputs, {})
     if manifest.traces and set(manifest.traces) != {"prefill", "decode"}:
@@ -65,7 +66,18 @@ def graph_specs(manifest: Manifest) -> Iterator[tuple[GraphName, Specs, Specs]]:
 def _facts(manifest: Manifest, name: GraphName) -> tuple[GraphKind, GraphFacts]:
     graph = graph_of(name)
     size = {graph.kind.sized_by: graph.size} if graph.size else {}
-    return graph.kind, GraphFacts(manifest, **size, is_baseline=graph.is_baseline)
+    hidden_size = _hidden_size(manifest)
+    return graph.kind, GraphFacts(
+        manifest, **size, is_baseline=graph.is_baseline, hidden_size=hidden_size
+    )
+
+
+def _hidden_size(manifest: Manifest) -> int:
+    """The manifest's facts have none: every graph has the one that decode has."""
+    decode = manifest.graphs.get("decode")
+    shapes = {spec.name: spec.shape for spec in decode.outputs} if decode else {}
+    *_, width = shapes.get(names.HIDDEN_STATES) or [0]
+    return width
 
 
 def _require_capacities(manifest: Manifest) -> None:

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.graph_kinds import MTP_PREFILL
-from snapexport.contract.manifest import (
-    GraphEntry,
-    GraphName,
-    Manifest,
-    ModelFacts,
-    TensorSpec,
-)
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import tensor_bytes
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG

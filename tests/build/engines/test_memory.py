@@ -24,10 +24,10 @@ from snapexport.contract.manifest import (
     FORMAT_VERSION,
     GraphEntry,
     Manifest,
-    ModelFacts,
     TensorSpec,
     WeightFile,
 )
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import size
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError

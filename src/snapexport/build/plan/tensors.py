@@ -10,7 +10,8 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import MTP
 from snapexport.contract.graph_specs import Shape
 from snapexport.contract.interface import graph_specs
-from snapexport.contract.manifest import FORMAT_VERSION, Manifest, ModelFacts
+from snapexport.contract.manifest import FORMAT_VERSION, Manifest
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.files.dtypes import BY_NUMPY
 
 
