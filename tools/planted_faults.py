@@ -38,7 +38,7 @@ GEOMETRY = ("contract/test_geometry.py",)
 FUNCTIONS = ("graphs/test_functions.py",)
 SCHEDULER = ("runtime/requests/test_scheduler.py",)
 LLM = ("runtime/requests/test_llm.py",)
-REPEAT = ("parity/test_parity_repeat.py", "contract/test_vote_queries.py")
+REPEAT = ("parity/test_parity_votes.py", "contract/test_vote_queries.py")
 
 FAULTS = (
     # The cache's arithmetic.
@@ -95,7 +95,7 @@ FAULTS = (
         "vote: the softcap is dropped",
         "scores = Mul (bent, softcap)",
         "scores = Identity (uncapped)",
-        ("parity/test_parity_sliding.py",),
+        ("parity/test_parity_extend.py",),
     ),
     Fault(
         "vote: a causal row sees one position too many",

@@ -116,7 +116,7 @@ OPTIONS: list[dict[str, Any]] = [{"dtype": one} for one in DTYPES] + [{"weights"
 def test_a_build_of_an_mxfp4_checkpoint_is_that_of_its_dequantized_weights(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """tests/parity/test_parity_gpt_oss.py compares builds of plain weights with transformers."""
+    """test_parity_architectures.py compares builds of plain weights with transformers."""
     quantized = quantize_to_mxfp4(checkpoints.make("gpt-oss", tmp_path / "mxfp4"))
     stored, plain = load_file(quantized / "model.safetensors"), tmp_path / "plain"
     whole = {name: one for name, one in stored.items() if one.dtype != torch.uint8}

@@ -1,4 +1,4 @@
-"""The tables of running text in docs/real-model.md are those of docs/results."""
+"""The tables of running text in docs/real-model.md are those of the studies' results."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS, RESULTS = ROOT / "docs", ROOT / "tools/studies/quality/results"
 CACHES = {
     "SnapStream": "snapstream",
     "streaming": "streaming",
@@ -25,7 +26,7 @@ ROW = re.compile(rf"\| ({'|'.join(CACHES)})([^|]*?) \| (.*) \|")
 
 def published() -> dict[tuple[int, str, int], Any]:
     """The row of each length, cache and slots."""
-    files = [DOCS / "results" / f"real_model_text{of}.json" for of in ("", "_4096", "_8000")]
+    files = [RESULTS / f"real_model_text{of}.json" for of in ("", "_4096", "_8000")]
     rows = [row for file in files for row in json.loads(file.read_text())["continuations"]]
     return {(row["length"], row["system"], row["slots"]): row for row in rows}
 

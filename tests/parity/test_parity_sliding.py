@@ -19,41 +19,15 @@ from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
 from snapexport.runtime.engine.open_executor import open_executor
-from tests.oracle import cases, masked
+from tests.oracle import cases
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.checkpoints import WINDOW
-from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
+from tests.oracle.compare import assert_agrees_with_plain
 from tests.oracle.raw import RawBuild
+from tests.parity.test_parity_architectures import WINDOWS
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.slow
-
-LENGTHS = (1, 8, 23, 24, 25, 33, 48, 49, 72, 95, 96)
-"""Below the window, at its edges, at those of the chunks, and up to four windows long.
-
-64 tokens are decoded after each: the longest sequence has over six windows."""
-
-MIXED = (
-    Case("qwen2-sliding", prefill_chunk=25, target="portable"),
-    Case("qwen3-sliding", prefill_chunk=23, policy="streaming"),
-    Case("gemma2", prefill_chunk=24, target="portable", policy="streaming"),
-    Case("gemma2", prefill_chunk=96),
-    Case("gemma3", prefill_chunk=96, target="portable", L_recent=40),
-)
-FULL = (
-    Case("gemma2", policy="full", L_max=160, target="portable"),
-    Case("gemma3", policy="full", L_max=160, prefill_chunk=160, target="portable"),
-)
-
-
-@pytest.mark.parametrize("case", MIXED, ids=str)
-def test_build_with_sliding_and_compressed_layers_agrees_with_the_oracle(case: Case) -> None:
-    assert_agrees(case, LENGTHS)
-
-
-@pytest.mark.parametrize("case", FULL, ids=str)
-def test_full_cache_of_sliding_layers_agrees_with_plain_transformers(case: Case) -> None:
-    assert_agrees_with_plain(cases.built(case), case.checkpoint, (1, 25, 96), str(case))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +43,7 @@ def test_build_with_only_sliding_layers_agrees_with_plain_transformers(
 ) -> None:
     made = rings(tmp_path, policy=policy, L_max=96, prefill_chunk=chunk, target=target, batch=3)
     assert made.manifest["model"]["sliding_window"] == [WINDOW, WINDOW]
-    for group in cases.in_groups(LENGTHS, 3):
+    for group in cases.in_groups(WINDOWS, 3):
         assert_agrees_with_plain(made, "mistral-sliding", group, f"{policy} {chunk} {target}")
 
 
@@ -95,16 +69,6 @@ def test_fp16_prefill_of_gemma2_is_close_to_transformers(tmp_path: Path) -> None
     assert np.abs(got - want.prefill_logits).max() < 5e-2
 
 
-@pytest.mark.parametrize("name", ["mistral-sliding", "gemma2", "gemma3"])
-def test_oracle_plain_decoding_of_sliding_models_equals_generate(name: str) -> None:
-    """generate's cache drops positions outside of the window; the oracle's keeps them."""
-    want = cases.plain(name, 70)
-    ids = torch.tensor([want.prompt])
-    options: dict[str, Any] = {"do_sample": False, "eos_token_id": 999, "pad_token_id": 0}
-    out = masked.load(cases.checkpoint(name), "eager").generate(ids, max_new_tokens=60, **options)
-    assert out[0, 70:].tolist() == want.tokens[:60]
-
-
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma2", "gemma3"])
 def test_one_position_more_in_the_window_changes_the_logits_of_sliding_checkpoints(
     name: str,
@@ -120,7 +84,8 @@ def test_one_position_more_in_the_window_changes_the_logits_of_sliding_checkpoin
 
 
 def test_sliding_layers_of_one_window_share_one_mask() -> None:
-    model = onnx.load(cases.built(FULL[0]).directory / "prefill.onnx", load_external_data=False)
+    full = Case("gemma2", policy="full", L_max=160, target="portable")
+    model = onnx.load(cases.built(full).directory / "prefill.onnx", load_external_data=False)
     attentions = [node for node in model.graph.node if node.op_type == "Attention"]
     masks = [node.input[3] for node in attentions]
     assert masks[0] == masks[2] != "" and masks[1] == ""

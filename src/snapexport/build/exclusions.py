@@ -51,7 +51,7 @@ def _require_head_groups(given: Mapping[str, Any]) -> None:
     if most is not None and not is_shared:
         raise UserError(
             f"--head-groups {most} groups KV heads by their budgets, and --head-budget is missing",
-            "give a file of head budgets as --head-budget (docs/reference/head-budgets.md)",
+            "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
         )
     if most is not None and not 2 <= most <= MOST_GROUPS:
         raise UserError(

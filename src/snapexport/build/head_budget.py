@@ -26,7 +26,7 @@ DEFAULT_GROUPS = 2
 STEPS = 8
 """K of a group is a multiple of K / 8: each further size costs a decode step some operators."""
 
-_FORM = "write it as docs/reference/head-budgets.md describes"
+_FORM = "write it as docs/reference/vote-options.md describes"
 _ANOTHER = "use head budgets of this model"
 _KEYS = {"format", "kv_heads", "layers", "calibration"}
 _MOST = 1 << 31

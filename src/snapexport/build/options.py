@@ -230,7 +230,7 @@ class BuildOptions:
         if heads is None:
             raise UserError(
                 "--budget heads needs the budget of each KV head",
-                "give a file of head budgets as --head-budget (docs/reference/head-budgets.md)",
+                "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
             )
         most = _or(self.head_groups, DEFAULT_GROUPS)
         return with_head_groups(geometry, heads, model, most)

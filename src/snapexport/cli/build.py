@@ -66,7 +66,7 @@ HELPS = OF_GRAPHS | {
     "group": "how votes of the query heads of a KV head are combined (default: mean)",
     "budget": "K of the layers: equal, or falling from first to last as in PyramidKV; heads: K of "
     "each KV head, by --head-budget (default: uniform)",
-    "head_budget": "K of each KV head, in a JSON file (docs/reference/head-budgets.md): the heads "
+    "head_budget": "K of each KV head, in a JSON file (docs/reference/vote-options.md): the heads "
     "of a layer share its cache slots (default: each has as many)",
     "head_groups": "most groups of a layer's KV heads: a group's heads keep as many positions "
     "(default: 2)",

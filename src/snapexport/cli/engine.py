@@ -44,7 +44,7 @@ CHOICES = {
     "overwrite": "build engines again that exist",
 }
 FILES = {
-    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/plugins.md)",
+    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/tensorrt.md)",
     "timing_cache": "measured times of kernels, read and extended (default: a file in the build)",
 }
 WORKSPACE = {

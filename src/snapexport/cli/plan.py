@@ -1,7 +1,7 @@
 """Finds the caches, chunks and batch that fit into a memory, before anything is built.
 
 Reads a checkpoint's config and headers alone. Flags that are given are kept, the others are chosen.
-Sizes are bounds (docs/reference/memory-model.md says what they count). Speed is not promised.
+Sizes are bounds (docs/how-to/plan.md says what they count). Speed is not promised.
 
 examples:
   snapexport plan --model ./llama --L-max 131072 --memory 80GiB --target tensorrt

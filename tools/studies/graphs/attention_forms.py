@@ -1,7 +1,7 @@
 """Measures the scratch memory of prefill's attention in several forms, by the real builder.
 
 PYTHONPATH=. python -m tools.studies.graphs.attention_forms    writes the table of
-docs/reference/attention-forms.md
+attention_forms.md
 
 One layer: a chunk of 512 tokens, 131,072 cache slots, 32/8 heads of 128, fp16.
 """
@@ -16,7 +16,7 @@ from onnx import parser
 
 from tests.rtx.library import Answer, ask_kernels
 
-PAGE = Path("docs/reference/attention-forms.md")
+PAGE = Path(__file__).with_suffix(".md")
 
 SIGNATURE = """
 <ir_version: 11, opset_import: ["" : 24]>

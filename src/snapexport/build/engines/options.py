@@ -60,7 +60,7 @@ class EngineOptions:
         if self.plugins is not None and not self.plugins.is_file():
             raise UserError(
                 f"--plugins {self.plugins} is no file",
-                "name the libsnapexport_loadable.so that plugins/ builds (docs/how-to/plugins.md)",
+                "name the libsnapexport_loadable.so that plugins/ builds (docs/how-to/tensorrt.md)",
             )
 
     def require_supported(self, library: EngineLibrary) -> None:

@@ -18,7 +18,7 @@ def load_plugins(registry: trt.IPluginRegistry, log: Log, library: Path) -> None
         raise log.failure(
             f"TensorRT does not load {library}",
             "name libsnapexport_loadable.so, built for this version of TensorRT; no plugin of the "
-            "same name may be registered already (docs/how-to/plugins.md)",
+            "same name may be registered already (docs/how-to/tensorrt.md)",
         )
 
 

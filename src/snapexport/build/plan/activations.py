@@ -1,6 +1,6 @@
 """Bounds the bytes of activations, from the tensors' shapes.
 
-The factors for ONNX Runtime are fitted to measured runs (docs/reference/memory-model.md). Those for
+The factors for ONNX Runtime are fitted to measured runs (docs/how-to/plan.md). Those for
 a GPU are not measured: only TensorRT's builder knows what its layers take.
 """
 
@@ -62,7 +62,7 @@ class Activations:
         """Bytes of the compress step of one layer: its vote, and a conversion to fewer bits.
 
         The vote holds copies of the window's scores [H,W,T] in fp32 and of the keys [Hkv,T,D]. A
-        plugin holds votes [H,T] instead (docs/how-to/plugins.md).
+        plugin holds votes [H,T] instead (docs/how-to/tensorrt.md).
         """
         facts, geometry = self.model.facts, self.geometry
         if not any(layer.K for layer in geometry.layers):

@@ -11,7 +11,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.targets import capabilities
 
 PROCESS = 80 * 2**20
-"""Python, ONNX Runtime and empty sessions (docs/reference/memory-model.md)."""
+"""Python, ONNX Runtime and empty sessions (docs/how-to/plan.md)."""
 
 GPU_CONTEXT = 600 * 2**20
 """CUDA's context and TensorRT's libraries on the GPU: 574 MiB in a log of NVIDIA/TensorRT-LLM's

@@ -196,7 +196,7 @@ class LongAnswer(HaystackTask):
 class Vault(Task):
     """The four words of one entry of a register: the bundled checkpoint's task.
 
-    docs/reference/bundled-checkpoint.md describes it.
+    src/snapexport/vault/README.md describes it.
 
     Lengths are met exactly with the checkpoint's tokenizer; with others the longest register that
     fits is searched. A depth is a place in the order of the entries.
