@@ -20,7 +20,7 @@ REAL_MODEL := build/real-model
 TEXTS  := $(REAL_MODEL)/documents
 SERVED := build/served.build
 
-.PHONY: help setup demo test test-slow test-rtx rtx-matrix test-triton test-dynamo real-model first-hour fuzz \
+.PHONY: help setup demo test test-slow test-rtx rtx-matrix test-triton test-dynamo real-model fuzz \
 	fuzz-short fuzz-http fuzz-http-short soak planted-faults lint types check studies plugins gpu-check goldens clean
 
 setup: $(STAMP)          ## the environment of everything but Triton's and Dynamo's tests
@@ -62,12 +62,6 @@ real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers
 	mkdir -p $(REAL_MODEL)
 	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
 	$(BIN)/python -m pytest tests/real_model
-
-first-hour: $(STAMP)     ## the outputs in docs/get-started/first-hour.md, on idle cores, 8 minutes
-	mkdir -p $(REAL_MODEL)
-	$(BIN)/python tools/fetch_real_model.py $(REAL_MODEL)
-	tools/studies/quality/real_documents.sh $(TEXTS)
-	$(BIN)/python tools/first_hour.py $(REAL_MODEL)/SmolLM2-135M-Instruct.Q4_1.gguf $(TEXTS)/debian-faq.txt
 
 fuzz: $(STAMP)           ## mutated input files, and builds that are killed, 20 minutes
 	$(BIN)/python -m tests.fuzz
