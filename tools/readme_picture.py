@@ -1,6 +1,6 @@
 """Draws docs/assets/overview.png, the picture of the README.
 
-Left: the decode steps of docs/results/performance/context.json. Right: the positions of one prompt
+Left: the decode steps of tools/studies/speed/results/context.json. Right: positions of one prompt
 that the bundled checkpoint's cache holds after prefill, from a build made on the spot. It measures
 nothing.
 """
@@ -27,7 +27,7 @@ from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault import CHECKPOINT, VaultPrompt, make_prompt
 
 ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "docs" / "results" / "performance" / "context.json"
+RESULT = ROOT / "tools/studies/speed/results/context.json"
 PICTURE = ROOT / "docs" / "assets" / "overview.png"
 
 PROMPT_TOKENS, KV_BUDGET, SEED = 2048, 256, 1

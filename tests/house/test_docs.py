@@ -13,7 +13,6 @@ import pytest
 from snapexport.cli.app import parser
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest
-from snapexport.measure.bench.__main__ import parser as bench_parser
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import (
     Completion,
@@ -48,6 +47,8 @@ OTHERS = {
     *("--discovery-backend", "--event-plane", "--http-port", "--request-plane"),  # dynamo.frontend
     "--no-deps",  # pip
     *("--recover", "--dry-run", "--import-mode", "--out", "--help"),  # tools of ours
+    *("--quick", "--prepare", "--resume", "--set", "--work", "--write"),  # tools/studies/speed
+    *("--peers-python", "--kvpress-python", "--dynamo-python", "--cache-budget", "--rounds"),
 }
 """Flags that the pages name and other programs have."""
 
@@ -122,8 +123,8 @@ def test_flags_of_docs_pages_exist(page: str) -> None:
 
 @cache
 def flags() -> set[str]:
-    """Every flag of every command, and of the benchmark's experiments."""
-    every = [parser(), bench_parser(), *cli_reference.subcommands(parser()).values()]
+    """Every flag of every command."""
+    every = [parser(), *cli_reference.subcommands(parser()).values()]
     return {flag for one in every for action in one._actions for flag in action.option_strings}
 
 

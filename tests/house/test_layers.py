@@ -1,10 +1,13 @@
 """Imports run one way, and the runtime needs no training framework."""
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 import snapexport
 from tools.house import ROOT, circular, imported_modules, package_modules
@@ -68,6 +71,35 @@ def test_imports_between_packages_run_one_way() -> None:
             # A permission to import a package covers its modules.
             wrong = {name for name in others if not {name, name.split(".")[0]} & allowed}
             assert not wrong, f"{file} imports {sorted(wrong)}"
+
+
+def imports_of_studies(files: Iterable[Path]) -> list[str]:
+    """Files that import the laboratory."""
+    imports = re.compile(
+        r"^\s*(from|import) tools\.studies\b|^\s*from tools import .*studies", re.M
+    )
+    return [str(file) for file in files if imports.search(file.read_text())]
+
+
+def test_only_the_laboratory_imports_the_laboratory() -> None:
+    files = [
+        *PACKAGE.rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "tools").glob("*.py"),
+    ]
+    files += [
+        file for link in PACKAGE.iterdir() if link.is_symlink() for file in link.rglob("*.py")
+    ]
+    assert not imports_of_studies(files)
+
+
+@pytest.mark.parametrize(
+    "planted", ["from tools.studies.speed import page", "import tools.studies.speed.page"]
+)
+def test_a_planted_import_of_the_laboratory_is_found(planted: str, tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text(f"def f():\n    {planted}\n")
+    assert imports_of_studies([file]) == [str(file)]
 
 
 def test_every_package_has_an_import_rule() -> None:

@@ -14,8 +14,6 @@ PACKAGE = Path(snapexport.__file__).parent
 TOOLS = Path(__file__).parents[2] / "tools"
 TARGETS_HOME = PACKAGE / "graphs" / "targets"
 ARCHITECTURES_HOME = PACKAGE / "exporter" / "architectures"
-MAKES_CHECKPOINTS = PACKAGE / "measure" / "bench"
-"""Benchmarks write checkpoints of their own, whose config.json names an architecture."""
 
 FAMILIES = {"llama", "mistral", "qwen", "gemma", "phi"}
 ARCHITECTURE_NAMES = FAMILIES.union(
@@ -84,7 +82,7 @@ def test_only_graphs_targets_compares_the_names_of_targets() -> None:
 def test_only_exporter_architectures_names_architectures() -> None:
     found = {
         str(file): lines
-        for file in sources(ARCHITECTURES_HOME, MAKES_CHECKPOINTS)
+        for file in sources(ARCHITECTURES_HOME)
         if (lines := named_architectures(ast.parse(file.read_text())))
     }
     assert not found, "ask the record: exporter.architectures.architecture_of(config)"

@@ -9,23 +9,21 @@ import pytest
 import snapexport
 
 PACKAGE = Path(snapexport.__file__).parent
-PEER = "measure/bench/peers/llama_cpp_peer.py"
-"""Runs in an interpreter without snapexport."""
 
 HOMES = {
     "safetensors headers": (r"data_offsets", {"files/safetensors.py"}),
     "binary headers": (r"\"<Q\"", {"files/safetensors.py", "exporter/gguf/cursor.py"}),
     "unfinished files": (
         r"[\"'.]partial\b[\"'-]",
-        {"files/whole.py", "build/staging.py", PEER},
+        {"files/whole.py", "build/staging.py"},
     ),
     "renames": (
         r"os\.(rename|replace)\(|\w\.rename\(",
-        {"build/staging.py", "measure/bench/builds.py", PEER},
+        {"build/staging.py"},
     ),
     "hard links": (
         r"os\.link\(",
-        {"exporter/weights.py", "measure/eval/systems.py", "measure/bench/builds.py"},
+        {"exporter/weights.py", "measure/eval/systems.py"},
     ),
     "bytes for people": (r"/ 2\*\*[123]0|/ \(1 <<|\{[^}]*\} ?[KMG]iB", {"contract/sizes.py"}),
 }

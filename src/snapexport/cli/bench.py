@@ -12,8 +12,6 @@ examples:
   snapexport bench qwen.build
   snapexport bench qwen.build --contexts 1024 4096 16384 --batches 1 4 --baseline
   snapexport bench qwen.build --server http://127.0.0.1:8000 --clients 1 4 16
-
-Experiments that make checkpoints and builds of their own: python -m snapexport.measure.bench --help
 """
 
 import argparse

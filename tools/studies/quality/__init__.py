@@ -1,0 +1,1 @@
+"""Studies of what compression costs and keeps."""

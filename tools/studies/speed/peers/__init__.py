@@ -1,0 +1,22 @@
+"""Peers: other libraries, a plug-in each, run by processes of their own interpreters.
+
+A plug-in is one file of this folder. It loads without snapexport, which its interpreter lacks:
+
+    PACKAGES            names whose versions are kept
+    variants(scene)     the systems that it takes part with (asked here, by snapexport)
+    make(**options)     a `Peer` (called there, by worker.py)
+
+    class Peer:
+        def first_token(tokens)   from a prompt to its first logits, with an empty cache
+        def fill(context)         stand behind context - 1 tokens, so that a step attends to context
+        def step()                one more token
+        def answer(tokens, count) -> list[int]    the `count` likeliest tokens, one by one
+
+To add one: write the file, add it to PLUGINS, add its packages to peers.txt.
+"""
+
+from types import ModuleType
+
+from tools.studies.speed.peers import genai, hugging_face, llama_cpp_peer, snapexport_build
+
+PLUGINS: tuple[ModuleType, ...] = (snapexport_build, genai, hugging_face, llama_cpp_peer)

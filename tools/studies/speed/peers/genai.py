@@ -1,0 +1,153 @@
+"""onnxruntime-genai, on a model that its own builder makes.
+
+`Graph` runs the same decode graph without genai's loop, over caches of random numbers: genai
+itself can only prefill, which takes minutes for long contexts.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tools.studies.speed.peers.process import Scene, Variant
+
+PACKAGES = ("onnxruntime-genai", "onnxruntime")
+
+ROOM = 256
+"""Positions beyond the longest context."""
+
+
+def variants(scene: "Scene") -> Iterator["Variant"]:
+    """The generator behind prompts and the shortest context, its graph behind all contexts."""
+    from tools.studies.speed.peers.process import Variant
+
+    for precision, bits in {"fp32": 32, "int4": 4}.items():
+        common = {"model": scene.model, "directory": scene.files, "threads": scene.threads}
+        common |= {"precision": precision}
+        system = partial(Variant, bits=bits, python=scene.peers_python, plugin=__file__)
+        name = f"onnxruntime-genai {precision}"
+        options = common | {"longest": scene.longest_prompt, "graph": False}
+        yield system(name, options=options, contexts=scene.contexts[:1])
+        options = common | {"longest": max(scene.contexts), "graph": True}
+        yield system(f"{name}, its graph", options=options, contexts=scene.contexts, prompts=False)
+
+
+def make(
+    model: str, directory: str, precision: str, longest: int, threads: int, graph: bool
+) -> "Genai | Graph":
+    """The generator, or its graph."""
+    path = built(Path(model), Path(directory), precision, threads)
+    return Graph(path, longest + ROOM, threads) if graph else Genai(path, longest + ROOM)
+
+
+def built(model: Path, directory: Path, precision: str, threads: int) -> Path:
+    """The builder's output, with so many threads; made where it is missing."""
+    out = directory / f"genai.{model.name}.{precision}"
+    if not (out / "genai_config.json").is_file():
+        options = ["-i", str(model), "-o", str(out), "-p", precision, "-e", "cpu"]
+        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *options]
+        done = subprocess.run([*command, "-c", str(directory / "cache")], capture_output=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode().strip().splitlines()[-1])
+    config = json.loads((out / "genai_config.json").read_text())
+    session = config["model"]["decoder"]["session_options"]
+    session.pop("session.intra_op.allow_spinning", None)
+    session["intra_op_num_threads"] = threads
+    (out / "genai_config.json").write_text(json.dumps(config, indent=1))
+    return out
+
+
+class Genai:
+    """Its own generator."""
+
+    def __init__(self, directory: Path, longest: int) -> None:
+        import onnxruntime_genai as og
+
+        self._og, self._longest = og, longest
+        self._model = og.Model(str(directory))
+        self._generator: Any = None
+
+    def first_token(self, tokens: Sequence[int]) -> None:
+        self._begin(tokens, self._longest)
+
+    def _begin(self, tokens: Sequence[int], least: int) -> None:
+        """The first token. A text may end behind `least` tokens alone."""
+        self._generator = None  # one cache at a time
+        params = self._og.GeneratorParams(self._model)
+        params.set_search_options(max_length=self._longest, min_length=least)
+        self._generator = self._og.Generator(self._model, params)
+        self._generator.append_tokens(np.array(tokens, np.int32))
+        self.step()
+
+    def fill(self, context: int) -> None:
+        self.first_token([1] * (context - 1))
+
+    def step(self) -> None:
+        self._generator.generate_next_token()
+
+    def answer(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Fewer where the text ends."""
+        self._begin(tokens, 0)
+        while len(self._written(tokens)) < count and not self._generator.is_done():
+            self.step()
+        return self._written(tokens)
+
+    def _written(self, prompt: Sequence[int]) -> list[int]:
+        written: list[int] = self._generator.get_sequence(0)[len(prompt) :].tolist()
+        return written
+
+
+class Graph:
+    """Its decode graph in ONNX Runtime, caches bound in place, as its generator binds them."""
+
+    def __init__(self, directory: Path, longest: int, threads: int) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        path = directory / "model.onnx"
+        self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._binding = self._session.io_binding()
+        self._caches = []  # ONNX Runtime holds their addresses only
+        for name, shape in _cache_shapes(directory, longest).items():
+            block = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+            self._caches.append(np.resize(block, shape))
+            value = ort.OrtValue.ortvalue_from_numpy(self._caches[-1])
+            self._binding.bind_ortvalue_input(name, value)
+            present = name.replace("past_key_values", "present")
+            self._binding.bind_ortvalue_output(present, value)
+        self._binding.bind_output("logits")
+        given = {one.name for one in self._session.get_inputs()}
+        self._given = given & {"input_ids", "attention_mask", "position_ids"}
+        self._length = 1
+
+    def first_token(self, tokens: Sequence[int]) -> None:
+        raise NotImplementedError("its generator is measured")
+
+    def fill(self, context: int) -> None:
+        self._length = context
+
+    def step(self) -> None:
+        inputs = {
+            "input_ids": np.ones((1, 1), np.int64),
+            "attention_mask": np.ones((1, self._length), np.int64),
+            "position_ids": np.full((1, 1), self._length - 1),
+        }
+        for name in self._given:
+            self._binding.bind_cpu_input(name, inputs[name])
+        self._session.run_with_iobinding(self._binding)
+
+
+def _cache_shapes(directory: Path, longest: int) -> dict[str, tuple[int, ...]]:
+    """By the names of the inputs."""
+    decoder = json.loads((directory / "genai_config.json").read_text())["model"]["decoder"]
+    shape = 1, decoder["num_key_value_heads"], longest, decoder["head_size"]
+    patterns = (decoder["inputs"][f"past_{kind}_names"] for kind in ("key", "value"))
+    layers = range(decoder["num_hidden_layers"])
+    return {pattern % layer: shape for pattern in patterns for layer in layers}

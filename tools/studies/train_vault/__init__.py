@@ -1,0 +1,1 @@
+"""Trains the checkpoint of `snapexport.vault` on a CPU."""
