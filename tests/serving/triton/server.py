@@ -80,6 +80,9 @@ class Server:
         """Whether the server's process lives. Its models' processes may be dead."""
         return self._process.poll() is None
 
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def stop(self, seconds: float = EXIT_SECONDS + 3) -> None:
         """End the server: by SIGINT, and after `seconds` by SIGKILL. May be called twice.
 
@@ -108,6 +111,5 @@ class Server:
         end = time.monotonic() + READY_SECONDS
         while not all(map(answers, signs)):
             if not self.is_running or time.monotonic() > end:
-                log = self._log.read_text(errors="replace")
-                raise ServerError(f"status {self._process.poll()}:\n{log}")
+                raise ServerError(f"status {self._process.poll()}:\n{self.log()}")
             time.sleep(0.05)
