@@ -28,7 +28,6 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
-from snapexport.contract.sizes import size
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
 
@@ -225,20 +224,6 @@ def test_free_host_memory_is_read_from_meminfo(tmp_path: Path) -> None:
     file.write_text("MemTotal: 100 kB\n")
     assert host_available(file) is None
     assert host_available(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096), ("24 gb", 24 * 10**9)],
-)
-def test_workspace_sizes_are_parsed_to_bytes(text: str, nbytes: int) -> None:
-    assert size(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
-def test_malformed_workspace_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
-        size(text)
 
 
 @pytest.mark.parametrize(
