@@ -26,7 +26,7 @@ def stored_bytes(model: PlannedModel, options: BuildOptions) -> int:
 
 
 def held_bytes(model: PlannedModel, options: BuildOptions) -> int:
-    """Bytes of weights in memory while the build runs (docs/measurements.md).
+    """Bytes of weights in memory while the build runs (docs/speed.md).
 
     share_weights: one copy. Else a target with weights_per_graph: a copy for each prefill and each
     decode graph. fp32 on a CPU: one copy, mapped from the file by all sessions. int4: also a
