@@ -27,7 +27,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
 _VOTE_COPIES = 1.7
 """Copies of the window's scores in the compress graph: 219 MB at [32,8,131072] in fp32, as the
-builder of TensorRT for RTX 1.7 told."""
+builder of TensorRT for RTX 1.7 reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped
 
 
 def _scratch(manifest: Manifest, name: GraphName) -> int:
-    """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
+    """Bytes of one layer's scratch memory: as the builder of an engine reported, else by shapes.
 
     Attention copies a layer's keys and values, unless it is fused and has one row for each batch
     slot. A chunk's converts the mask [C,T] to
@@ -135,7 +135,7 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if not layers or (rows == 1 and not scores):
         return 0
     copied = max(map(tensor_bytes, layers))
-    if name == "extend":  # the chunk stands behind the cache
+    if name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
     return fused_scratch_bytes(2 * copied, rows, slots) + scores
