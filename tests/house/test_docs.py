@@ -218,3 +218,9 @@ def test_every_argument_of_llm_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "python.md").read_text()
     arguments = set(inspect.signature(LLM).parameters) - {"unknown"}
     assert [name for name in arguments if f"`{name}`" not in text] == []
+
+
+def test_the_docs_stay_short_enough_to_be_read() -> None:
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 42
+    assert sum(len(page.read_text().split()) for page in pages) <= 42_000

@@ -77,7 +77,7 @@ def fused_scratch_bytes(states: int, rows: int, slots: int, groups: int) -> int:
 def composed_attention(manifest: Manifest) -> dict[str, int]:
     """Bytes of a layer's scores, [B,H,C,S] in fp32, by graph; fused graphs are left out.
 
-    Soft-capped attention is composed too, and not found: a manifest does not tell of it.
+    Soft-capped attention is composed too, and not found: a manifest does not say so.
     """
     if capabilities(manifest.target).fused_shapes is None:
         return {}
@@ -105,13 +105,13 @@ def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
 def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
     """(B, C, S) of layers: rows and keys. Of a single shot its rows are its keys.
 
-    A chunk is written into its cache, or stands behind it (extend).
+    A chunk is written into its cache, or comes after it (extend).
     """
     inputs = {spec.name: spec.shape for spec in graph.inputs}
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
     caches = [shape for name, shape in inputs.items() if names.is_past(name)]
-    behind = rows if graph.file == "extend.onnx" else 0
-    for slots in {shape[2] + behind for shape in caches} or {rows}:
+    added = rows if graph.file == "extend.onnx" else 0
+    for slots in {shape[2] + added for shape in caches} or {rows}:
         yield batch, rows, slots

@@ -25,7 +25,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
 _VOTE_COPIES = 1.7
 """Copies of the window's scores in the compress graph: 219 MB at [32,8,131072] in fp32, as the
-builder of TensorRT for RTX 1.7 told."""
+builder of TensorRT for RTX 1.7 reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped
 
 
 def _scratch(manifest: Manifest, name: GraphName) -> int:
-    """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
+    """Bytes of one layer's scratch memory: as the builder of an engine reported, else by shapes.
 
     Attention copies a layer's keys and values, unless it is fused and has one row for each batch
     slot; groups of KV heads share the memory of their copies. A chunk's converts the mask [C,T] to
@@ -133,7 +133,7 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if not layers or (rows == 1 and not scores):
         return 0
     copied = max(map(tensor_bytes, layers))
-    if name == "extend":  # the chunk stands behind the cache
+    if name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
     groups = 1 if name.startswith(VERIFY) else manifest.graph_options.attention_groups
