@@ -82,7 +82,7 @@ def _causal_attention(
 def _fits_cache(slots: int, head_dim: int) -> bool:
     """Whether a KV head's keys in fp32 are few enough to be read once for each query head.
 
-    Measured with groups of 2 to 7 query heads (docs/performance.md): wide heads lose above 2,048 to
+    Measured with groups of 2 to 7 query heads (docs/speed.md): wide heads lose above 2,048 to
     4,096 slots, narrow ones above 32,768.
     """
     return 4 * slots * head_dim <= _MIB * (4 if head_dim <= _NARROW_HEAD else 1)

@@ -44,7 +44,7 @@ class ChatPrompts:
     def token_ids(
         self, messages: Conversation, options: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """The prompt that asks for the next answer. options: names that the template reads."""
+        """The prompt of the next answer. options: values for names that the template reads."""
         return encode(self.text(messages, options), self.tokenizer, False)
 
     def text(self, messages: Conversation, options: Mapping[str, Any] | None = None) -> str:

@@ -2,7 +2,7 @@
 
 Many checkpoints name another token in their config than their template writes, such as
 `<|endoftext|>` where the template has `<|im_end|>`; their answers would never end. So the template
-writes a conversation, and the token after the answer is the one. Knows no token's name.
+writes a conversation, and the token after the answer closes it. Knows no token's name.
 """
 
 from collections.abc import Mapping, Sequence

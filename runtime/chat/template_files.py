@@ -1,6 +1,6 @@
 """Reads a build's chat template and its special tokens from the files of the checkpoint.
 
-Knows no jinja2: whether a build has a template can be asked without it.
+Needs no jinja2.
 """
 
 import os

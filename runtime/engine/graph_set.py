@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import BASELINE, MTP, MTP_PREFILL, GraphName
+from snapexport.contract.graph_kinds import BASELINE, MTP, MTP_PREFILL
+from snapexport.contract.manifest import GraphName
 from snapexport.errors import UserError
 
 Role = Literal["both", "prefill", "decode"]

@@ -22,8 +22,8 @@ from snapexport.cli import build as build_command
 from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import ModelFacts
 from snapexport.contract.memory import cache_bytes
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import as_flag
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
@@ -145,10 +145,17 @@ def test_plan_counts_the_weight_bytes_of_llama_3_1() -> None:
         ("4096", 4096),
         ("4096B", 4096),
         ("8kib", 8192),
+        ("24 gb", 24 * 10**9),
     ],
 )
 def test_memory_sizes_are_parsed_to_bytes(text: str, nbytes: int) -> None:
     assert parse_memory(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
+def test_malformed_memory_sizes_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is no size"):
+        parse_memory(text)
 
 
 @given(st.integers(1, 2**45))

@@ -18,7 +18,7 @@ import pytest
 
 from snapexport.cli.app import main
 from snapexport.cli.console import TimeLeft
-from snapexport.cli.conversation import Talk
+from snapexport.cli.conversation import Conversation
 from snapexport.cli.signals import Interrupts
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -80,7 +80,7 @@ def test_generate_asks_in_the_template_and_says_so(
     assert main(argv) == 0
     out, err = capsys.readouterr()
     assert out == expected.text + "\n"
-    assert err == "asking in the build's chat template; --no-chat gives the prompt as it is\n"
+    assert err == "using the build's chat template; --no-chat gives the prompt as it is\n"
     assert main([*argv, "--chat", "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
@@ -240,7 +240,7 @@ def test_a_recommended_value_that_cannot_be_used_names_its_file(
 
 
 def test_an_interrupted_answer_stays_as_far_as_it_came(llm: LLM) -> None:
-    talk = Talk(llm, SamplingParams(max_tokens=40, ignore_eos=True), None)
+    talk = Conversation(llm, SamplingParams(max_tokens=40, ignore_eos=True), None)
     shown: list[str] = []
     answer = talk.ask("a", shown.append, lambda: len(shown) == 3)
     assert (len(answer.token_ids), answer.finish_reason) == (3, "cancelled")
@@ -251,7 +251,7 @@ def test_an_interrupted_answer_stays_as_far_as_it_came(llm: LLM) -> None:
 
 def test_a_message_interrupted_in_prefill_is_forgotten(llm: LLM) -> None:
     """Between two chunks of 24 tokens."""
-    talk = Talk(llm, SamplingParams(max_tokens=4), None)
+    talk = Conversation(llm, SamplingParams(max_tokens=4), None)
     answer = talk.ask("x" * 50, print, lambda: True)
     assert (answer.token_ids, answer.finish_reason) == ([], "cancelled")
     assert talk.ask("b", print, lambda: False).prompt_tokens == 3

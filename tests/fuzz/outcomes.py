@@ -1,14 +1,11 @@
 """Names what can become of a hostile input, and counts it."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 REFUSED = "refused"
 """By a UserError."""
-VERIFY = "verify"
-"""Accepted by a run, and refused by `inspect --verify`."""
 SAME = "same"
 """Accepted, and what came out is as without the mutation."""
 OTHER = "other"
@@ -17,7 +14,7 @@ WRONG = "wrong"
 """Accepted, although it contradicts itself, another file, or the reference."""
 TRACEBACK, HANG, MEMORY, DIED = "traceback", "hang", "memory", "died"
 
-OUTCOMES = (REFUSED, VERIFY, SAME, OTHER, WRONG, TRACEBACK, HANG, MEMORY, DIED)
+OUTCOMES = (REFUSED, SAME, OTHER, WRONG, TRACEBACK, HANG, MEMORY, DIED)
 FAILED = frozenset({WRONG, TRACEBACK, HANG, MEMORY, DIED})
 
 
@@ -37,46 +34,15 @@ class Result:
         return self.outcome in FAILED
 
 
-@dataclass(frozen=True)
-class Summary:
-    kind: str
-    seed: int
-    results: Sequence[Result]
-
-    @property
-    def failures(self) -> list[Result]:
-        return [one for one in self.results if one.failed]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "seed": self.seed,
-            "cases": len(self.results),
-            "outcomes": dict(Counter(one.outcome for one in self.results)),
-            "slowest_seconds": max((one.seconds for one in self.results), default=0.0),
-            "most_resident_mib": max((one.resident_mib for one in self.results), default=0),
-            "failures": [asdict(one) for one in self.failures],
-        }
-
-
-def table(summaries: Iterable[Summary]) -> str:
+def table(results: Mapping[str, Sequence[Result]]) -> str:
     """A line for each kind, in Markdown."""
     heads = ["kind", "tried", *OUTCOMES, "slowest", "memory"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for summary in summaries:
-        told = summary.as_json()
-        counts = [str(told["outcomes"].get(name, 0)) for name in OUTCOMES]
-        slowest, most = f"{told['slowest_seconds']:.1f} s", f"{told['most_resident_mib']} MiB"
-        lines.append(
-            "| " + " | ".join([summary.kind, str(told["cases"]), *counts, slowest, most]) + " |"
-        )
+    for kind, found in results.items():
+        counts = Counter(result.outcome for result in found)
+        slowest = max((result.seconds for result in found), default=0.0)
+        most = max((result.resident_mib for result in found), default=0)
+        cells = [kind, len(found), *(counts[name] for name in OUTCOMES)]
+        cells += [f"{slowest:.1f} s", f"{most} MiB"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
-
-
-def common_faults(summary: Summary, most: int = 12) -> list[str]:
-    """The failures by their first words, most frequent first, with an index of each."""
-    groups: dict[str, list[int]] = {}
-    for one in summary.failures:
-        groups.setdefault(f"{one.outcome}: {one.detail[:160]}", []).append(one.index)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [f"{len(found)} x {text}  (such as case {found[0]})" for text, found in ordered[:most]]

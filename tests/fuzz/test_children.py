@@ -1,4 +1,4 @@
-"""The harness tells what became of a case, whatever the case did to its process."""
+"""The harness reports what became of a case, whatever the case did to its process."""
 
 import os
 import random
@@ -70,7 +70,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_end_of_a_case_is_told(
+def test_harness_reports_every_end_of_a_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     # A case that only waits is all that has to meet the clock.
@@ -80,3 +80,11 @@ def test_every_end_of_a_case_is_told(
     assert (result.index, result.outcome) == (5, way.split()[0])
     children.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_hostile_templates_end_in_a_text_or_a_refusal(tmp_path: Path) -> None:
+    from tests.fuzz.texts import Templates
+
+    found = list(children.run(Templates(tmp_path), 1, range(24), tmp_path))
+    assert len(found) == 24 and not [result for result in found if result.failed]

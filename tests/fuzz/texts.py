@@ -140,5 +140,11 @@ HOSTILE = (
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% set ns = namespace(s='x') %}{% for i in range(60) %}"
     "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}", "{{ lipsum(9999) }}",
+    "{{ messages | map(attribute='content') | list | join('x' * 9999) }}",
+    "{{ '{0.__class__}'.format(messages) }}", "{% extends messages %}", "{% raw %}", "{#",
+    "{{ self }}{{ loop }}{{ namespace }}", "{% if " + "not " * 3000 + "1 %}{% endif %}",
+    "{{ " + "-" * 5000 + "1 }}", "\x00\ud800", "{{ messages | sort | batch(0) | list }}",
+    "{{ messages[0].content | replace('', 'a' * 99999) | replace('', 'a' * 99999) }}",
 )  # fmt: skip
 """Escapes, loops without an end, and texts that grow."""

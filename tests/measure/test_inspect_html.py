@@ -270,7 +270,7 @@ def test_inspect_html_refuses_an_unwritable_path_before_the_work(
     name: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("snapexport.cli.kept_prompt.kept_positions", None)
+    monkeypatch.setattr("snapexport.cli.kept_positions.kept_positions", None)
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     argv = "inspect", vault_build.directory, "--prompt", PROMPT, "--html", tmp_path / name

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from snapexport.contract import names
-from snapexport.contract.manifest import MTP, MTP_PREFILL, Manifest, TensorSpec
+from snapexport.contract.graph_kinds import MTP, MTP_PREFILL
+from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens

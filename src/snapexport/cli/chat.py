@@ -1,8 +1,9 @@
 """Talk with a build: each line is a message, and the conversation goes on until /reset.
 
 /help lists the commands. Ctrl-C ends an answer, Ctrl-D ends the program. Standard input may be a
-pipe. Sampling is that of the checkpoint's generation_config.json, unless flags say otherwise. With
-a build made by --extend a turn costs its own tokens, and a conversation may be longer than L_max.
+pipe. Sampling follows the checkpoint's generation_config.json, unless flags say otherwise. With a
+build made by --extend a turn costs only its own tokens, and a conversation may be longer than
+L_max.
 
 examples:
   snapexport chat qwen.build
@@ -14,23 +15,21 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from snapexport.cli import flags
-from snapexport.cli.answer import Answer
+from snapexport.cli import flags, llm
 from snapexport.cli.console import ERR
-from snapexport.cli.conversation import Talk
-from snapexport.cli.generate import SAMPLING
+from snapexport.cli.conversation import Conversation
 from snapexport.cli.messages import piped, typed
 from snapexport.cli.prompt import SYSTEM
 from snapexport.cli.signals import Interrupts
+from snapexport.cli.streaming import Answer
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError, flag_of
 from snapexport.runtime.chat.chat_prompts import require_template
 from snapexport.runtime.requests.generation_config import CONFIG, FIELDS, recommended_sampling
-from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
 HELP = "talk with a build"
@@ -46,19 +45,16 @@ Ctrl-C   end the answer"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the system message, and the fields of SamplingParams."""
-    parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
+    llm.add_build(parser)
     parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
-    sampling = parser.add_argument_group("sampling")
-    own = {name: f"{SAMPLING[name]} {FROM_CONFIG.format(_usual(name))}" for name in FIELDS}
-    own["max_tokens"] = f"most tokens of an answer (default: {ANSWER_TOKENS})"
-    flags.add_fields(sampling, SamplingParams, SAMPLING | own)
+    usual = SamplingParams()
+    helps = {
+        name: f"{llm.SAMPLING[name]} {FROM_CONFIG.format(getattr(usual, name))}" for name in FIELDS
+    }
+    helps["max_tokens"] = f"most tokens of an answer (default: {ANSWER_TOKENS})"
+    llm.add_sampling(parser, llm.SAMPLING | helps)
     parser.set_defaults(**DEFAULTS)
-    flags.add_stop(sampling)
-    flags.add_backend(parser)
-    flags.add_running(parser)
-    flags.add_prefill(parser)
-    flags.add_speculation(parser)
-    flags.add_long_outputs(parser)
+    llm.add_running(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each answer")
 
 
@@ -68,26 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
     require_template(build.directory)
     sampling, sources = _sampling(arguments)
     params = SamplingParams(**sampling, stop=tuple(arguments.stop))
-    llm = LLM(
-        arguments.build,
-        baseline=arguments.baseline,
-        threads=arguments.threads,
-        backend=arguments.backend,
-        prefill=arguments.prefill,
-        speculates=arguments.speculates,
-        compress_every=arguments.compress_every,
-        parked_rows=_parked_rows(build.manifest, arguments.baseline),
-    )
-    talk = Talk(llm, params, arguments.system)
-    ERR.print(f"conversations of up to {talk.longest:,} tokens; {sources}", soft_wrap=True)
+    model = llm.open_llm(arguments, parked_rows=_parked_rows(build.manifest, arguments.baseline))
+    conversation = Conversation(model, params, arguments.system)
+    ERR.print(f"conversations of up to {conversation.longest:,} tokens; {sources}", soft_wrap=True)
     show = _Json() if arguments.json else _Text()
     interrupts = Interrupts()
+    session = _Session(conversation, show, interrupts)
     if sys.stdin.isatty():
         ERR.print("/help lists the commands, Ctrl-D ends")
         with interrupts.noted():
-            _converse(talk, typed(interrupts), show, interrupts)
+            session.run(typed(interrupts))
         return 0
-    return 2 if _converse(talk, piped(), show, interrupts) else 0
+    return 2 if session.run(piped()) else 0
 
 
 def _parked_rows(manifest: Manifest, baseline: bool) -> int:
@@ -96,32 +84,35 @@ def _parked_rows(manifest: Manifest, baseline: bool) -> int:
     return int(extends and manifest.tensor_parallel == 1)
 
 
-def _converse(
-    talk: Talk, messages: Iterable[str], show: "_Text | _Json", interrupts: Interrupts
-) -> int:
-    """Answer each message; the number of answers that failed."""
-    failed = 0
-    for message in messages:
-        if message == "/exit":
-            break
-        if message == "/reset":
-            talk.reset()
-        elif message == "/help":
-            ERR.print(COMMANDS)
-        else:
-            failed += not _answer(talk, message, show, interrupts)
-    return failed
+@dataclass(frozen=True)
+class _Session:
+    conversation: Conversation
+    show: "_Text | _Json"
+    interrupts: Interrupts
 
+    def run(self, messages: Iterable[str]) -> int:
+        """Answer each message; the number of answers that failed."""
+        failed = 0
+        for message in messages:
+            if message == "/exit":
+                break
+            if message == "/reset":
+                self.conversation.reset()
+            elif message == "/help":
+                ERR.print(COMMANDS)
+            else:
+                failed += not self._answer(message)
+        return failed
 
-def _answer(talk: Talk, message: str, show: "_Text | _Json", interrupts: Interrupts) -> bool:
-    interrupts.came = False
-    try:
-        answer = talk.ask(message, show.delta, lambda: interrupts.came)
-    except UserError as error:
-        show.error(error)
-        return False
-    show.end(answer, talk.left(answer))
-    return True
+    def _answer(self, message: str) -> bool:
+        self.interrupts.came = False
+        try:
+            answer = self.conversation.ask(message, self.show.delta, lambda: self.interrupts.came)
+        except UserError as error:
+            self.show.error(error)
+            return False
+        self.show.end(answer, self.conversation.left(answer))
+        return True
 
 
 class _Text:
@@ -152,19 +143,15 @@ class _Json:
 
 
 def _sampling(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Fields of SamplingParams, of the flags before the checkpoint's; and a text that tells."""
-    given = {n: v for n, v in flags.values(arguments, SAMPLING).items() if v is not None}
-    recommended = recommended_sampling(arguments.build)
-    fields = recommended | given
+    """Fields of SamplingParams: the flags' before the checkpoint's. And where each comes from."""
+    values = flags.values(arguments, llm.SAMPLING)
+    given = {name: value for name, value in values.items() if value is not None}
+    fields = recommended_sampling(arguments.build) | given
     if not fields.get("temperature"):
         return fields, "greedy"
-    told = [
+    sources = [
         f"{name} {fields[name]} ({flag_of(name) if name in given else CONFIG})"
         for name in FIELDS
         if name in fields
     ]
-    return fields, ", ".join(told)
-
-
-def _usual(name: str) -> object:
-    return getattr(SamplingParams(), name)
+    return fields, ", ".join(sources)

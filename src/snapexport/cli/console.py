@@ -98,7 +98,7 @@ class AnswerProgress(_OneLine):
 
 
 def print_estimate(what: str, seconds: float, nbytes: int) -> None:
-    """Tell on standard error what is to be done, how long that takes and what it holds."""
+    """Print on standard error the work to come, its time and its memory."""
     ERR.print(
         f"{what}: about {_duration(seconds)}, {spelled(nbytes)} of weights and caches",
         style="dim",
@@ -114,7 +114,7 @@ def _duration(seconds: float) -> str:
 
 
 def print_rows(rows: Mapping[str, str]) -> None:
-    """A text behind each name: folded at a terminal's width, a line each in a pipe."""
+    """A name and a text in each row: folded at a terminal's width, a line each in a pipe."""
     if OUT.is_terminal:
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, text in rows.items():

@@ -5,8 +5,8 @@ Knows no terminal and no flags.
 
 from collections.abc import Callable
 
-from snapexport.cli.answer import Answer, stream
 from snapexport.cli.prompt import system_message
+from snapexport.cli.streaming import Answer, stream
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import Message
 from snapexport.runtime.requests.llm import LLM
@@ -16,7 +16,7 @@ from snapexport.runtime.requests.request import Request, SamplingParams
 NEW = "start anew with /reset"
 
 
-class Talk:
+class Conversation:
     """A conversation. A turn that fails leaves it as it was."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:

@@ -23,7 +23,7 @@ from rich.text import Text
 from snapexport.build import BuildOptions
 from snapexport.build import run as run_build
 from snapexport.cli.console import OUT, BuildProgress
-from snapexport.cli.picture import kept_picture, picture_width
+from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes

@@ -25,14 +25,14 @@ HELP = "serve a build by NVIDIA Dynamo, prefill and decode apart"
 UP = "up"
 
 BOTH = flags.SERVED | {
-    "lease_seconds": "how long a prefilled prompt waits for a decode worker that says nothing",
+    "lease_seconds": "how long a prefilled prompt waits for a decode worker that sends no note",
 }
 WORKER = {
     "role": "what the worker does",
     "namespace": "Dynamo's namespace",
     "component": "Dynamo's component (default: prefill, or backend for other roles)",
     "discovery": "how the parts find each other; file: through the folder $DYN_FILE_KV",
-    "event_plane": "how the parts tell each other of events",
+    "event_plane": "how the parts send each other events",
     "request_seconds": "longest time of an answer in a worker",
     "drain_seconds": "how long running answers may go on after a signal",
 }

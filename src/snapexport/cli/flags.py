@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snapexport.contract.graph_options import PREFILLS
 from snapexport.errors import flag_of
 from snapexport.runtime.engine.open_executor import BACKENDS
 
@@ -48,57 +47,6 @@ def add_backend(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_stop(parser: argparse._ActionsContainer) -> None:
-    """Add --stop TEXT."""
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text; can be given several times",
-    )
-
-
-def add_running(parser: argparse._ActionsContainer) -> None:
-    """Add --baseline and --threads, which LLM accepts."""
-    parser.add_argument("--baseline", action="store_true", help="use the full-cache graphs")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-
-
-def add_prefill(parser: argparse._ActionsContainer) -> None:
-    """Add --prefill, which LLM accepts."""
-    parser.add_argument(
-        "--prefill",
-        choices=PREFILLS,
-        default=PREFILLS[0],
-        help="how prompts are taken: chunks, into a cache of full length, compressed at the end; "
-        "or blocks, onto the compressed cache, in memory that does not grow with the prompt and "
-        "beyond L_max: for builds with --extend (default: chunks)",
-    )
-
-
-def add_speculation(parser: argparse._ActionsContainer) -> None:
-    """Add --no-speculation, which LLM accepts as `speculates`."""
-    parser.add_argument(
-        "--no-speculation",
-        dest="speculates",
-        action="store_false",
-        help="guess no tokens ahead, with a build that has --tokens-per-step",
-    )
-
-
-def add_long_outputs(parser: argparse._ActionsContainer) -> None:
-    """Add --compress-every, which LLM accepts as `compress_every`."""
-    parser.add_argument(
-        "--compress-every",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens of an output after which these tokens, and what they have pushed out of the "
-        "ring, are voted on; with a build that has --extend (default: never)",
-    )
-
-
 def values(arguments: argparse.Namespace, helps: Mapping[str, str]) -> dict[str, Any]:
     """Values of the flags of `add_fields`, by field."""
     return {name: _field_value(getattr(arguments, name)) for name in helps}
@@ -109,8 +57,8 @@ def _add_flag(
 ) -> None:
     name = flag_of(field.name)
     required = field.default is dataclasses.MISSING
-    told = required or field.default in (None, ()) or "(default" in text
-    if not told and hint is not bool:
+    names_default = required or field.default in (None, ()) or "(default" in text
+    if not names_default and hint is not bool:
         text += f" (default: {_spelled(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default

@@ -1,6 +1,7 @@
 """Show a build: geometry, memory, operators, and the positions that it keeps of a prompt.
 
-A build with a chat template is asked in it, as by `generate`: the template's text is shown too.
+If the build has a chat template, the prompt goes through it, as in `generate`, and the template's
+text is shown too.
 
 examples:
   snapexport inspect llama.build
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.build.verify import Verified, loaded, verify
-from snapexport.cli import flags, kept_prompt, prompt
+from snapexport.cli import flags, kept_positions, prompt
 from snapexport.cli.console import OUT, print_rows
-from snapexport.cli.picture import kept_picture, picture_width
+from snapexport.cli.kept_view import kept_picture, picture_width
 from snapexport.cli.summary import build_summary, print_summary
 from snapexport.contract.build_directory import Build
 from snapexport.contract.sizes import spelled
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary, the operators of each graph, and the kept positions of the prompt."""
     build = Build.open(arguments.build)
-    given = kept_prompt.read(arguments, build)
+    given = kept_positions.read(arguments, build)
     report: dict[str, Any] = build_summary(build) | {"operators": operators(build)}
     if arguments.verify:
         tensorrt_entry.verify(build)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             "graphs_compared": verified.compared_graphs,
             "other_files": verified.other_files,
         }
-    kept = kept_prompt.found(build, given, arguments.html, arguments.backend)
+    kept = kept_positions.found(build, given, arguments.html, arguments.backend)
     if arguments.html:
         report["html"] = {"file": str(arguments.html), "bytes": arguments.html.stat().st_size}
     if arguments.json:
@@ -135,6 +136,6 @@ def _print_kept(build: Build, kept: dict[str, Any]) -> None:
         OUT.print(f"all {length} positions are kept: the cache is the full one")
         return
     for line in kept_picture(
-        build.manifest.geometry, kept_prompt.arrays(kept), length, picture_width(OUT.width)
+        build.manifest.geometry, kept_positions.arrays(kept), length, picture_width(OUT.width)
     ):
         OUT.print(line)

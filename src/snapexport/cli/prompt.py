@@ -1,6 +1,6 @@
 """Reads the prompt of a command from its flags, a file or standard input.
 
-A build with a chat template is asked in it: the prompt becomes a message of the user's.
+If the build has a chat template, the prompt becomes a message of the user's.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.requests.prompts import PromptTooLongError
 
 SYSTEM = "the system message, before the conversation"
-ASKING = "asking in the build's chat template; --no-chat gives the prompt as it is"
+NOTE = "using the build's chat template; --no-chat gives the prompt as it is"
 
 
 def add_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
@@ -32,13 +32,13 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
-        help="ask in the build's chat template (default: if it has one)",
+        help="send the prompt through the build's chat template (default: if it has one)",
     )
     parser.add_argument("--system", metavar="TEXT", help=SYSTEM)
 
 
 def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
-    """The conversation that asks a text in the chat template; None to give the text as it is.
+    """The conversation of which the chat template makes a prompt; None: the text is the prompt.
 
     Raises UserError. Loads no model.
     """
@@ -56,9 +56,9 @@ def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
 
 
 def note_template(arguments: argparse.Namespace) -> None:
-    """Say that the prompt goes through the chat template, where no flag asked for it."""
+    """Note on standard error that the prompt goes through the chat template, if no flag says so."""
     if arguments.chat is None:
-        ERR.print(ASKING, soft_wrap=True)
+        ERR.print(NOTE, soft_wrap=True)
 
 
 @contextmanager

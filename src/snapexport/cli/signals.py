@@ -16,7 +16,7 @@ class EndedBySignal(SystemExit):
 
 
 def end_on_signals() -> None:
-    """Leave through the `finally` blocks, so that nothing half-written stays."""
+    """Leave through the `finally` blocks, which remove what is half-written."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
 

@@ -170,7 +170,7 @@ def _cache_line(geometry: CacheGeometry) -> str:
 
 
 def _parts(layer: LayerGeometry) -> str:
-    """One layer's cache slots. A layer with a sliding window has a ring alone."""
+    """One layer's cache slots. A layer with a sliding window has only a ring."""
     if not (layer.L_sink or layer.K):
         return f"a ring of {layer.cache_slots}"
     parts = f"{layer.L_sink} sinks + {layer.L_recent} recent + {layer.K} kept"

@@ -28,11 +28,11 @@ DEFAULT_L_OBS = 8
 
 DEFAULT_POOL_KERNEL = 31
 """31 spans an answer: 7 keeps only three tokens after the one that the window's queries attend to,
-and a tokenizer may spell a number digit by digit (docs/retrieval.md)."""
+and a tokenizer may spell a number digit by digit (docs/quality.md)."""
 
 LEAST_RING = 18
 """A default ring is no shorter: with 14 slots running text loses more than by a ring alone
-(docs/real-model.md)."""
+(docs/quality.md)."""
 
 PYRAMID_BETA = 20
 """PyramidKV's beta: the last layer keeps about K / 20 positions (arXiv:2406.02069)."""

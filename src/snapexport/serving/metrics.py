@@ -5,7 +5,7 @@ Triton's own endpoint.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -105,20 +105,42 @@ class TextForm:
 
     def write(self, values: Mapping[str, float], labels: Mapping[str, str]) -> str:
         """All metrics; `values` has the gauges and the counters. labels: those of every metric."""
-        label = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        label = _joined(labels)
         lines = []
         for metric in METRICS:
-            name = PREFIX + metric.name
-            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.lower()}"]
             if metric.kind == "HISTOGRAM":
-                lines += _buckets(name, label, self._histograms[metric.name])
+                lines += [*_head(metric), *_buckets(metric, label, self._histograms[metric.name])]
             else:
-                lines.append(f"{name}{{{label}}} {values[metric.name]}")
+                lines += _lines(metric, label, values[metric.name])
         return "\n".join(lines) + "\n"
 
 
-def _buckets(name: str, label: str, histogram: _Histogram) -> list[str]:
-    lines, count = [], 0
+def write_values(
+    metrics: Iterable[Metric], values: Mapping[str, float], labels: Mapping[str, str]
+) -> str:
+    """Gauges and counters in Prometheus' text form: those of `metrics` that have a value."""
+    label = _joined(labels)
+    known = (metric for metric in metrics if metric.name in values)
+    return "".join(
+        f"{line}\n" for metric in known for line in _lines(metric, label, values[metric.name])
+    )
+
+
+def _joined(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in labels.items())
+
+
+def _head(metric: Metric) -> list[str]:
+    name = PREFIX + metric.name
+    return [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.lower()}"]
+
+
+def _lines(metric: Metric, label: str, value: float) -> list[str]:
+    return [*_head(metric), f"{PREFIX}{metric.name}{{{label}}} {value}"]
+
+
+def _buckets(metric: Metric, label: str, histogram: _Histogram) -> list[str]:
+    name, lines, count = PREFIX + metric.name, [], 0
     bounds = [*map(str, BUCKETS), "+Inf"]
     for bound, added in zip(bounds, histogram.counts, strict=True):
         count += added

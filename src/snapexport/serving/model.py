@@ -50,7 +50,7 @@ class Model:
         """
         self.name, self.llm = name, llm
         self.most_answers = llm.executor.limits.batch + max_pending
-        """Answers that one client can ask for at once: those that can run and wait."""
+        """Answers that can run and wait at once."""
         self._template = template
         self._gauges = gauges or {}
         self._text_form = TextForm()

@@ -25,7 +25,7 @@ from snapexport.serving.failures import (
 from snapexport.serving.metrics import Counters, Observe
 
 PAUSE_SECONDS = 0.1
-"""Seconds to pause after an unexpected error, so that a lasting one does not fill the log."""
+"""Seconds to pause after an unexpected error. A lasting error would fill the log otherwise."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

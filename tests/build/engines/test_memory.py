@@ -24,11 +24,10 @@ from snapexport.contract.manifest import (
     FORMAT_VERSION,
     GraphEntry,
     Manifest,
-    ModelFacts,
     TensorSpec,
     WeightFile,
 )
-from snapexport.contract.sizes import size
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
 
@@ -176,13 +175,6 @@ def test_estimate_of_scratch_has_a_copy_of_a_layers_cache_and_the_mask(manifest:
     assert (estimated.gpu, estimated.host) == (0, TENSORRT_RTX.host_bytes + int(1.4 * WEIGHTS))
 
 
-def test_groups_of_kv_heads_share_the_scratch_memory_of_prefill(manifest: Manifest) -> None:
-    options = replace(manifest.graph_options, attention_groups=4)
-    grouped = manifest.model_copy(update={"graph_options": options})
-    graphs = estimate(grouped, ["prefill"], TENSORRT, stripped=False).graphs
-    assert graphs["prefill"].scratch == 2 * L_MAX * TOKEN // 4 + 2 * CHUNK * L_MAX
-
-
 PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)
 
 
@@ -225,20 +217,6 @@ def test_free_host_memory_is_read_from_meminfo(tmp_path: Path) -> None:
     file.write_text("MemTotal: 100 kB\n")
     assert host_available(file) is None
     assert host_available(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [("8GiB", 8 * GIB), ("1.5MiB", 1572864), ("4096", 4096), ("24 gb", 24 * 10**9)],
-)
-def test_workspace_sizes_are_parsed_to_bytes(text: str, nbytes: int) -> None:
-    assert size(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "8XB", "GiB", "-1GiB", "8  GiB", "nan"])
-def test_malformed_workspace_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
-        size(text)
 
 
 @pytest.mark.parametrize(

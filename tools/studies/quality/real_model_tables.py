@@ -1,4 +1,4 @@
-"""Prints what `snapexport eval --out` left as the tables of docs/real-model.md.
+"""Prints what `snapexport eval --out` left as the tables of docs/quality.md.
 
 usage: python -m tools.studies.quality.real_model_tables FOLDER... [--against FOLDER]
 

@@ -1,4 +1,4 @@
-"""Measures the retrieval of the two vault checkpoints from 2,048 tokens, for docs/retrieval.md.
+"""Measures the retrieval of the two vault checkpoints from 2,048 tokens, for docs/quality.md.
 
 Runs `snapexport eval` on held-out prompts, 500 for each cell of the table and 200 for each of the
 ablation. After an interrupt, it continues where it stopped.

@@ -1,7 +1,7 @@
 """Runs experiments by name: `python -m tools.studies.speed context overhead`.
 
 Each writes NAME.json and NAME.png to --out, and prints its tables and, as a last line, its JSON.
-`all` runs every experiment of docs/performance.md; `tables` alone shows existing results. Builds
+`all` runs every experiment of docs/speed.md; `tables` alone shows existing results. Builds
 are kept below --work, and made again when the code changes; checkpoints and the peers' files are
 kept there by name.
 """

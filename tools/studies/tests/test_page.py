@@ -88,3 +88,10 @@ def test_page_tables_of_a_run_without_measurements_have_no_rows(name: str, tmp_p
     settings = {"contexts": [8], "kv_budgets": [4], "prompts": [8]}
     found = report(name, settings) | {"complete": False}
     assert "**The run was cut.**" in page.block(read(written(tmp_path, found)))
+
+
+@pytest.mark.parametrize("name", ["cluster", "simulate"])
+def test_the_page_of_disaggregation_holds_the_tables_of_its_results(name: str) -> None:
+    study = Path(page.__file__).parent
+    table = page.block(read(study / "results" / f"{name}.json"))
+    assert table in (study / "disaggregation.md").read_text()

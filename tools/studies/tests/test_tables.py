@@ -1,4 +1,4 @@
-"""The tables of docs/real-model.md from the journals of evaluations."""
+"""The tables of docs/quality.md from the journals of evaluations."""
 
 import json
 from dataclasses import asdict, replace

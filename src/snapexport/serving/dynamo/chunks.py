@@ -34,11 +34,10 @@ def usage(prompt_tokens: int, count: int) -> dict[str, int]:
 
 def _logprobs(each: Sequence[TokenLogprobs], text_of: TokenText) -> Chunk:
     top = [
-        [_entry(rank, token, logprob, text_of) for rank, (token, logprob) in enumerate(one.top, 1)]
-        for one in each
+        [_entry(rank, *other, text_of) for rank, other in enumerate(token.top, 1)] for token in each
     ]
     return {
-        "log_probs": [max(one.logprob, LEAST) for one in each],
+        "log_probs": [max(token.logprob, LEAST) for token in each],
         **({"top_logprobs": top} if any(top) else {}),
     }
 

@@ -36,7 +36,7 @@ class Landed:
         self._logprobs = [logprob.as_of(given.first_token) for logprob in given.logprobs]
 
     def seen(self, delta: OutputDelta) -> OutputDelta:
-        """Take note of the request's next output, and complete the first one.
+        """Take the request's next output, and complete the first.
 
         Its token was chosen by the prefill worker, which knows its log probability.
         """

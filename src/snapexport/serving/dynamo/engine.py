@@ -35,11 +35,12 @@ from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.dynamo import message, requests
 from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage
 from snapexport.serving.dynamo.decode import Fetcher
-from snapexport.serving.dynamo.metrics import Moved, text_form
+from snapexport.serving.dynamo.metrics import METRICS, Moved
 from snapexport.serving.dynamo.options import WorkerOptions
 from snapexport.serving.dynamo.prefill import Lender
 from snapexport.serving.dynamo.transport import FetchError, Transport
 from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
+from snapexport.serving.metrics import write_values
 from snapexport.serving.model import Model
 from snapexport.serving.streams import Stream
 
@@ -54,7 +55,7 @@ _ERRORS: dict[FailureCode, type[DynamoException]] = {
     "stopping": EngineShutdown,
 }
 _BLOCK = 16
-"""Dynamo counts caches in blocks; a batch slot's compressed cache is no paged one."""
+"""Dynamo counts caches in blocks; a batch slot's compressed cache has no pages."""
 
 _DRAIN_POLL_SECONDS = 0.05
 _LOG = logging.getLogger("snapexport.dynamo")
@@ -205,7 +206,8 @@ class SnapexportEngine(LLMEngine):
         labels = dict(metrics.auto_labels)
 
         def text() -> str:
-            return self._model.metrics(labels) + text_form(self._moved_values(), labels)
+            moved = write_values(METRICS, self._moved_values(), labels)
+            return self._model.metrics(labels) + moved
 
         metrics.register_prometheus_expfmt_callback(text)
 
@@ -219,7 +221,7 @@ class SnapexportEngine(LLMEngine):
     async def cleanup(self) -> None:
         """Let running answers finish, and end. A second call does nothing.
 
-        Dynamo has withdrawn the worker from discovery before, so that nothing new comes.
+        Nothing new comes: Dynamo has withdrawn the worker from discovery.
         """
         end = time.monotonic() + self._options.drain_seconds
         while not await self.is_quiescent() and time.monotonic() < end:

@@ -1,6 +1,6 @@
 """Lends memory in which fetched rows land, until the runtime has copied them into a batch slot.
 
-Decode steps write to idle batch slots, too, so that nothing may land there.
+Nothing may land in a batch slot itself: decode steps write to idle ones too.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Defines what a prefill worker tells a decode worker of a prompt: JSON, through Dynamo's frontend.
+"""Defines the message of a prefill worker to a decode worker: JSON, through Dynamo's frontend.
 
-Knows no NIXL. Addresses are the prefill worker's own, and mean something to NIXL alone.
+Knows no NIXL. Addresses are the prefill worker's own, and only NIXL can use them.
 """
 
 from typing import Annotated, Any
@@ -33,11 +33,11 @@ class Logprob(BaseModel):
     top_logprobs: list[float]
 
     @classmethod
-    def of(cls, one: TokenLogprobs) -> "Logprob":
+    def of(cls, token: TokenLogprobs) -> "Logprob":
         return cls(
-            logprob=max(one.logprob, LEAST),
-            top_tokens=[token for token, _ in one.top],
-            top_logprobs=[max(logprob, LEAST) for _, logprob in one.top],
+            logprob=max(token.logprob, LEAST),
+            top_tokens=[other for other, _ in token.top],
+            top_logprobs=[max(logprob, LEAST) for _, logprob in token.top],
         )
 
     def as_of(self, token: int) -> TokenLogprobs:

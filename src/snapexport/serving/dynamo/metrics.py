@@ -1,24 +1,24 @@
-"""Counts what a Dynamo worker has moved, in Prometheus' text form.
+"""Counts the rows that a Dynamo worker has fetched.
 
-bytes_moved / full_cache_bytes is what compression leaves to move. Knows neither NIXL nor Dynamo.
+row_bytes_total / row_full_cache_bytes_total is the share of a full cache that compression leaves to
+move. Knows neither NIXL nor Dynamo.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes
-from snapexport.serving.metrics import PREFIX
+from snapexport.serving.metrics import Metric
 
-HELP = {
-    "rows_moved_total": "Prompts whose caches were fetched from a prefill worker",
-    "rows_failed_total": "Prompts whose caches could not be fetched",
-    "row_bytes_total": "Bytes of the fetched caches",
-    "row_full_cache_bytes_total": "Bytes that the same prompts' full caches have",
-    "row_seconds_total": "Seconds that the fetching took",
-    "leases": "Prompts that wait in batch slots to be fetched",
-    "leases_expired_total": "Prompts that nobody fetched in time",
-}
+METRICS = (
+    Metric("rows_moved_total", "COUNTER", "Prompts whose caches were fetched"),
+    Metric("rows_failed_total", "COUNTER", "Prompts whose caches could not be fetched"),
+    Metric("row_bytes_total", "COUNTER", "Bytes of the fetched caches"),
+    Metric("row_full_cache_bytes_total", "COUNTER", "Bytes of the same prompts' full caches"),
+    Metric("row_seconds_total", "COUNTER", "Seconds of fetching"),
+    Metric("leases", "GAUGE", "Prompts that wait in batch slots to be fetched"),
+    Metric("leases_expired_total", "COUNTER", "Prompts that nobody fetched in time"),
+)
 
 
 @dataclass(slots=True)
@@ -54,14 +54,3 @@ class Moved:
             "row_full_cache_bytes_total": self.full_bytes,
             "row_seconds_total": self.seconds,
         }
-
-
-def text_form(values: Mapping[str, float], labels: Mapping[str, str]) -> str:
-    """Prometheus' text form, version 0.0.4."""
-    of_all = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    lines = []
-    for name, value in values.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# HELP {PREFIX}{name} {HELP[name]}", f"# TYPE {PREFIX}{name} {kind}"]
-        lines.append(f"{PREFIX}{name}{{{of_all}}} {value}")
-    return "\n".join(lines) + "\n"

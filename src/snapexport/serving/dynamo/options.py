@@ -20,7 +20,7 @@ class WorkerOptions(ModelOptions):
     """A build, the worker's role, and how Dynamo's parts find each other.
 
     component: None for "prefill" or "backend", as Dynamo's own workers are called.
-    lease_seconds: how long a prefilled prompt waits for a decode worker that says nothing.
+    lease_seconds: how long a prefilled prompt waits for a decode worker that sends no note.
     """
 
     role: Role = "both"

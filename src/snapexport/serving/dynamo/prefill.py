@@ -63,7 +63,7 @@ class Lender:
             row=list(Spans.of(row.device, row.buffers).spans),
             prompt_length=row.prompt_length,
             first_token=delta.token_ids[0],
-            logprobs=[Logprob.of(one) for one in delta.logprobs],
+            logprobs=[Logprob.of(token) for token in delta.logprobs],
         )
 
     async def _listen(self) -> None:

@@ -1,7 +1,8 @@
 """Moves rows between processes with NIXL: by UCX, in the host's or a GPU's memory.
 
 A READ by the process that needs the bytes; the one that has them does nothing. Descriptors are
-passed as numbers, since NIXL's own serialization is pickle. Used by the event loop's thread alone.
+passed as numbers, since NIXL's own serialization is pickle. Only the event
+loop's thread uses it.
 """
 
 import asyncio
@@ -85,16 +86,16 @@ class Transport:
 
     @property
     def metadata(self) -> str:
-        """Says to others how to reach this agent and its registered memory."""
+        """How others reach this agent and its registered memory."""
         return base64.b64encode(self._agent.get_agent_metadata()).decode()
 
     def notes(self) -> Iterator[bytes]:
-        """What other agents have said since the last call."""
+        """Other agents' notes since the last call."""
         for notes in self._agent.get_new_notifs().values():
             yield from notes
 
     def note(self, metadata: str, text: bytes) -> None:
-        """Say something to another agent. Raises FetchError."""
+        """Send a note to another agent. Raises FetchError."""
         remote = self._remote(metadata)
         try:
             self._agent.send_notif(remote, text)
@@ -107,7 +108,7 @@ class Transport:
         row = Spans.of(given.place, landing.row)
         try:
             await self._read(remote, row, Spans(given.place, tuple(given.row)))
-            # Only now: the stamp says that the row was whole until here.
+            # Only now: the stamp proves that the row was whole until here.
             await self._read(
                 remote, Spans("cpu", (landing.stamp_span,)), Spans("cpu", (given.stamp,))
             )
@@ -151,7 +152,7 @@ class Transport:
         return self._remotes[metadata]
 
     def _gone(self, metadata: str, error: Exception) -> FetchError:
-        """Forget an agent that does not answer, so that nothing of it is kept."""
+        """Forget an agent that does not answer."""
         if name := self._remotes.pop(metadata, None):
             try:
                 self._agent.remove_remote_agent(name)

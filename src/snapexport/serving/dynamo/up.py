@@ -1,6 +1,6 @@
 """Starts a Dynamo cluster on this machine: a frontend and workers, for a first hour.
 
-They find each other through a folder, and listen on loopback alone. All of them end with this
+They find each other through a folder, and listen only on loopback. All of them end with this
 process. Clusters of several machines are started by their own means, a worker at a time.
 """
 
@@ -140,7 +140,7 @@ def start(
     logs: Path,
     port: int | None = None,
 ) -> Member:
-    """Start one process. port: the frontend's own; a worker tells its health at a free one."""
+    """Start one process. port: the frontend's; None: a free one, for a worker's health."""
     log = logs / f"{name}.log"
     own = dict(environment)
     if port is None:
@@ -177,10 +177,12 @@ def wait(members: list[Member], options: ClusterOptions, port: int) -> None:
     while True:
         for member in members:
             member.require_running()
-        if all(answers(one.health) for one in members) and _answered(options.model_name, port):
+        if all(answers(member.health) for member in members) and _answered(
+            options.model_name, port
+        ):
             return
         if time.monotonic() > end:
-            late = [one.name for one in members if not answers(one.health)]
+            late = [member.name for member in members if not answers(member.health)]
             raise UserError(
                 f"the cluster did not answer within {READY_SECONDS:g} s"
                 + (f": {', '.join(late)} is not healthy" if late else ""),
@@ -207,5 +209,6 @@ def _text(options: ClusterOptions, addresses: Addresses, members: list[Member]) 
         f"  OpenAI     {addresses.openai}",
         f"  metrics    {addresses.metrics}",
     ]
-    lines += [f"  {one.name:<11}{one.health.removesuffix('health')}metrics" for one in members[1:]]
+    for worker in members[1:]:
+        lines.append(f"  {worker.name:<11}{worker.health.removesuffix('health')}metrics")
     return "\n".join([*lines, "", addresses.curl])

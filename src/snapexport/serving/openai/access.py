@@ -1,4 +1,4 @@
-"""Decides which requests may enter, by their headers alone, and logs each with its answer.
+"""Decides by their headers which requests may enter, and logs each with its answer.
 
 A web page can make its reader's browser send requests to a server on the reader's own machine. It
 can neither set `Content-Type: application/json` unasked nor choose the header Host, so both are
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snapexport.serving.openai.errors import CLIENT_GONE, INVALID, ApiError
 
 FREE = "/health"
-"""For load balancers, which have no key. It says whether the model answers, and nothing else."""
+"""For load balancers, which have no key. It shows only whether the model answers."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 ANY = "*"
@@ -50,7 +50,7 @@ class Access:
     log: Callable[[str], None] | None = None
 
     def guard(self, app: ASGIApp) -> ASGIApp:
-        """The application behind these checks, and its log in front of them."""
+        """The application with these checks before it, and the log before both."""
         guarded = Guarded(app, self)
         return Logged(guarded, self.log) if self.log else guarded
 
@@ -122,5 +122,5 @@ def _line(scope: Scope, status: int, size: int, seconds: float) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     client = scope.get("client") or ("-", 0)
     # As JSON: a path may have quotes, and must not end the line.
-    asked = json.dumps(f"{scope['method']} {scope['path']}"[:MOST_LOGGED])
-    return f"{now} {client[0]}:{client[1]} {asked} {status} {size} B {seconds:.3f} s"
+    line = json.dumps(f"{scope['method']} {scope['path']}"[:MOST_LOGGED])
+    return f"{now} {client[0]}:{client[1]} {line} {status} {size} B {seconds:.3f} s"

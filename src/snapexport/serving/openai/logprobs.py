@@ -18,9 +18,9 @@ LEAST = -9999.0
 def chat_logprobs(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> dict[str, Any]:
     """`logprobs` of a chat's choice."""
     content = [
-        _entry(text_of(one.token_id), one.logprob)
-        | {"top_logprobs": [_entry(text_of(token), logprob) for token, logprob in one.top]}
-        for one in tokens
+        _entry(text_of(token.token_id), token.logprob)
+        | {"top_logprobs": [_entry(text_of(other), logprob) for other, logprob in token.top]}
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
@@ -47,9 +47,9 @@ class CompletionLogprobs:
     def write(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """The four columns for the next tokens."""
         rows = []
-        for one in tokens:
-            text, logprob = self.text_of(one.token_id), max(one.logprob, LEAST)
-            top = {self.text_of(token): max(other, LEAST) for token, other in one.top}
+        for token in tokens:
+            text, logprob = self.text_of(token.token_id), max(token.logprob, LEAST)
+            top = {self.text_of(other): max(value, LEAST) for other, value in token.top}
             rows.append((text, logprob, top | {text: logprob}, self.offset))
             self.offset += len(text)
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

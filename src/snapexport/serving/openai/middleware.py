@@ -20,7 +20,7 @@ from snapexport.serving.openai.streaming import ClientGoneError
 
 
 class Gate:
-    """Counts the requests in work, so that a drain can wait for them."""
+    """Counts the requests in work, for which a drain waits."""
 
     def __init__(self) -> None:
         self.inside = 0

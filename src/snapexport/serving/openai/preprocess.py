@@ -45,7 +45,7 @@ def chat(model: Model, body: ChatRequest) -> Prepared:
         request = model.read(model.encode(text))
     requests = _answers(model, body, [request])
     ending = model.chat.ending
-    ended = [replace(one, params=ending(one.params)) for one in requests if one.params]
+    ended = [replace(answer, params=ending(answer.params)) for answer in requests if answer.params]
     return Prepared(ended, len(request.prompt_token_ids))
 
 
@@ -68,7 +68,7 @@ def completion(model: Model, body: CompletionRequest) -> Prepared:
 def _require_room(model: Model, body: RequestBody, prompts: int) -> None:
     most = min(MOST_ANSWERS, model.most_answers)
     if prompts * body.n > most:
-        raise invalid(f"one request may ask for {most} answers, prompts x n", "n")
+        raise invalid(f"one request may have {most} answers, prompts x n", "n")
 
 
 def _answers(model: Model, body: RequestBody, prompts: Sequence[Request]) -> list[Request]:

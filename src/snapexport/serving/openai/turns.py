@@ -1,4 +1,4 @@
-"""Runs work in a few threads of its own, so that slow work keeps nothing else from its turn."""
+"""Runs work in a few threads of its own: slow work of one route delays no other route."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The model's inputs and outputs, as Triton's clients see them: names, types and shapes.
 
-The names are those of TensorRT-LLM's and vLLM's models for Triton, so that their clients and
-Triton's OpenAI frontend work. Every shape has a batch dimension of 1 before it.
+The names are those of TensorRT-LLM's and vLLM's models for Triton: their clients and Triton's
+OpenAI frontend know them. Every shape has a batch dimension of 1 before it.
 """
 
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ WARMUP_FILES = {
 def streaming(
     name: str, device: Device, parameters: Mapping[str, str], warmup_tokens: int
 ) -> schema.ModelConfig:
-    """The model that holds the build: decoupled, so that a request may have many answers."""
+    """The model that holds the build: decoupled, since a request may have many answers."""
     own = {
         "model_transaction_policy": {"decoupled": True},
         "model_warmup": [_warmup(warmup_tokens)],
@@ -46,8 +46,8 @@ def _python_model(name: str, device: Device, parameters: Mapping[str, str]) -> d
         "name": name,
         "backend": "python",
         "max_batch_size": 1,
-        "input": [{"name": one.name, "optional": True} | _shape(one) for one in INPUTS],
-        "output": [{"name": one.name} | _shape(one) for one in OUTPUTS],
+        "input": [{"name": given.name, "optional": True} | _shape(given) for given in INPUTS],
+        "output": [{"name": output.name} | _shape(output) for output in OUTPUTS],
         "instance_group": [{"kind": f"KIND_{device.upper()}", "count": 1, "gpus": gpus}],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }

@@ -42,4 +42,4 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 PAGE = tuple(EXPERIMENTS)[:8]
-"""`all` on the CPU: those of docs/performance.md that need nothing fetched."""
+"""`all` on the CPU: those of docs/speed.md that need nothing fetched."""

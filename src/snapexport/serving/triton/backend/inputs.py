@@ -45,8 +45,8 @@ def read(
 ) -> Inputs:
     """Read the request's inputs and parameters. Raises UserError.
 
-    outputs: names of the outputs to send; all, which Triton names where the client named none, ask
-    for no output by itself.
+    outputs: names of the outputs to send. If the client names none, Triton names all; then optional
+    outputs are sent only where an input wants them.
     """
     unknown = sorted(set(parameters) - PARAMETERS)
     if unknown:

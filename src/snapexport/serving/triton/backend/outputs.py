@@ -44,8 +44,8 @@ def _to_json(logprobs: tuple[TokenLogprobs, ...], text_of: TokenText) -> str:
 
     return json.dumps(
         [
-            entry(one.token_id, one.logprob) | {"top": [entry(*other) for other in one.top]}
-            for one in logprobs
+            entry(token.token_id, token.logprob) | {"top": [entry(*other) for other in token.top]}
+            for token in logprobs
         ],
         ensure_ascii=False,
     )

@@ -53,7 +53,7 @@ class UnaryModel:
     def _take(self, request: Any, port: TritonPort) -> Refusal | None:
         """Begin to answer, or return the refusal. Takes a place last."""
         if _streams(request):
-            return "INVALID_ARG", f"stream must be false here: ask {self._model} for a stream"
+            return "INVALID_ARG", f"stream must be false here: {self._model} streams"
         try:
             forwarded = self._forwarded(request)
         except Exception as error:  # such as a parameter of a kind that cannot be passed on

@@ -1,6 +1,6 @@
-"""Finds the positions that a build keeps of a prompt, as the command line gives it.
+"""Finds the positions that a build keeps of a prompt, for `inspect`.
 
-A build with a chat template is asked in it: the prompt is then the template's whole text.
+If the build has a chat template, the prompt is the template's whole text.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from snapexport.runtime.engine.open_executor import BackendName
 
 @dataclass(frozen=True)
 class Given:
-    """The prompt's text. is_whole: the chat template has written it, with its special tokens."""
+    """The prompt's text. is_whole: with its special tokens, which the chat template wrote."""
 
     text: str
     is_whole: bool

@@ -71,7 +71,7 @@ def _shares(kept: NDArray[np.int64], voted: range, columns: int) -> NDArray[np.f
     """The share of each column's positions that was kept."""
     if not columns:
         return np.zeros(0)
-    # In whole numbers, so that both counts put a position on an edge into the same column.
+    # In whole numbers: both counts must put a position on an edge into the same column.
     there, held = (
         np.bincount((positions - voted.start) * columns // len(voted), minlength=columns)
         for positions in (np.array(voted), kept)

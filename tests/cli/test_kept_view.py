@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from snapexport.build import build
 from snapexport.cli.app import main
-from snapexport.cli.picture import MOST_ROWS, kept_picture, picture_width
+from snapexport.cli.kept_view import MOST_ROWS, kept_picture, picture_width
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.vault import CHECKPOINT

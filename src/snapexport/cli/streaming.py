@@ -82,7 +82,7 @@ def stream(
 ) -> Answer:
     """Show the answer's text as it comes. Raises UserError for a broken model.
 
-    interrupted: asked between two steps; once it is true, the answer ends as "cancelled".
+    interrupted: called between two steps; once it is true, the answer ends as "cancelled".
     """
     answer = Answer(len(request.prompt_token_ids))
     with PrefillProgress(answer.prompt_tokens) as progress:

@@ -1,0 +1,216 @@
+"""The tables of docs/speed.md and docs/quality.md are those of the results that they cite."""
+
+import json
+import math
+import operator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STUDIES = ROOT / "tools" / "studies"
+
+Row = dict[str, Any]
+
+
+def report(study: str, name: str) -> Any:
+    return json.loads((STUDIES / study / "results" / f"{name}.json").read_text())
+
+
+def found(rows: Iterable[Row], **labels: Any) -> Row:
+    """The row with these labels; an empty one if it was not measured."""
+    return next((row for row in rows if labels.items() <= row.items()), {})
+
+
+def line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def ms(row: Row) -> str:
+    return f"{1e3 * row['seconds']['median']:.1f}" if row else ""
+
+
+def share(value: float) -> str:
+    """A share of prompts, as .85 or 1.00."""
+    return f"{value:.2f}".removeprefix("0")
+
+
+def nats(value: float) -> str:
+    sign, bare = "-" * (value < 0), f"{abs(value):.3f}"
+    return sign + bare.removeprefix("0")
+
+
+def equal_memory() -> Iterator[str]:
+    measured = report("speed", "equal_memory")
+    for row in measured["sections"]["decode"]:
+        if row["cache"] != "1/1":
+            at = {"context": row["context"], "cache": row["cache"]}
+            ratio, rate = found(measured["summary"], **at)["times_full"], row["tokens_per_second"]
+            cells = f"{row['context']:,}", row["cache"], row["batch"], ms(row)
+            yield line(*cells, f"{rate:.1f}", f"{ratio:.2f}")
+
+
+def context() -> Iterator[str]:
+    rows = report("speed", "context")["sections"]["decode"]
+    for at in sorted({row["context"] for row in rows}):
+        full, small, large = (found(rows, context=at, kv_budget=n) for n in (None, 1024, 4096))
+        ratio = full["seconds"]["median"] / small["seconds"]["median"]
+        yield line(f"{at:,}", ms(full), ms(small), ms(large), f"{ratio:.2f}")
+
+
+def overhead() -> Iterator[str]:
+    for row in report("speed", "overhead")["summary"]:
+        sizes = (f"{row[name]:,}" for name in ("prompt", "L_max", "slots"))
+        times = f"{row['prefill_seconds']:.2f}", f"{1e3 * row['compress_seconds']:.1f}"
+        yield line(*sizes, *times, f"{row['share']:.2%}")
+
+
+def peers(name: str, prompt: int, contexts: tuple[int, int]) -> Iterator[str]:
+    """Systems but our caches in fp16 and int8: seconds to the first token, then the steps."""
+    sections = report("speed", name)["sections"]
+    for system in dict.fromkeys(row["system"] for row in sections["decode"]):
+        if not system.startswith("snapexport") or not system.endswith((" in fp16", " in int8")):
+            first = found(sections["ttft"], system=system, prompt=prompt)
+            ttft = f"{first['seconds']['median']:.2f}" if first else ""
+            steps = (ms(found(sections["decode"], system=system, context=c)) for c in contexts)
+            yield line(system, ttft, *steps)
+
+
+def mean(values: Sequence[float]) -> str:
+    """The mean, and its standard error in parentheses."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{nats(statistics.fmean(values))} ({nats(error)})"
+
+
+CACHES = {
+    "SnapStream": "snapstream",
+    "streaming": "streaming",
+    "`snapkv`": "snapkv",
+    "`sage`": "sage",
+}
+
+
+def text() -> Iterator[str]:
+    """Nats lost a token, with a half to a 32nd of the prompt; then less streaming's, by passage."""
+    for length, name in {1024: "", 2048: "", 4096: "_4096", 8000: "_8000"}.items():
+        rows = report("quality", f"real_model_text{name}")["continuations"]
+        slots = [2 ** (length - 1).bit_length() >> n for n in range(1, 6)]
+        lost = {
+            cache: [found(rows, length=length, system=system, slots=number) for number in slots]
+            for cache, system in CACHES.items()
+        }
+        for cache, cells in lost.items():
+            yield line(f"{length:,}", cache, *(mean(row["losses"]) for row in cells))
+        pairs = zip(lost["SnapStream"], lost["streaming"], strict=True)
+        less = (map(operator.sub, ours["losses"], theirs["losses"]) for ours, theirs in pairs)
+        yield line(f"{length:,}", "SnapStream less streaming", *(mean([*each]) for each in less))
+
+
+def answered(files: list[tuple[str, int, int]], more: dict[str, str]) -> Iterator[str]:
+    """The share of prompts that each cache answers, by file, prompt length and slots."""
+    for cache, system in {"full": "full", **CACHES, **more}.items():
+        cells = []
+        for name, length, slots in files:
+            at: Row = {"system": system, "length": length, "task": "niah_single"}
+            if system != "full":
+                at["slots"] = slots
+            row = found(report("quality", name)["results"], **at)
+            cells.append(share(row["score"]) if row else "")
+        yield line(cache, *cells)
+
+
+NEEDLES = [
+    ("real_model_needles", 2048, 512),
+    ("real_model_needles_128", 2048, 128),
+    ("real_model_needles_4096", 4096, 512),
+    ("real_model_needles_4096", 4096, 128),
+    ("real_model_needles_8000", 8000, 1024),
+    ("real_model_needles_8000", 8000, 256),
+]
+AFTER = [
+    ("real_model_agnostic", 1024, 256),
+    ("real_model_agnostic_2048", 2048, 512),
+    ("real_model_agnostic_4096", 4096, 1024),
+]
+PSEUDO = {"SnapStream, `--vote-queries pseudo`": "snapstream:vote_queries=pseudo"}
+
+
+def narrow() -> Iterator[str]:
+    """Nats lost a token against the full cache in fp32."""
+    names = {
+        "fp32": "fp32",
+        "`--cache-dtype int8`": "int8",
+        "`--weights int4`": "int4",
+        "both": "int4_int8",
+    }
+    files = {way: report("quality", f"real_model_narrow_{name}") for way, name in names.items()}
+    least = found(files["fp32"]["continuations"], system="full")["nll"]
+    for way, file in files.items():
+        full = found(file["continuations"], system="full")
+        ours = [found(file["continuations"], system="snapstream", slots=n) for n in (1024, 256)]
+        yield line(way, *(nats(row["nll"] - least) for row in (full, *ours)))
+
+
+def options() -> Iterator[str]:
+    """Needles of 20 that SnapStream finds in 128 slots, one option changed."""
+    rows = report("quality", "real_model_needles_128")["results"]
+    for name, change in {
+        "the defaults (`--pool-kernel 31 --L-obs 16`)": "",
+        "`--pool-kernel 63`": ":pool_kernel=63",
+        "`--pool-kernel 21`": ":pool_kernel=21",
+        "`--pool-kernel 15`": ":pool_kernel=15",
+        "`--pool-kernel 7`": ":pool_kernel=7",
+        "`--L-obs 32`": ":L_obs=32",
+        "`--L-obs 8`": ":L_obs=8",
+        "`--vote sum`": ":vote=sum",
+        "`--group max`": ":group=max",
+        "`--pool max`": ":pool=max",
+        "`--budget pyramid`": ":budget=pyramid",
+    }.items():
+        yield line(name, round(20 * found(rows, system="snapstream" + change)["score"]))
+
+
+def retrieval() -> Iterator[str]:
+    """Entries of a register that the toy checkpoints find."""
+    for checkpoint in ("untaught", "bundled"):
+        rows = report("quality", f"retrieval_{checkpoint}_table")["results"]
+        full = found(rows, system="full", mode="aware")["score"]
+        yield line(checkpoint, "full", *[share(full)] * 4)
+        for cache, system in {**CACHES, "SnapStream, P = 7": "snapstream:pool_kernel=7"}.items():
+            at = {"system": system, "mode": "aware"}
+            scores = (found(rows, slots=slots, **at)["score"] for slots in (512, 256, 128, 64))
+            yield line(checkpoint, cache, *map(share, scores))
+
+
+TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
+    "equal memory": ("speed.md", equal_memory),
+    "context": ("speed.md", context),
+    "overhead": ("speed.md", overhead),
+    "peers": ("speed.md", lambda: peers("peers", 4096, (1024, 32768))),
+    "a real model": ("speed.md", lambda: peers("peers_smollm2", 7900, (1024, 7900))),
+    "text": ("quality.md", text),
+    "needles": ("quality.md", lambda: answered(NEEDLES, {})),
+    "question after compression": ("quality.md", lambda: answered(AFTER, PSEUDO)),
+    "narrow dtypes": ("quality.md", narrow),
+    "options": ("quality.md", options),
+    "retrieval": ("quality.md", retrieval),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_the_page_is_the_published_result(name: str) -> None:
+    page, rows = TABLES[name]
+    table = "\n".join(rows())
+    assert table and table in (ROOT / "docs" / page).read_text()
+
+
+@pytest.mark.parametrize("page", ["speed.md", "quality.md"])
+def test_the_page_cites_the_files_of_its_tables(page: str) -> None:
+    prose = (ROOT / "docs" / page).read_text()
+    study = page.removesuffix(".md")
+    cited = {path.name for path in (STUDIES / study / "results").glob("*.json")}
+    assert any(name in prose for name in cited)
+    assert prose.count("\n| ") > 20
