@@ -12,7 +12,7 @@ from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import LOGITS, Case
-from tests.oracle.pseudo import PseudoRun
+from tests.oracle.masked import OracleRun
 
 STEPS = 16
 GREEDY = SamplingParams(max_tokens=STEPS, ignore_eos=True)
@@ -55,7 +55,7 @@ def decoded(
 
 
 def assert_agrees(
-    executor: Executor, slot: int, prompt: tuple[int, ...], want: PseudoRun, *, decodes: bool = True
+    executor: Executor, slot: int, prompt: tuple[int, ...], want: OracleRun, *, decodes: bool = True
 ) -> None:
     """The prompt's logits and kept positions are those of `want`, and those of all steps behind."""
     length = len(prompt)

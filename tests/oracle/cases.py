@@ -83,7 +83,6 @@ class Case:
     share_weights: bool | None = None
     extend: bool = False
     tokens_per_step: int = 1
-    attention_groups: int = 1
     mtp: bool = False
     weights: str | None = None
     tensor_parallel: int = 1
@@ -98,40 +97,27 @@ class Case:
         if self.policy == "full":
             full = CacheGeometry.full(self.L_max, len(windows))
             return replace(full, tokens_per_step=self.tokens_per_step)
+        sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(windows)
+        caches = [
+            (0, window, K) if window else (self.L_sink, self.L_recent, K)
+            for window, of_layer in zip(windows, sizes, strict=True)
+            for K in of_layer
+        ]
+        L_sink, L_recent, K = zip(*caches, strict=True)
+        groups = tuple(
+            tuple(tuple(head for head, own in enumerate(row) if own == K) for K in sorted(set(row)))
+            for row in self.head_budget
+        )
+        options = {name: getattr(self, name) for name in _OF_GEOMETRY}
+        shape = {"L_sink": L_sink, "L_recent": L_recent, "K": K, "head_groups": groups}
+        return CacheGeometry(self.policy, self.L_max, len(caches), **shape, **options)
+
+    def _voted(self, windows: list[int]) -> list[list[int]]:
+        """K of each layer's only cache."""
         K = 0 if self.policy == "streaming" else self.K
         room = self.L_max - self.L_sink - self.L_recent
-        if self.head_budget:
-            return self._of_heads(windows)
         voted = iter(topk_per_layer(self.budget, K, windows.count(0), room))
-        return CacheGeometry(
-            self.policy,
-            self.L_max,
-            len(windows),
-            L_sink=tuple(0 if window else self.L_sink for window in windows),
-            L_recent=tuple(window or self.L_recent for window in windows),
-            K=tuple(0 if window else next(voted) for window in windows),
-            **{name: getattr(self, name) for name in _OF_GEOMETRY},
-        )
-
-    def _of_heads(self, windows: list[int]) -> CacheGeometry:
-        """A cache for each K that heads of a layer have, the smallest first."""
-        groups, columns = [], []
-        for window, row in zip(windows, self.head_budget, strict=True):
-            sizes = sorted(set(row))
-            groups.append(tuple(tuple(np.flatnonzero(np.array(row) == K).tolist()) for K in sizes))
-            ring = (0, window) if window else (self.L_sink, self.L_recent)
-            columns += [(*ring, K) for K in sizes]
-        L_sink, L_recent, K = zip(*columns, strict=True)
-        return CacheGeometry(
-            self.policy,
-            self.L_max,
-            len(columns),
-            L_sink=L_sink,
-            L_recent=L_recent,
-            K=K,
-            head_groups=tuple(groups),
-            **{name: getattr(self, name) for name in _OF_GEOMETRY},
-        )
+        return [[0 if window else next(voted)] for window in windows]
 
     def __str__(self) -> str:
         """The options that differ from the defaults."""

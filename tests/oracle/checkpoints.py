@@ -66,6 +66,7 @@ _TWO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
 }
+_GEMMA = _MIXED | {"head_dim": 32, "query_pre_attn_scalar": 20, "tie_word_embeddings": True}
 
 _LATENT: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -81,7 +82,8 @@ _LATENT: dict[str, Any] = {
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
 }
-_MSCALE_ROPE = _YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}
+_GROUPS = _LATENT | {"q_lora_rank": 24, "n_group": 4, "topk_group": 2}
+_GROUPS |= {"rope_parameters": _YARN_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}}
 
 _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16}),
@@ -121,24 +123,14 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "qwen3-sliding": (Qwen3Config, _MIXED | {"head_dim": 32, "use_sliding_window": True}),
     "gemma2": (
         Gemma2Config,
-        _MIXED
-        | {
-            "head_dim": 32,
-            "query_pre_attn_scalar": 20,
-            "attn_logit_softcapping": 3.0,
-            "final_logit_softcapping": 12.0,
-            "tie_word_embeddings": True,
-        },
+        _GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 12.0},
     ),
     "gemma3": (
         Gemma3TextConfig,
-        _MIXED
+        _GEMMA
         | {
             "rope_parameters": _TWO_ROPES,
-            "head_dim": 32,
-            "query_pre_attn_scalar": 20,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "tie_word_embeddings": True,
         },
     ),
     "deepseek-v2": (
@@ -147,25 +139,9 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     ),
     "deepseek-v2-groups": (
         DeepseekV2Config,
-        _LATENT
-        | {
-            "q_lora_rank": 24,
-            "rope_parameters": _MSCALE_ROPE,
-            "topk_method": "group_limited_greedy",
-            "n_group": 4,
-            "topk_group": 2,
-        },
+        _GROUPS | {"topk_method": "group_limited_greedy"},
     ),
-    "deepseek-v3": (
-        DeepseekV3Config,
-        _LATENT
-        | {
-            "q_lora_rank": 24,
-            "rope_parameters": _MSCALE_ROPE,
-            "n_group": 4,
-            "topk_group": 2,
-        },
-    ),
+    "deepseek-v3": (DeepseekV3Config, _GROUPS),
     "gpt-oss": (
         GptOssConfig,
         {

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from . import cases
 from .cases import CACHED, LOGITS, STEPS, Case
 from .masked import OracleRun
-from .raw import Array, Compressed, RawBuild, Slots
+from .raw import Array, Compressed, RawBuild, Slots, prefill_and_compress
 
 
 def assert_agrees(case: Case, lengths: Sequence[int], steps: int = STEPS) -> None:
@@ -39,16 +39,6 @@ def assert_agrees_with_plain(
         assert_logits(logits, want.prefill_logits, f"{where} L={len(want.prompt)} prefill")
         requests.append(request)
     assert_decodes(build, requests, wants, where)
-
-
-def prefill_and_compress(build: RawBuild, ids: Sequence[int]) -> tuple[Array, Compressed]:
-    """Logits [V] of the prompt's end, and the request as an input of the decode graph."""
-    if build.single_shot:
-        return build.prefill_single_shot(ids)
-    prefilled = build.prefill(ids)
-    if build.prefix + "compress" in build.manifest["graphs"]:
-        return prefilled.logits, build.compress(prefilled)
-    return prefilled.logits, Compressed(prefilled.length, prefilled.cache, [])
 
 
 def assert_decodes(

@@ -47,9 +47,8 @@ class Drafts:
     @property
     def is_clear(self) -> bool:
         """Whether rounding changes no token, no vote and no expert, also of the drafts."""
-        best = np.sort(self.logits, axis=-1)[:, -2:]
-        gap = float((best[:, 1] - best[:, 0]).min())
-        return self.run.is_clear and self.clear_routing and gap > masked.CLEAR_TOKEN
+        is_clear_token = masked.greedy_gap(self.logits) > masked.CLEAR_TOKEN
+        return self.run.is_clear and self.clear_routing and is_clear_token
 
 
 @kept

@@ -34,20 +34,32 @@ CLEAR_VOTE = 1e-3
 class OracleRun:
     """Greedy decoding of one prompt of length L.
 
-    prefill_logits [V], decode_logits [steps, V], tokens [steps + 1]: tokens[i] is fed at position
-    L + i and tokens[i + 1] is the argmax of decode_logits[i]. Per layer: the prompt's keys and
-    values, [Hkv, L, D] each. Per layer, or per head group: topk_positions [Hkv, K] ascending (-1:
-    unused), and vote_gaps [Hkv] as `gap` has them. clear_routing: as `routing` tells.
+    logits [steps + 1, V]: of the prompt's end, and of each step. Per layer: prompt_cache, the
+    prompt's keys and values, [Hkv, L, D] each. Per layer, or per head group: topk_positions
+    [Hkv, K] ascending (-1: unused), and vote_gaps [Hkv] as `gap` has them. clear_routing: as in
+    `routing`.
     """
 
     prompt: tuple[int, ...]
-    prefill_logits: NDArray[np.float32]
-    decode_logits: NDArray[np.float32]
-    tokens: list[int]
-    prompt_cache: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
-    topk_positions: list[NDArray[np.int64]]
-    vote_gaps: list[NDArray[np.float64]]
+    logits: NDArray[np.float32]
     clear_routing: bool
+    topk_positions: Sequence[NDArray[np.int64]] = ()
+    vote_gaps: Sequence[NDArray[np.float64]] = ()
+    prompt_cache: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]] = ()
+
+    @property
+    def prefill_logits(self) -> NDArray[np.float32]:
+        return self.logits[0]
+
+    @property
+    def decode_logits(self) -> NDArray[np.float32]:
+        return self.logits[1:]
+
+    @property
+    def tokens(self) -> list[int]:
+        """[steps + 1]: tokens[i] is fed at position L + i, and is the argmax of logits[i]."""
+        found: list[int] = self.logits.argmax(-1).tolist()
+        return found
 
     @property
     def is_clear(self) -> bool:
@@ -55,43 +67,37 @@ class OracleRun:
         if not self.clear_routing:
             return False
         gaps = np.concatenate([[1.0], *self.vote_gaps])
-        return self._greedy_gap() > CLEAR_TOKEN and bool(np.all((gaps == 0) | (gaps > CLEAR_VOTE)))
+        is_clear_vote = bool(np.all((gaps == 0) | (gaps > CLEAR_VOTE)))
+        return is_clear_vote and greedy_gap(self.logits) > CLEAR_TOKEN
 
-    def _greedy_gap(self) -> float:
-        """Smallest distance of the best logit from the second best, over all steps."""
-        logits = np.vstack([self.prefill_logits, self.decode_logits])
-        best = np.sort(logits, axis=-1)[:, -2:]
-        return float((best[:, 1] - best[:, 0]).min())
+
+def greedy_gap(logits: NDArray[np.float32]) -> float:
+    """Smallest distance of the best logit from the second best, over the rows [n, V]."""
+    best = np.sort(logits, axis=-1)[:, -2:]
+    return float((best[:, 1] - best[:, 0]).min())
 
 
 @kept
 def run(model_dir: Path, prompt: Sequence[int], geometry: CacheGeometry, steps: int) -> OracleRun:
     """Prefill `prompt` in full, vote, then decode `steps` tokens from the kept positions."""
-    memory = Memory(geometry, len(prompt))
+    memory, past = Memory(geometry, len(prompt)), DynamicCache()
     model = load(model_dir, MASKED)
     with watched(model) as routing:
-        logits, tokens, past = _greedy(model, prompt, steps, memory=memory)
-    caches, held = range(geometry.num_layers), _prompt_cache(past, len(prompt))
-    return OracleRun(
-        tuple(prompt),
-        logits[0],
-        logits[1:],
-        tokens,
-        _in_pairs(held) if getattr(model.config, "rope_interleave", False) else held,
-        [memory.kept[cache].numpy() for cache in caches],
-        [memory.gaps[cache].numpy() for cache in caches],
-        routing.clear,
-    )
+        first = fed(model, past, prompt, memory=memory)
+        logits = greedy(model, past, first, steps, memory=memory)
+    held = _prompt_cache(past, len(prompt))
+    if getattr(model.config, "rope_interleave", False):
+        held = _in_pairs(held)
+    return OracleRun(tuple(prompt), logits, routing.clear, *memory.votes(), held)
 
 
 @kept
 def run_plain(model_dir: Path, prompt: Sequence[int], steps: int) -> OracleRun:
     """The same with transformers' own eager attention and nothing hidden."""
-    model = load(model_dir, "eager")
+    model, past = load(model_dir, "eager"), DynamicCache()
     with watched(model) as routing:
-        logits, tokens, past = _greedy(model, prompt, steps)
-    held = _prompt_cache(past, len(prompt))
-    return OracleRun(tuple(prompt), logits[0], logits[1:], tokens, held, [], [], routing.clear)
+        logits = greedy(model, past, fed(model, past, prompt), steps)
+    return OracleRun(tuple(prompt), logits, routing.clear)
 
 
 @cache
@@ -104,20 +110,26 @@ def load(model_dir: Path, attention: str) -> Any:
     return model.eval()
 
 
+def greedy(
+    model: Any, past: DynamicCache, first: NDArray[np.float32], steps: int, **options: Any
+) -> NDArray[np.float32]:
+    """Feed the likeliest token `steps` times -> logits [steps + 1, V], which begin with `first`."""
+    logits = [first]
+    for _ in range(steps):
+        logits.append(fed(model, past, [int(logits[-1].argmax())], **options))
+    return np.stack(logits)
+
+
 @torch.no_grad()
-def _greedy(
-    model: Any, prompt: Sequence[int], steps: int, **options: Any
-) -> tuple[NDArray[np.float32], list[int], DynamicCache]:
-    """Logits [steps + 1, V], the argmax of each, and the cache of all that was fed."""
-    past = DynamicCache()  # given the config, it would drop positions outside of sliding windows
-    feed, logits, tokens = list(prompt), [], []
-    for _ in range(steps + 1):
-        ids = torch.tensor([feed])
-        out = model(ids, past_key_values=past, logits_to_keep=1, use_cache=True, **options)
-        logits.append(out.logits[0, -1].numpy())
-        tokens.append(int(logits[-1].argmax()))
-        feed = tokens[-1:]
-    return np.stack(logits), tokens, past
+def fed(model: Any, past: DynamicCache, ids: Sequence[int], **options: Any) -> NDArray[np.float32]:
+    """Logits [V] after the last of `ids`. `past` grows by all of them.
+
+    past: made without the config, or it would drop positions outside of sliding windows.
+    """
+    given = {"past_key_values": past, "logits_to_keep": 1, "use_cache": True}
+    out = model(torch.tensor([list(ids)]), **given, **options)
+    logits: NDArray[np.float32] = out.logits[0, -1].numpy()
+    return logits
 
 
 def _prompt_cache(
@@ -196,6 +208,12 @@ class Memory:
         if total == self.prompt_length or self.geometry.policy == "full":
             return causal(query.shape[1], total)[None]
         return self.visible_in_decode(layer, total - 1)[:, None]
+
+    def votes(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
+        """Positions kept by each cache, and their distances from those dropped."""
+        caches = range(self.geometry.num_layers)
+        kept = [self.kept[cache].numpy() for cache in caches]
+        return kept, [self.gaps[cache].numpy() for cache in caches]
 
     def visible_in_decode(self, layer: int, position: int) -> Tensor:
         """Bool [Hkv, position + 1]: sinks, the newest L_recent others, and what was kept."""

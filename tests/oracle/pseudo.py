@@ -8,34 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
 from snapexport.contract.geometry import CacheGeometry
 
 from . import masked
-from .masked import Memory, Scoring
+from .masked import Memory, OracleRun, Scoring
+from .routing import watched
 from .vote import gap, keep, vote
-
-
-@dataclass(frozen=True)
-class PseudoRun:
-    """topk_positions, vote_gaps: as in OracleRun. tokens [steps + 1], logits [steps + 1, V]: those
-    of the prompt's end, then of decode; tokens[i] is the argmax of logits[i]."""
-
-    topk_positions: list[NDArray[np.int64]]
-    vote_gaps: list[NDArray[np.float64]]
-    tokens: list[int]
-    logits: NDArray[np.float32]
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether rounding changes no vote (a tie is no doubt)."""
-        gaps = np.concatenate([[1.0], *self.vote_gaps])
-        return bool(np.all((gaps == 0) | (gaps > masked.CLEAR_VOTE)))
 
 
 @dataclass
@@ -100,7 +82,7 @@ def run(
     pseudo_tokens: Sequence[int],
     geometry: CacheGeometry,
     steps: int,
-) -> PseudoRun:
+) -> OracleRun:
     """Prefill `prompt`, let `pseudo_tokens` vote and forget them, then decode `steps` tokens."""
     memory = VotedBehind(geometry, len(prompt))
     return _run(model_dir, prompt, [pseudo_tokens], memory, steps)
@@ -112,40 +94,25 @@ def run_repeated(
     chunks: Sequence[Sequence[int]],
     geometry: CacheGeometry,
     steps: int,
-) -> PseudoRun:
+) -> OracleRun:
     """The same of the prompt's repetition, one chunk after the other at the prompt's end."""
     return _run(model_dir, prompt, chunks, VotedAgain(geometry, len(prompt)), steps)
 
 
-@torch.no_grad()
 def _run(
     model_dir: Path,
     prompt: Sequence[int],
     chunks: Sequence[Sequence[int]],
     memory: VotedBehind,
     steps: int,
-) -> PseudoRun:
-    model = masked.load(model_dir, masked.MASKED)
-    past = DynamicCache()
-
-    def fed(ids: Sequence[int]) -> NDArray[np.float32]:
-        given = {"past_key_values": past, "use_cache": True, "logits_to_keep": 1}
-        logits = model(torch.tensor([list(ids)]), memory=memory, **given).logits
-        found: NDArray[np.float32] = logits[0, -1].numpy()
-        return found
-
-    logits = [fed(prompt)]
-    for chunk in chunks:
-        memory.behind = len(chunk)
-        fed(chunk)
-        past.crop(-len(chunk))
-    memory.behind = 0
-    for _ in range(steps):
-        logits.append(fed([int(logits[-1].argmax())]))
-    layers = range(memory.geometry.num_layers)
-    return PseudoRun(
-        [memory.kept[layer].numpy() for layer in layers],
-        [memory.gaps[layer].numpy() for layer in layers],
-        [int(one.argmax()) for one in logits],
-        np.stack(logits),
-    )
+) -> OracleRun:
+    model, past = masked.load(model_dir, masked.MASKED), DynamicCache()
+    with watched(model) as routing:
+        first = masked.fed(model, past, prompt, memory=memory)
+        for chunk in chunks:
+            memory.behind = len(chunk)
+            masked.fed(model, past, chunk, memory=memory)
+            past.crop(-len(chunk))
+        memory.behind = 0
+        logits = masked.greedy(model, past, first, steps, memory=memory)
+    return OracleRun(tuple(prompt), logits, routing.clear, *memory.votes())

@@ -39,12 +39,13 @@ class Prefilled:
 class Compressed:
     """cache [1, Hkv, S, D]; topk: per layer [Hkv, K], K = 0 where the graph has no such output.
 
-    Of a build that does not compress: cache [1, Hkv, T, D], no topk.
+    Of a build that does not compress: cache [1, Hkv, T, D], no topk. hidden_states: of Prefilled.
     """
 
     length: int
     cache: Cache
-    topk: list[Array]
+    topk: list[Array] = field(default_factory=list)
+    hidden_states: dict[int, Array] = field(default_factory=dict)
 
 
 class RawBuild:
@@ -118,7 +119,8 @@ class RawBuild:
         """The compress step: from the full cache to the compressed one."""
         feeds = {"prompt_length": np.array([prefilled.length])} | past(prefilled.cache)
         feeds |= {f"query_window.{i}": window for i, window in enumerate(prefilled.windows)}
-        return self._compressed(prefilled.length, run(self.compress_session, feeds))
+        out = run(self.compress_session, feeds)
+        return self._compressed(prefilled.length, out, prefilled.hidden_states)
 
     def prefill_single_shot(self, prompt: Sequence[int], pad: int = 0) -> tuple[Array, Compressed]:
         """The whole padded prompt at once: logits [V] and the compressed cache."""
@@ -127,12 +129,28 @@ class RawBuild:
             "prompt_length": np.array([len(prompt)]),
         }
         out = run(self.prefill_session, feeds)
-        return out["logits"][0], self._compressed(len(prompt), out)
+        states = {0: out["hidden_states"]} if "hidden_states" in out else {}
+        return out["logits"][0], self._compressed(len(prompt), out, states)
 
-    def _compressed(self, length: int, out: dict[str, Array]) -> Compressed:
+    def _compressed(
+        self, length: int, out: dict[str, Array], states: dict[int, Array]
+    ) -> Compressed:
         none = np.zeros((1, self.kv_heads, 0), np.int64)
         topk = [out.get(f"topk_positions.{i}", none)[0] for i in range(self.caches)]
-        return Compressed(length, present(out, self.caches), topk)
+        return Compressed(length, present(out, self.caches), topk, states)
+
+
+def prefill_and_compress(
+    build: RawBuild, ids: Sequence[int], pad: int = 0
+) -> tuple[Array, Compressed]:
+    """Logits [V] of the prompt's end, and the request as an input of the decode graph."""
+    if build.single_shot:
+        return build.prefill_single_shot(ids, pad)
+    prefilled = build.prefill(ids, pad=pad)
+    if build.prefix + "compress" in build.manifest["graphs"]:
+        return prefilled.logits, build.compress(prefilled)
+    states = prefilled.hidden_states
+    return prefilled.logits, Compressed(len(ids), prefilled.cache, hidden_states=states)
 
 
 class WithWeights:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from .raw import Array, Compressed, RawBuild, Session, Slots, padded, run
+from .raw import Array, RawBuild, Session, Slots, padded, prefill_and_compress, run
 
 Ring = list[Array]
 """Keys and values of the layer, [B, Hkv, R, D]."""
@@ -77,11 +77,11 @@ class DraftSlots:
 
     def __init__(self, build: RawBuild, prompts: Sequence[Sequence[int]]) -> None:
         self.drafts = RawDrafts(build)
-        done = [prefilled(build, prompt) for prompt in prompts]
-        self.slots = Slots(build, [request for request, _ in done])
+        requests = [prefill_and_compress(build, prompt)[1] for prompt in prompts]
+        self.slots = Slots(build, requests)
         rows = [
             (self.drafts.prefill(prompt, states), _last_states(states, len(prompt)))
-            for prompt, (_, states) in zip(prompts, done, strict=True)
+            for prompt, states in zip(prompts, [r.hidden_states for r in requests], strict=True)
         ]
         rows += rows[:1] * (build.batch - len(rows))
         rings = zip(*(ring for ring, _ in rows), strict=True)
@@ -101,21 +101,6 @@ class DraftSlots:
         logits = self.slots.step(tokens)
         self.states = self.slots.hidden_states
         return drafted[:count], following[:count, 0], logits, self.states[:count, 0]
-
-
-def prefilled(build: RawBuild, prompt: Sequence[int]) -> tuple[Compressed, Chunks]:
-    """A prompt's compressed cache, and the hidden states of its chunks."""
-    if build.single_shot:
-        feeds = {
-            "input_ids": padded(prompt, build.chunk, 0),
-            "prompt_length": np.array([len(prompt)]),
-        }
-        out = run(build.prefill_session, feeds)
-        return build._compressed(len(prompt), out), {0: out["hidden_states"]}
-    done = build.prefill(prompt)
-    if "compress" in build.manifest["graphs"]:
-        return build.compress(done), done.hidden_states
-    return Compressed(done.length, done.cache, []), done.hidden_states
 
 
 def _last_states(chunks: Chunks, length: int) -> Array:

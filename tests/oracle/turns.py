@@ -1,7 +1,7 @@
 """Computes the expected answer of a build that takes a prompt in turns, compressing after each.
 
 A turn's tokens attend to what the turns before left, and to each other. Then the turn's last
-queries vote over everything that its last token saw, as if that were a whole prompt. Behind a turn
+queries vote over everything that its last token saw, as if that were a whole prompt. After a turn
 the prompt's last tokens may vote, as if the text went on with them: then they are forgotten.
 """
 
@@ -18,7 +18,19 @@ from transformers import DynamicCache
 
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 
-from .masked import MASKED, Scoring, caches_of, causal, load, voted
+from .masked import (
+    CLEAR_TOKEN,
+    CLEAR_VOTE,
+    MASKED,
+    Scoring,
+    caches_of,
+    causal,
+    fed,
+    greedy,
+    greedy_gap,
+    load,
+    voted,
+)
 from .on_disk import kept
 from .routing import watched
 from .vote import gap, keep, vote
@@ -26,10 +38,10 @@ from .vote import gap, keep, vote
 
 @dataclass(frozen=True)
 class TurnsRun:
-    """Logits [V] after each turn, and of the decode steps after the last; tokens as in OracleRun.
+    """logits [V]: after each turn, then of each decode step. tokens: as in OracleRun.
 
     kept: after each turn and for each layer, positions [Hkv,K] ascending, -1 unused. gap: the
-    smallest distance of a vote from changing. clear_routing: as `routing` tells.
+    smallest distance of a vote from changing. clear_routing: as in `routing`.
     """
 
     logits: list[NDArray[np.float32]]
@@ -41,13 +53,11 @@ class TurnsRun:
     @property
     def is_clear(self) -> bool:
         """Whether rounding changes no token, no vote and no expert."""
-        best = np.sort(np.stack(self.logits), axis=-1)[:, -2:]
-        ahead = float((best[:, 1] - best[:, 0]).min())
-        return self.clear_routing and ahead > 5e-4 and self.gap > 1e-3
+        is_clear_token = greedy_gap(np.stack(self.logits)) > CLEAR_TOKEN
+        return self.clear_routing and is_clear_token and self.gap > CLEAR_VOTE
 
 
 @kept
-@torch.no_grad()
 def run(
     model_dir: Path,
     turns: Sequence[Sequence[int]],
@@ -57,25 +67,21 @@ def run(
 ) -> TurnsRun:
     """All turns, then `steps` tokens greedily from what is kept.
 
-    voters: how many of the last turn's last tokens vote behind each turn; none if empty.
+    voters: how many of the last turn's last tokens vote after each turn; none if empty.
     """
     memory, model, past = TurnMemory(geometry, turns), load(model_dir, MASKED), DynamicCache()
-    logits, tokens, kept = [], [], []
-    voters = [*(voters or [0] * len(turns)), *[0] * steps]
+    logits, kept, layers = [], [], range(geometry.num_layers)
     with watched(model) as routing:
-        for index, feed in enumerate([*turns, *[None] * steps]):
-            voting = list(turns[-1][len(turns[-1]) - voters[index] :])
-            ids = torch.tensor([(tokens[-1:] if feed is None else list(feed)) + voting])
-            memory.voters = len(voting)
-            out = model(ids, past_key_values=past, logits_to_keep=1, use_cache=True, memory=memory)
-            if voting:
-                past.crop(-len(voting))
-            logits.append(out.logits[0, -1].numpy())
-            if index < len(turns):
-                kept.append([memory.kept[layer].numpy() for layer in range(geometry.num_layers)])
-            if index >= len(turns) - 1:
-                tokens.append(int(logits[-1].argmax()))
-    return TurnsRun(logits, tokens, kept, min(memory.gaps, default=1.0), routing.clear)
+        for turn, count in zip(turns, voters or [0] * len(turns), strict=True):
+            voting, memory.voters = turns[-1][len(turns[-1]) - count :], count
+            logits.append(fed(model, past, [*turn, *voting], memory=memory))
+            if count:
+                past.crop(-count)
+            kept.append([memory.kept[layer].numpy() for layer in layers])
+        memory.voters = 0
+        decoded = greedy(model, past, logits.pop(), steps, memory=memory)
+    tokens, gap = decoded.argmax(-1).tolist(), min(memory.gaps, default=1.0)
+    return TurnsRun([*logits, *decoded], tokens, kept, gap, routing.clear)
 
 
 @dataclass

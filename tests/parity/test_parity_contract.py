@@ -60,7 +60,7 @@ def test_stale_cache_slots_and_padding_leave_outputs_unchanged(length: int, case
 def test_padding_of_a_single_shot_prompt_leaves_outputs_unchanged(length: int) -> None:
     build, ids = cases.built(SINGLE_SHOT), cases.prompt(length)
     (one_logits, one), (other_logits, other) = (
-        build.prefill_single_shot(ids, pad) for pad in (0, 77)
+        prefill_and_compress(build, ids, pad) for pad in (0, 77)
     )
     assert np.array_equal(one_logits, other_logits)
     assert all(map(np.array_equal, flat(one), flat(other)))

@@ -17,7 +17,8 @@ from tests.oracle import cases, drafts
 from tests.oracle.cases import CACHED, LOGITS, Case
 from tests.oracle.compare import assert_logits
 from tests.oracle.drafts import Drafts
-from tests.oracle.raw_drafts import DraftSlots, RawDrafts, prefilled
+from tests.oracle.raw import prefill_and_compress
+from tests.oracle.raw_drafts import DraftSlots, RawDrafts
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.slow
@@ -89,7 +90,7 @@ def test_drafts_over_a_full_cache_are_those_of_generate() -> None:
 def test_a_filled_ring_is_that_of_the_tokens_one_by_one(case: Case, length: int) -> None:
     made = RawDrafts(cases.built(case))
     prompt = cases.prompt(length)
-    _, chunks = prefilled(made.build, prompt)
+    chunks = prefill_and_compress(made.build, prompt)[1].hidden_states
     states = {
         start + row: of_chunk[:, row : row + 1]
         for start, of_chunk in chunks.items()

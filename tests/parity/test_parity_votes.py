@@ -19,7 +19,7 @@ from snapexport.runtime.engine.repetition import OVERLAP, repeated_chunk, repeat
 from snapexport.runtime.requests.llm import LLM
 from tests.oracle import cases, masked, pseudo
 from tests.oracle.cases import LOGITS, Case
-from tests.oracle.pseudo import PseudoRun
+from tests.oracle.masked import OracleRun
 from tests.voting import (
     GREEDY,
     PLAIN,
@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-def voted_on(case: Case, prompt: tuple[int, ...]) -> PseudoRun | None:
+def voted_on(case: Case, prompt: tuple[int, ...]) -> OracleRun | None:
     """The oracle's run; None where rounding decides which pseudo tokens it has."""
     where = cases.checkpoint(case.checkpoint)
     if case.vote_queries == "repeat":
@@ -77,7 +77,7 @@ def voted_on(case: Case, prompt: tuple[int, ...]) -> PseudoRun | None:
     return pseudo.run(where, prompt, first.tokens[: case.L_obs], case.geometry, STEPS)
 
 
-def expected(case: Case, length: int) -> tuple[tuple[int, ...], PseudoRun]:
+def expected(case: Case, length: int) -> tuple[tuple[int, ...], OracleRun]:
     """A prompt of that length on which rounding decides nothing, and its run."""
     for seed in range(100):
         prompt = cases.prompt(length, seed)

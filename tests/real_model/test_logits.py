@@ -8,7 +8,7 @@ import torch
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.build_directory import Build
-from tests.oracle.raw import Array, Compressed, RawBuild, Slots
+from tests.oracle.raw import Array, RawBuild, Slots, prefill_and_compress
 
 TEXT = """The lighthouse stood at the end of a long spit of shingle, and in winter the sea came over
 the road that led to it. Its keeper had a boat, a bicycle and a radio, and seldom needed more than
@@ -16,16 +16,6 @@ one of them in a week. He wrote down the weather every morning and every evening
 as his father before him, so that the books of sixty years could be read as one. """
 TOLERANCE = 1e-3
 STEPS = 16
-
-
-@pytest.fixture(scope="module")
-def full(build: Build) -> RawBuild:
-    return RawBuild(build.directory, "baseline-")
-
-
-@pytest.fixture(scope="module")
-def snapstream(build: Build) -> RawBuild:
-    return RawBuild(build.directory)
 
 
 def prompt_of(tokenizer: Any, length: int) -> list[int]:
@@ -44,33 +34,24 @@ def expected(original: Any, prompt: list[int]) -> tuple[list[int], Array]:
 
 
 def actual(build: RawBuild, prompt: list[int], tokens: list[int]) -> Array:
-    prefilled = build.prefill(prompt)
-    request = Compressed(prefilled.length, prefilled.cache, [])
-    if f"{build.prefix}compress" in build.manifest["graphs"]:
-        request = build.compress(prefilled)
+    logits, request = prefill_and_compress(build, prompt)
     slots = Slots(build, [request])
-    return np.stack([prefilled.logits, *(slots.step([token])[0] for token in tokens)])
+    return np.stack([logits, *(slots.step([token])[0] for token in tokens)])
 
 
-@pytest.mark.parametrize("length", [7, 128, 400])
-def test_full_cache_gives_the_logits_of_transformers(
-    full: RawBuild, original: Any, tokenizer: Any, length: int
+@pytest.mark.parametrize(
+    ("prefix", "length"),
+    [("baseline-", 7), ("baseline-", 128), ("baseline-", 400), ("", 7), ("", 110)],
+)
+def test_logits_are_those_of_transformers_where_nothing_is_dropped(
+    build: Build, original: Any, tokenizer: Any, prefix: str, length: int
 ) -> None:
-    prompt = prompt_of(tokenizer, length)
-    tokens, logits = expected(original, prompt)
-    got = actual(full, prompt, tokens)
-    np.testing.assert_allclose(got, logits, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("length", [7, 110])
-def test_snapstream_gives_them_too_where_it_drops_nothing(
-    build: Build, snapstream: RawBuild, original: Any, tokenizer: Any, length: int
-) -> None:
+    """The baseline's full cache; SnapStream's up to the ring's end."""
     layer = build.manifest.geometry.layers[0]
-    assert length + STEPS <= layer.L_sink + layer.L_recent
+    assert prefix or length + STEPS <= layer.L_sink + layer.L_recent
     prompt = prompt_of(tokenizer, length)
     tokens, logits = expected(original, prompt)
-    got = actual(snapstream, prompt, tokens)
+    got = actual(RawBuild(build.directory, prefix), prompt, tokens)
     np.testing.assert_allclose(got, logits, atol=TOLERANCE, rtol=0)
 
 
