@@ -25,7 +25,7 @@ from snapexport.cli import prompt
 from snapexport.cli.console import ERR, OUT
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.prompts import load_tokenizer, read
 

@@ -15,7 +15,8 @@ from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
-from snapexport.runtime.engine.repetition import repeated_chunk, repeated_starts
+from snapexport.runtime.engine.takers.repetition import repeated_chunk
+from snapexport.runtime.requests.pieces import repeated_starts
 
 
 class GraphRunner(SequenceRunner):
@@ -92,9 +93,9 @@ class GraphRunner(SequenceRunner):
         votes = {name: np.zeros(states[name].shape, np.float32) for name in wanted}
         manifest = self.build.manifest
         chunk, starts = manifest.prefill_chunk, repeated_starts(len(prompt), manifest.prefill_chunk)
-        for index in range(len(starts) if len(prompt) > manifest.geometry.held_whole else 0):
+        for start in starts if len(prompt) > manifest.geometry.held_whole else ():
             feed = self._temperature(1) | {
-                names.INPUT_IDS: np.array([repeated_chunk(prompt.tolist(), chunk, index)]),
+                names.INPUT_IDS: np.array([repeated_chunk(prompt.tolist(), chunk, start)]),
                 names.PAST_LENGTH: np.array([len(prompt)]),
                 names.CHUNK_LENGTH: np.array([chunk]),
             }
