@@ -265,8 +265,8 @@ FAULTS = (
     # The tensorrt target.
     Fault(
         "tensorrt: a chunk's attention has no mask",
-        'attended = node(graph, "Attention", [folded, *states, *mask], **attributes)',
-        'attended = node(graph, "Attention", [folded, *states], **attributes)',
+        "read = [folded, *states, *mask]",
+        "read = [folded, *states]",
         ("graphs/test_target_tensorrt.py",),
     ),
     # The kernels.

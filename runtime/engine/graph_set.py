@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import BASELINE, MTP, MTP_PREFILL, GraphName, Manifest
+from snapexport.contract.graph_kinds import BASELINE, MTP, MTP_PREFILL
+from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.engine.hand_over import Role
 from snapexport.runtime.engine.repetition import repeated_starts

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.manifest import MTP, MTP_PREFILL, Manifest, TensorSpec
+from snapexport.contract.graph_kinds import MTP, MTP_PREFILL
+from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.fill_slot import new_row
