@@ -26,7 +26,7 @@ from snapexport.contract.geometry import (
     default_ring,
 )
 from snapexport.contract.graph_options import PREFILLS, require_one_of
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.prompt_cache import PromptCache
