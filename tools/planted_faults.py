@@ -160,9 +160,9 @@ FAULTS = (
         SCHEDULER,
     ),
     Fault(
-        "scheduler: the last chunk does not overlap the one before",
-        "start = max(0, end - self._chunk)",
-        "start = end - (end - 1) % self._chunk - 1",
+        "pieces: the last chunk does not overlap the one before",
+        "Piece(CHUNK, max(0, end - chunk), end, chunk)",
+        "Piece(CHUNK, end - (end - 1) % chunk - 1, end, chunk)",
         SCHEDULER,
     ),
     Fault(
@@ -191,13 +191,13 @@ FAULTS = (
     ),
     Fault(
         "repetition: the votes of another prompt stay",
-        "for one in self.votes.values():\n            self._memory.zero(one)",
-        "for one in ():\n            self._memory.zero(one)",
+        "for buffer in self.votes.values():\n            self._memory.zero(buffer)",
+        "for buffer in ():\n            self._memory.zero(buffer)",
         REPEAT,
     ),
     Fault(
         "blocks: the end of a prompt does not vote on them",
-        "voters = self._voters if end < len(prompt) else 0",
+        "voters = self._prefill.voters if end < len(prompt) else 0",
         "voters = 0",
         ("runtime/engine/test_blocks.py",),
     ),
@@ -277,8 +277,8 @@ FAULTS = (
     # The tensorrt target.
     Fault(
         "tensorrt: a chunk's attention has no mask",
-        'attended = node(graph, "Attention", [folded, *states, *mask], **attributes)',
-        'attended = node(graph, "Attention", [folded, *states], **attributes)',
+        "read = [folded, *states, *mask]",
+        "read = [folded, *states]",
         ("graphs/test_target_tensorrt.py",),
     ),
     # The kernels.

@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from snapexport.contract import names
-from snapexport.contract.manifest import (
-    MTP_PREFILL,
-    GraphEntry,
-    GraphName,
-    Manifest,
-    ModelFacts,
-    TensorSpec,
-)
+from snapexport.contract.graph_kinds import MTP_PREFILL
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import tensor_bytes
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
@@ -65,13 +60,13 @@ def scores_bytes(model: ModelFacts, rows: int, slots: int) -> int:
     return model.num_attention_heads * rows * slots * _FP32
 
 
-def fused_scratch_bytes(states: int, rows: int, slots: int, groups: int) -> int:
+def fused_scratch_bytes(states: int, rows: int, slots: int) -> int:
     """Bytes of a fused kernel's copies: a layer's keys and values, and the mask in 16 bits.
 
-    states: bytes of the keys and values that are copied; groups of KV heads share the memory.
-    Measured with the builder of TensorRT for RTX 1.7 (docs/how-to/tensorrt.md).
+    states: bytes of the keys and values that are copied. Measured with the builder of TensorRT for
+    RTX 1.7 (docs/how-to/tensorrt.md).
     """
-    return states // groups + 2 * rows * slots
+    return states + 2 * rows * slots
 
 
 def composed_attention(manifest: Manifest) -> dict[str, int]:

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, needs_extra
 from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint

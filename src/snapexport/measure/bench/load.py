@@ -19,7 +19,7 @@ from snapexport.measure.bench.options import LoadOptions
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table, ms, number
 from snapexport.measure.bench.turns import Row, rounded, spread, tail
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 
 Side = Literal["in_process", "server"]
 SIDES: tuple[Side, Side] = ("in_process", "server")

@@ -11,7 +11,7 @@ from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.repetition import repeated_starts
+from snapexport.runtime.requests.pieces import repeated_starts
 
 
 def estimate(grid: Grid) -> Estimate:

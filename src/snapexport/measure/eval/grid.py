@@ -16,7 +16,7 @@ import snapexport
 from snapexport.build.derive import is_soft_capped, require_chunk
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
 from snapexport.measure.eval.answers import Instruction, instruct
 from snapexport.measure.eval.chat_form import frame_of

@@ -30,7 +30,7 @@ from dynamo.llm.exceptions import (
 
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
-from snapexport.runtime.engine.hand_over import Role
+from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.serving.dynamo import message, requests
 from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage

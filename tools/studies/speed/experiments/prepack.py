@@ -46,7 +46,7 @@ def measured(directory: Path, threads: int, prepack: bool, rounds: int) -> Row:
     loaded, limits = share(), executor.limits
     prompt = list(range(2, 2 + limits.prefill_chunk))
     for slot in range(limits.batch):
-        executor.prefill(slot, prompt, 0, len(prompt))
+        executor.prefill_prompt(slot, prompt)
     lengths = np.full(limits.batch, len(prompt))
     seconds = [
         clocked(partial(executor.decode, np.ones_like(lengths), lengths + step, lengths))()
