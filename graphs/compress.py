@@ -19,6 +19,7 @@ from snapexport.graphs.compression import (
     scored,
     sharing,
 )
+from snapexport.graphs.functions.repetition import repetition_votes
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, int64s, markers, node
 from snapexport.graphs.passes.cache import cache_like
@@ -60,9 +61,10 @@ def vote_graph(prefill: gs.Graph, geometry: CacheGeometry) -> gs.Graph:
 def _with_chunk(graph: gs.Graph, scores: Scores, states: PromptStates) -> gs.Variable:
     """The votes with those of a chunk, some rows of its queries after the other."""
     keys, votes = scored(graph, states), states.votes
+    function = repetition_votes(scores.softcap != 0)
     for first, rows in _blocks(graph, states.query_window):
         inputs, more = [rows, keys, states.prompt_length], [_like(graph, votes)]
-        call(graph, "RepetitionVotes", inputs, more, first_row=first, **scores._asdict())
+        call(graph, function, inputs, more, first_row=first, **scores._asdict())
         (votes,) = node(graph, "Max", [votes, *more], [_like(graph, votes)])
     return votes
 

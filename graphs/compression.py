@@ -11,6 +11,9 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.graphs.functions.repetition import select_voted
+from snapexport.graphs.functions.snapkv_select import snapkv_select
+from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, node
 from snapexport.graphs.passes.cache import cache_like, of_heads, query_heads
@@ -98,7 +101,7 @@ def _compress_cache(
     positions = select(graph, geometry, layer, scores, states, names.topk_positions(layer))
     inputs = [states.key, states.value, states.prompt_length, positions]
     ring = {"L_sink": layout.L_sink, "L_recent": layout.ring_slots}
-    call(graph, "SnapStreamGather", inputs, kept, **ring)
+    call(graph, SNAPSTREAM_GATHER, inputs, kept, **ring)
     prompt = Prompt(states.key, states.value, states.prompt_length)
     graph.outputs.extend(storage.compressed(graph, layer, prompt, kept))
     if layout.K:
@@ -121,11 +124,14 @@ def select(
     positions = gs.Variable(name, np.int64, shape)
     sizes = {"K": [layout.K], "pool_kernel": [1, geometry.pool_kernel], **_window(layout)}
     if states.votes is not None:
-        call(graph, "SelectVoted", [states.votes, states.prompt_length], [positions], **sizes)
+        function = select_voted(geometry.vote_options, geometry.pool_kernel)
+        call(graph, function, [states.votes, states.prompt_length], [positions], **sizes)
         return positions
     voting = [_voting(graph, states), scored(graph, states), states.prompt_length]
     options = scores._asdict() | geometry.vote_options
-    call(graph, "SnapKVSelect", voting, [positions], **sizes, **options)
+    capped = scores.softcap != 0
+    function = snapkv_select(geometry.vote_options, geometry.pool_kernel, capped)
+    call(graph, function, voting, [positions], **sizes, **options)
     return positions
 
 

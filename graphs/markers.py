@@ -39,8 +39,7 @@ Writes the C new rows at cache slot `slot`; row i then attends to the first vali
 cache slots. In the place of valid_length a marker may have a mask, bool [B,1,C,S], true where
 attended to. Without present outputs the past holds these rows already. `appends` = 1: slot + C =
 valid_length always, so cache slots are positions, and a window is possible. `valid_only` = 1: the
-operators must not read cache slots >= valid_length. `groups`, of a chunk's marker alone: of KV
-heads, which a compiled target takes one after the other."""
+operators must not read cache slots >= valid_length."""
 
 PROMPT_ATTENTION = "PromptAttention"
 """cache: (query, key, value[, more]) -> output. Causal attention inside a chunk that is a whole

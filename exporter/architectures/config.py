@@ -5,7 +5,7 @@ Refuses what is not verified and what a static graph cannot express. Names no ar
 
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.fields import (
     CORRECT,

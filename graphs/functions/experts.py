@@ -19,6 +19,8 @@ Blocks have two more attributes: block (ints, [b]) and blocks (ints, [n]), how m
 most. The rest of an expert's last block repeats row 0, and nobody reads it.
 """
 
+from snapexport.graphs.functions.function import Function
+
 _CONSTANTS = """
   factor32 = Constant <value_float: float = @alpha> ()
   shift32 = Constant <value_float: float = @beta> ()
@@ -51,9 +53,9 @@ _ACTIVATION = """
 
 _GATHERED = """
 <domain: "snapexport", opset_import: ["": 24]>
-ExpertsGathered <alpha, beta, limit> ({inputs}) => (output)
-{{
-  {constants}
+ExpertsGathered <alpha, beta, limit> (%(inputs)s) => (output)
+{
+  %(constants)s
   row_axes = Constant <value_ints = [1, 3]> ()
   in_pairs = Constant <value_ints = [0, 0, -1, 2]> ()
 
@@ -61,26 +63,26 @@ ExpertsGathered <alpha, beta, limit> ({inputs}) => (output)
   wide = Gather <axis = 0> (gate_up, index)
   column = Unsqueeze (hidden_states, row_axes)
   products = MatMul (wide, column)
-  {product}
-  {activation}
+  %(product)s
+  %(activation)s
 
   # [N,k,H,I] . [N,k,I,1]
   narrow = Gather <axis = 0> (down, index)
   activated_column = Unsqueeze (activated, last_axis)
   down_columns = MatMul (narrow, activated_column)
-  {row}
+  %(row)s
 
   weight = Unsqueeze (weights, last_axis)
   weighted = Mul (row, weight)
   output = ReduceSum <keepdims = 0> (weighted, second_axis)
-}}
+}
 """
 
 _IN_BLOCKS = """
 <domain: "snapexport", opset_import: ["": 24]>
-{name} <alpha, beta, limit, block, blocks> ({inputs}) => (output)
-{{
-  {constants}
+%(name)s <alpha, beta, limit, block, blocks> (%(inputs)s) => (output)
+{
+  %(constants)s
   b = Constant <value_ints: ints = @block> ()
   n = Constant <value_ints: ints = @blocks> ()
   in_pairs = Constant <value_ints = [0, -1, 2]> ()
@@ -134,17 +136,17 @@ _IN_BLOCKS = """
   experts_past = ReduceSum <keepdims = 0> (past, second_axis)
   last_chosen = ReduceMax <keepdims = 0> (choice)
   owner = Min (experts_past, last_chosen)
-  {begin}
+  %(begin)s
     wide = Gather <axis = 0> (gate_up, owned_by)
     columns = Transpose <perm = [1, 0]> (wide)
     products = MatMul (x, columns)
-    {product}
-    {activation}
+    %(product)s
+    %(activation)s
     narrow = Gather <axis = 0> (down, owned_by)
     down_columns = Transpose <perm = [1, 0]> (narrow)
     down_rows = MatMul (activated, down_columns)
-    {row}
-  {end}
+    %(row)s
+  %(end)s
 
   in_places = Concat <axis = 0> (last_axis, H)
   by_place = Reshape (given, in_places)
@@ -154,7 +156,7 @@ _IN_BLOCKS = """
   weight = Unsqueeze (weights, last_axis)
   weighted = Mul (of_choice, weight)
   output = ReduceSum <keepdims = 0> (weighted, second_axis)
-}}
+}
 """
 
 _LOOP = """in_use = ReduceMax <keepdims = 0> (end)
@@ -177,9 +179,9 @@ _INPUTS = "hidden_states, index, weights, gate_up, down"
 _BIASES = ", gate_up_bias, down_bias"
 
 
-def text(name: str, biased: bool) -> str:
-    """The body of a form. biased: whether the experts have biases."""
-    return _gathered(biased) if name == "ExpertsGathered" else _blocks(name, biased)
+def experts(name: str, biased: bool) -> Function:
+    """One of the forms. biased: whether the experts have biases."""
+    return Function(name, _gathered(biased) if name == "ExpertsGathered" else _blocks(name, biased))
 
 
 def _gathered(biased: bool) -> str:
@@ -196,7 +198,7 @@ def _gathered(biased: bool) -> str:
             "  row_bias = Gather <axis = 0> (down_bias, index)\n"
             "  row = Add (down_rows, row_bias)"
         )
-    return _GATHERED.format(**_shared(biased), product=product, row=row)
+    return _GATHERED % (_shared(biased) | {"product": product, "row": row})
 
 
 def _blocks(name: str, biased: bool) -> str:
@@ -212,8 +214,8 @@ def _blocks(name: str, biased: bool) -> str:
     begin, end = _SCAN, "}> (factor32, owner32, blocked)"
     if name == "ExpertsInBlocks":
         begin, end = _LOOP, "}> (turns, yes)"
-    parts = {"product": product, "row": row, "begin": begin, "end": end}
-    return _IN_BLOCKS.format(**_shared(biased), name=name, **parts)
+    parts = {"name": name, "product": product, "row": row, "begin": begin, "end": end}
+    return _IN_BLOCKS % (_shared(biased) | parts)
 
 
 def _shared(biased: bool) -> dict[str, str]:

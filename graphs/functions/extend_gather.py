@@ -10,13 +10,15 @@ As SnapStreamGather, which has all positions: here entry e of the ring is positi
 e + total_length - entries, since what was not kept is gone. Sinks are never gone.
 """
 
+from snapexport.graphs.functions.function import Function
+
 _TEXT = """
 <domain: "snapexport", opset_import: ["": 24]>
-ExtendGather <ATTRIBUTES> (key, value, entry_position, entries, total_length, chosen)
+ExtendGather <%(attributes)s> (key, value, entry_position, entries, total_length, chosen)
     => (present_key, present_value, slot_positions)
 {
   s = Constant <value_int: int = @L_sink> ()
-RING_SLOTS
+%(ring_slots)s
   zero = Constant <value_int = 0> ()
   one = Constant <value_int = 1> ()
   none = Constant <value_int = -1> ()
@@ -31,7 +33,7 @@ RING_SLOTS
   latest = Sub (newest, age)
   gone = Sub (total_length, entries)
   ring_entry = Sub (latest, gone)
-IN_RING
+%(in_ring)s
   held_in_ring = Where (in_ring, ring_entry, none)
   is_prompt = Less (slot, entries)
   held_as_sink = Where (is_prompt, slot, none)
@@ -60,24 +62,21 @@ IN_RING
 """
 
 _PARTS = {
-    "ATTRIBUTES": "L_sink, L_recent",
-    "RING_SLOTS": "  R = Constant <value_int: int = @L_recent> ()",
-    "IN_RING": "  in_ring = GreaterOrEqual (latest, s)",
+    "attributes": "L_sink, L_recent",
+    "ring_slots": "  R = Constant <value_int: int = @L_recent> ()",
+    "in_ring": "  in_ring = GreaterOrEqual (latest, s)",
 }
 _WITH_SPARE = {
-    "ATTRIBUTES": "L_sink, L_recent, spare",
-    "RING_SLOTS": """  seen = Constant <value_int: int = @L_recent> ()
+    "attributes": "L_sink, L_recent, spare",
+    "ring_slots": """  seen = Constant <value_int: int = @L_recent> ()
   more = Constant <value_int: int = @spare> ()
   R = Add (seen, more)""",
-    "IN_RING": """  before = Sub (total_length, seen)
+    "in_ring": """  before = Sub (total_length, seen)
   oldest = Max (s, before)
   in_ring = GreaterOrEqual (latest, oldest)""",
 }
 
 
-def text(spare: bool) -> str:
-    """The function's text. spare: for rings with spare slots."""
-    whole = _TEXT
-    for name, part in (_WITH_SPARE if spare else _PARTS).items():
-        whole = whole.replace(name, part)
-    return whole
+def extend_gather(spare: bool) -> Function:
+    """spare: for rings with spare slots."""
+    return Function("ExtendGather", _TEXT % (_WITH_SPARE if spare else _PARTS))

@@ -16,6 +16,8 @@ prompts of 1 to 4 tokens change decode's logits by 2 to 4 % of their deviation o
 checkpoint, as little as long prompts; without them, by a third.
 """
 
+from snapexport.graphs.functions.function import Function
+
 ENOUGH = 64
 """Prompt length from which a channel's scale depends on that channel alone."""
 
@@ -28,7 +30,9 @@ ROOM = 4.0
 LEAST = 1 / 32
 """A channel's smallest range as a part of the head's: a channel may be zero in a whole prompt."""
 
-SCALE_TEXT = f"""
+INT8_SCALE = Function(
+    "Int8Scale",
+    f"""
 <domain: "snapexport", opset_import: ["": 24]>
 Int8Scale <parts> (states, length) => (scale)
 {{
@@ -73,9 +77,12 @@ Int8Scale <parts> (states, length) => (scale)
   range = Max (roomy, smallest, above_zero)
   scale = Mul (range, step)
 }}
-"""
+""",
+)
 
-ROWS_TEXT = """
+INT8_ROWS = Function(
+    "Int8Rows",
+    """
 <domain: "snapexport", opset_import: ["": 24]>
 Int8Rows (states, scale) => (rows)
 {
@@ -86,4 +93,5 @@ Int8Rows (states, scale) => (rows)
   clipped = Clip (whole, lowest, highest)
   rows = Cast <to = 3> (clipped)
 }
-"""
+""",
+)

@@ -6,7 +6,11 @@ A chunk of fewer than W tokens repeats its first query. This is harmless: so sho
 eligible positions.
 """
 
-TEXT = """
+from snapexport.graphs.functions.function import Function
+
+QUERY_WINDOW = Function(
+    "QueryWindow",
+    """
 <domain: "snapexport", opset_import: ["": 24]>
 QueryWindow <L_obs> (query, chunk_length) => (query_window)
 {
@@ -20,4 +24,5 @@ QueryWindow <L_obs> (query, chunk_length) => (query_window)
   clipped = Max (rows, zero)
   query_window = Gather <axis = 2> (query, clipped)
 }
-"""
+""",
+)

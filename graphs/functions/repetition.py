@@ -16,6 +16,7 @@ SnapKVSelect: pool, then keep the K highest of the eligible positions. KVzip doe
 
 from collections.abc import Mapping
 
+from snapexport.graphs.functions.function import Function
 from snapexport.graphs.functions.snapkv_select import (
     CONSTANTS,
     ELIGIBLE,
@@ -86,11 +87,11 @@ SelectVoted <L_sink, L_recent, K, pool_kernel> (largest, prompt_length) => (topk
 )
 
 
-def votes_text(softcapped: bool) -> str:
-    """RepetitionVotes as ONNX text."""
-    return _VOTES % {"scores": scores_text(softcapped)}
+def repetition_votes(softcapped: bool) -> Function:
+    """softcapped: whether the model caps its scores."""
+    return Function("RepetitionVotes", _VOTES % {"scores": scores_text(softcapped)})
 
 
-def select_text(choices: Mapping[str, str], pool_kernel: int) -> str:
-    """SelectVoted as ONNX text, for the option of the stage `pool`."""
-    return _SELECT % {"pool": pool_text(choices, pool_kernel)}
+def select_voted(choices: Mapping[str, str], pool_kernel: int) -> Function:
+    """choices: by stage, of which `pool` counts."""
+    return Function("SelectVoted", _SELECT % {"pool": pool_text(choices, pool_kernel)})

@@ -7,7 +7,11 @@ Row i is at position past_length + i, for i < chunk_length, and position p has t
 Slots of no such position stay as they are.
 """
 
-TEXT = """
+from snapexport.graphs.functions.function import Function
+
+RING_FILL = Function(
+    "RingFill",
+    """
 <domain: "snapexport", opset_import: ["": 24]>
 RingFill <L_recent> (past, rows, past_length, chunk_length) => (present)
 {
@@ -31,4 +35,5 @@ RingFill <L_recent> (past, rows, past_length, chunk_length) => (present)
   moved = Gather <axis = 2> (rows, clipped)
   present = Where (column, moved, past)
 }
-"""
+""",
+)

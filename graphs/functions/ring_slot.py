@@ -8,7 +8,11 @@ write into the top-k slots. Valid slots are a contiguous prefix, since kept > 0 
 full.
 """
 
-TEXT = """
+from snapexport.graphs.functions.function import Function
+
+RING_SLOT = Function(
+    "RingSlot",
+    """
 <domain: "snapexport", opset_import: ["": 24]>
 RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_length)
 {
@@ -36,4 +40,5 @@ RingSlot <L_sink, L_recent, K> (position_ids, prompt_length) => (slot, valid_len
   kept = Min (eligible, k)
   valid_length = Add (in_window, kept)
 }
-"""
+""",
+)

@@ -15,6 +15,7 @@ votes. Votes are summed in fp32 for every dtype.
 
 from collections.abc import Mapping
 
+from snapexport.graphs.functions.function import Function
 from snapexport.graphs.functions.vote import STAGES
 
 _HEAD = """
@@ -109,11 +110,11 @@ _SOFTCAPPED = """  uncapped = Reshape (folded_scores, per_query_shape)
 _TEXT = _HEAD + CONSTANTS + _POSITIONS + ELIGIBLE + SCORES + _VOTES + KEPT
 
 
-def text(choices: Mapping[str, str], softcapped: bool, pool_kernel: int) -> str:
-    """SnapKVSelect as ONNX text, for one option of each stage (see STAGES)."""
+def snapkv_select(choices: Mapping[str, str], pool_kernel: int, softcapped: bool) -> Function:
+    """choices: an option of each stage of STAGES. softcapped: whether the model caps its scores."""
     stages = {stage: options[choices[stage]] for stage, options in STAGES.items()}
     stages["pool"] = pool_text(choices, pool_kernel)
-    return _TEXT % (stages | {"scores": scores_text(softcapped)})
+    return Function("SnapKVSelect", _TEXT % (stages | {"scores": scores_text(softcapped)}))
 
 
 def pool_text(choices: Mapping[str, str], pool_kernel: int) -> str:

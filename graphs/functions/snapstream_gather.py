@@ -8,7 +8,11 @@ Ring slot s + j holds the largest position p < L with p >= s and (p - s) mod R =
 Listing 3, whose `<=` takes one position too many).
 """
 
-TEXT = """
+from snapexport.graphs.functions.function import Function
+
+SNAPSTREAM_GATHER = Function(
+    "SnapStreamGather",
+    """
 <domain: "snapexport", opset_import: ["": 24]>
 SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
     => (present_key, present_value)
@@ -51,4 +55,5 @@ SnapStreamGather <L_sink, L_recent> (key, value, prompt_length, topk_positions)
   present_key = Mul (keys, filling)
   present_value = Mul (values, filling)
 }
-"""
+""",
+)

@@ -6,6 +6,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract.names import DOMAIN
+from snapexport.graphs.functions import NAMES
+from snapexport.graphs.functions.function import Function
 from snapexport.graphs.markers import CACHE_ATTENTION
 
 
@@ -81,15 +83,39 @@ def node(
     return outputs
 
 
+class FunctionCall(gs.Node):  # type: ignore[misc] # the package has no types
+    """A call of one of our model-local functions, whose body the model then has to hold."""
+
+    function: Function
+
+
 def call(
     graph: gs.Graph,
-    function: str,
+    function: Function,
     inputs: list[gs.Tensor],
     outputs: list[gs.Tensor] | None = None,
     **attrs: object,
 ) -> list[gs.Tensor]:
-    """Append a call of one of our model-local functions."""
-    return node(graph, function, inputs, outputs, domain=DOMAIN, **attrs)
+    """Append a call of one of our functions, and return its outputs, as `node` does."""
+    outputs = outputs or [gs.Variable(fresh(graph, function.name))]
+    name = fresh(graph, function.name)
+    called = FunctionCall(function.name, name, dict(attrs), inputs, outputs, domain=DOMAIN)
+    called.function = function
+    graph.nodes.append(called)
+    return outputs
+
+
+def called_functions(graph: gs.Graph) -> list[Function]:
+    """The functions that the graph calls. Raises SurgeryError for one name with two bodies."""
+    found = {one.function for one in graph.nodes if isinstance(one, FunctionCall)}
+    by_name = {function.name: function for function in found}
+    if len(by_name) < len(found):
+        raise SurgeryError(f"calls of {sorted(by_name)} need different bodies")
+    return sorted(found, key=lambda function: _order(function.name))
+
+
+def _order(name: str) -> tuple[int, str]:
+    return NAMES.index(name) if name in NAMES else len(NAMES), name
 
 
 def written(

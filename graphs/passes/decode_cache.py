@@ -8,6 +8,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.graphs.functions.ring_slot import RING_SLOT
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     SurgeryError,
@@ -98,5 +99,5 @@ def _require_ring(layer: int, marker: gs.Node, shape: LayerGeometry) -> None:
 def _ring_slot(graph: gs.Graph, inputs: list[gs.Tensor], layer: LayerGeometry) -> Place:
     place = Place(gs.Variable(fresh(graph, "slot")), gs.Variable(fresh(graph, "valid_length")))
     attributes = {"L_sink": layer.L_sink, "L_recent": layer.L_recent, "K": layer.K}
-    call(graph, "RingSlot", inputs, list(place), **attributes)
+    call(graph, RING_SLOT, inputs, list(place), **attributes)
     return place

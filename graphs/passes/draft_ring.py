@@ -11,6 +11,8 @@ import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.graphs.functions.ring_fill import RING_FILL
+from snapexport.graphs.functions.ring_slot import RING_SLOT
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError, call, cut, fresh, graph_input, int64s, node
 from snapexport.graphs.passes.cache import Place, attend_with_cache, cache_like
@@ -32,7 +34,7 @@ class DraftRing:
         no_prompt = int64s(graph, *([0] * position_ids.shape[0]))
         place = Place(gs.Variable(fresh(graph, "slot")), gs.Variable(fresh(graph, "valid_length")))
         ring = {"L_sink": 0, "L_recent": self.slots, "K": 0}
-        call(graph, "RingSlot", [before, no_prompt], list(place), **ring)
+        call(graph, RING_SLOT, [before, no_prompt], list(place), **ring)
         layer, marker = _marker(graph)
         attend_with_cache(
             graph, layer, marker, self.slots, place, appends=False, options=self.options
@@ -62,7 +64,7 @@ class FilledRing:
         for states, name in zip(rows, of_cache, strict=True):
             past = cache_like(states, name, self.slots)
             present = cache_like(states, names.present_of(name), self.slots)
-            call(graph, "RingFill", [past, states, *lengths], [present], L_recent=self.slots)
+            call(graph, RING_FILL, [past, states, *lengths], [present], L_recent=self.slots)
             graph.inputs.append(past)
             graph.outputs.append(present)
         graph.cleanup(remove_unused_graph_inputs=False)

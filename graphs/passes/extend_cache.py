@@ -19,6 +19,7 @@ from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.compression import PromptStates, Scores, select, sharing
+from snapexport.graphs.functions.extend_gather import extend_gather
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
     call,
@@ -117,7 +118,7 @@ def _keep(
     ring = {"L_sink": shape.L_sink, "L_recent": shape.L_recent}
     if shape.spare:
         ring["spare"] = shape.spare
-    call(graph, "ExtendGather", inputs, outputs, **ring)
+    call(graph, extend_gather(bool(shape.spare)), inputs, outputs, **ring)
     graph.outputs.extend(outputs)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.graphs.functions.query_window import QUERY_WINDOW
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import Place, attend_with_cache
@@ -48,7 +49,7 @@ def query_window(
     query = marker.inputs[0]
     batch, heads, _, head_dim = query.shape
     window = gs.Variable(fresh(graph, "window"), query.dtype, (batch, heads, L_obs, head_dim))
-    call(graph, "QueryWindow", [query, valid], [window], L_obs=[L_obs])
+    call(graph, QUERY_WINDOW, [query, valid], [window], L_obs=[L_obs])
     if marker.attrs["latent"] == EXPANDED:
         window = absorbed(graph, window, marker.inputs[-2])
     window.name = names.query_window(layer)

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from snapexport.contract import names
 from snapexport.files.dtypes import CacheDType
+from snapexport.graphs.functions.int8_cache import INT8_ROWS, INT8_SCALE
 from snapexport.graphs.passes.base import call, fresh, graph_input, graph_output, int64s, node
 
 _ROTATED, _UNROTATED = 2, 1
@@ -260,14 +261,14 @@ def _scale(
     """Compute the scales of a prompt's keys or values."""
     batch, kv_heads, _, head_dim = states.shape
     scale = gs.Variable(name, np.float32, (batch, kv_heads, 1, head_dim))
-    call(graph, "Int8Scale", [states, prompt.length], [scale], parts=[parts])
+    call(graph, INT8_SCALE, [states, prompt.length], [scale], parts=[parts])
     return scale
 
 
 def _rows(graph: gs.Graph, states: gs.Tensor, scale: gs.Tensor) -> gs.Variable:
     """Quantize states [B,Hkv,C,D] to int8."""
     rows = gs.Variable(fresh(graph, "rows"), np.int8, states.shape)
-    call(graph, "Int8Rows", [states, scale], [rows])
+    call(graph, INT8_ROWS, [states, scale], [rows])
     return rows
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import onnx
 
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import Target
 from snapexport.graphs.passes.base import Pass
 from snapexport.graphs.targets.collectives import Collectives, DistCollectives, add_groups
@@ -25,7 +24,6 @@ from snapexport.graphs.targets.tensorrt import (
     LinearGemm,
     MaskedAttention,
     VotesInTurn,
-    allow_decomposition,
     allow_plugins,
     split_topk,
 )
@@ -71,11 +69,11 @@ TARGET_PASSES: dict[Target, tuple[Pass, ...]] = {
 }
 """Changes to the graph, in this order."""
 
-MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto, GraphOptions], None], ...]] = {
+MODEL_PASSES: dict[Target, tuple[Callable[[onnx.ModelProto], None], ...]] = {
     "portable": (),
     "onnxruntime": (),
-    "tensorrt": (split_topk, allow_decomposition, allow_plugins, add_groups),
+    "tensorrt": (split_topk, allow_plugins, add_groups),
     # It runs no plugins.
-    "tensorrt-rtx": (split_topk, allow_decomposition, add_groups),
+    "tensorrt-rtx": (split_topk, add_groups),
 }
 """Changes to the finished model, which includes the bodies of our functions."""

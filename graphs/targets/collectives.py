@@ -14,7 +14,6 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.graphs.markers import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, fresh, int64s, node
 
@@ -107,7 +106,7 @@ class DistCollectives(Collectives):
         return {"nb_rank": ranks, "group_size": 0, "root": -1}
 
 
-def add_groups(model: onnx.ModelProto, options: GraphOptions) -> None:
+def add_groups(model: onnx.ModelProto) -> None:
     """Give each DistCollective the attribute `groups`, empty for all ranks.
 
     onnx-graphsurgeon cannot write an empty list: it does not know its type.

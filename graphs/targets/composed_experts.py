@@ -12,12 +12,15 @@ from math import prod
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from snapexport.graphs.functions.experts import experts
 from snapexport.graphs.markers import EXPERTS, TRACE_DOMAIN
 from snapexport.graphs.passes.base import call, cut
 
 _GATHERED_VALUES = 1 << 27
 """Weights that ExpertsGathered may copy: 256 MB in 16 bits."""
 _LARGEST_BLOCK = 128
+_WITHOUT_BIASES = 5
+"""Inputs of a marker of experts without biases (graphs/markers.py)."""
 _NO_LIMIT = 3.0e38
 
 
@@ -32,14 +35,15 @@ class ComposedExperts:
             attributes = {name: marker.attrs[name] for name in ("alpha", "beta", "limit")}
             attributes["limit"] = attributes["limit"] or _NO_LIMIT
             inputs, outputs = cut(graph, marker)
-            (rows, k), (experts, *_) = inputs[1].shape, inputs[3].shape
-            if rows * k <= experts and _is_small(rows * k, inputs[3:5]):
-                call(graph, "ExpertsGathered", inputs, outputs, **attributes)
+            (rows, k), (count, *_) = inputs[1].shape, inputs[3].shape
+            biased = len(inputs) > _WITHOUT_BIASES
+            if rows * k <= count and _is_small(rows * k, inputs[3:5]):
+                call(graph, experts("ExpertsGathered", biased), inputs, outputs, **attributes)
                 continue
-            block = block_rows(rows, k, experts)
-            attributes |= {"block": [block], "blocks": [most_blocks(rows, k, experts, block)]}
+            block = block_rows(rows, k, count)
+            attributes |= {"block": [block], "blocks": [most_blocks(rows, k, count, block)]}
             name = "ExpertsInEveryBlock" if self.every_block else "ExpertsInBlocks"
-            call(graph, name, inputs, outputs, **attributes)
+            call(graph, experts(name, biased), inputs, outputs, **attributes)
 
 
 def _is_small(choices: int, weights: list[gs.Tensor]) -> bool:

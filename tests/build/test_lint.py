@@ -15,7 +15,8 @@ from snapexport.build import build
 from snapexport.build.graph_files import Traces
 from snapexport.build.lint import lint_model
 from snapexport.contract.build_directory import Build
-from snapexport.graphs import surgery
+from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.surgery import finish
 
 Model = onnx.ModelProto
 WIDE = np.arange(5000, dtype=np.float32)
@@ -97,11 +98,11 @@ def test_lint_finds_a_planted_fault(tensorrt_build: Build, fault: str) -> None:
 
 
 def test_lint_accepts_a_large_vote_only_when_split_into_rounds(tensorrt_build: Build) -> None:
-    trace = Traces.of(tensorrt_build).prefill
+    trace = Traces.of(tensorrt_build).models["prefill"]
     geometry = replace(tensorrt_build.manifest.geometry, L_max=8192, K=3841)
-    whole_vote = surgery.compress(trace, geometry, "portable")
+    whole_vote = finish("compress", trace, Recipe(geometry, "portable"))
     findings = lint_model(whole_vote, "compress", "tensorrt")
     assert findings and all("at most 3840" in finding.message for finding in findings)
     assert all(finding.node.startswith("SnapKVSelect.") for finding in findings)
-    in_rounds = surgery.compress(trace, geometry, "tensorrt")
+    in_rounds = finish("compress", trace, Recipe(geometry, "tensorrt"))
     assert lint_model(in_rounds, "compress", "tensorrt") == []

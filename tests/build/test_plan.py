@@ -22,8 +22,8 @@ from snapexport.cli import build as build_command
 from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
-from snapexport.contract.manifest import ModelFacts
 from snapexport.contract.memory import cache_bytes
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import as_flag
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from snapexport.contract.geometry import LayerGeometry
-from snapexport.graphs.functions import NAMES, function
+from snapexport.graphs.functions import NAMES
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
+from tests.graphs.bodies import function
 
 Array = NDArray[Any]
 

@@ -16,6 +16,7 @@ from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.graphs import surgery
 from snapexport.graphs.passes.base import Pass, int64s, node
+from snapexport.graphs.recipe import Recipe
 from snapexport.graphs.targets import standard_attention
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
@@ -37,8 +38,10 @@ def test_onnxruntime_vote_over_the_prompt_equals_one_over_the_whole_cache(
     tiny_build: Build, prompt_length: int
 ) -> None:
     """Keys beyond the prompt, as a longer prompt left them, are 1000 times larger."""
-    trace, geometry = Traces.of(tiny_build).prefill, tiny_build.manifest.geometry
-    ours, plain = (surgery.compress(trace, geometry, t) for t in ("onnxruntime", "portable"))
+    trace, geometry = Traces.of(tiny_build).models["prefill"], tiny_build.manifest.geometry
+    ours, plain = (
+        surgery.finish("compress", trace, Recipe(geometry, t)) for t in ("onnxruntime", "portable")
+    )
     assert "Slice" in {node.op_type for node in ours.graph.node}
     rng = np.random.default_rng(prompt_length)
     inputs: Arrays = {}
@@ -58,10 +61,11 @@ def test_decode_attention_gives_the_same_whether_query_heads_are_folded(
     tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are folded where a KV head's keys are too many for the processor's cache."""
-    trace, geometry = Traces.of(tiny_build).decode, tiny_build.manifest.geometry
-    by_head = surgery.decode(trace, geometry, "onnxruntime")
+    trace = Traces.of(tiny_build).models["decode"]
+    recipe = Recipe(tiny_build.manifest.geometry, "onnxruntime")
+    by_head = surgery.finish("decode", trace, recipe)
     monkeypatch.setattr(standard_attention, "_MIB", 0)
-    folded = surgery.decode(trace, geometry, "onnxruntime")
+    folded = surgery.finish("decode", trace, recipe)
     assert [queries_of(model) for model in (by_head, folded)] == ["Mul", "Reshape"]
     copied = Path(shutil.copytree(tiny_build.directory, tmp_path / "copy"))
     for model, name in ((by_head, "by_head.onnx"), (folded, "folded.onnx")):

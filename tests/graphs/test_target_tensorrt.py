@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 from onnx import inliner
 from onnx.helper import make_model, make_node, make_opsetid, make_tensor_value_info
 
-from snapexport.build import BuildOptions, build
+from snapexport.build import build
 from snapexport.build.derive import derive
 from snapexport.build.lint import lint_build
 from snapexport.contract.build_directory import Build
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.targets import FusedShapes
-from snapexport.errors import UserError
-from snapexport.graphs.functions import function
 from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, topk_rounds
 from snapexport.runtime.engine.open_executor import open_executor
+from tests.graphs.bodies import function
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
@@ -54,9 +52,8 @@ def test_tensorrt_target_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (25, 96), steps=12)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
 def test_fused_attention_by_kv_head_agrees_with_the_oracle(
-    groups: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In fp32, which the builder composes: as if it had a fused kernel for it."""
     everything = FusedShapes(
@@ -67,17 +64,17 @@ def test_fused_attention_by_kv_head_agrees_with_the_oracle(
         smallest_chunk_head_dim=1,
     )
     monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", everything)
-    case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13, attention_groups=groups)
+    case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13)
     graph = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph
     attentions = [node for node in graph.node if is_attention(node)]
-    assert len(attentions) == groups * case.geometry.num_layers
+    assert len(attentions) == case.geometry.num_layers
     queries = {node.input[0] for node in attentions}
     batches = {
         one.type.tensor_type.shape.dim[0].dim_value
         for one in graph.value_info
         if one.name in queries
     }
-    assert batches == {2 // groups}, "KV heads in the place of the batch"
+    assert batches == {2}, "KV heads in the place of the batch"
     assert_agrees(case, (25, 96), steps=12)
 
 
@@ -113,8 +110,7 @@ def test_fp16_tensorrt_target_agrees_with_the_onnxruntime_target(
 def answer(made: Build) -> Array:
     """The logits [9, V] of a prompt's end and of eight tokens after it."""
     engine, prompt = open_executor(made, threads=1), cases.prompt(60)
-    engine.prefill(0, prompt, 0, 32)
-    logits = [engine.prefill(0, prompt, 28, 60).logits.copy()]
+    logits = [engine.prefill_prompt(0, prompt).logits.copy()]
     for step in range(8):
         ids, positions = np.array([step + 5, 0]), np.array([60 + step, 0])
         logits.append(engine.decode(ids, positions, np.array([60, 1])).logits[0].copy())
@@ -163,20 +159,6 @@ def test_tensorrt_target_layers_share_one_mask(tensorrt_build: Build) -> None:
         assert len(masks) == 2 and len(set(masks)) == 1 and masks[0]
 
 
-def test_trt_decomposable_is_off_by_default_and_refused_for_portable(
-    tensorrt_build: Build, tmp_path: Path
-) -> None:
-    for name in tensorrt_build.manifest.graphs:
-        assert not marked(load(tensorrt_build, name))
-    with pytest.raises(UserError, match="not supported with --target portable"):
-        BuildOptions.of(model="m", out=tmp_path, L_max=32, target="portable", trt_decomposable=True)
-
-
-def marked(model: onnx.ModelProto) -> int:
-    """Number of nodes with TensorRT's own attributes."""
-    return sum(any(a.name.startswith("TRT_") for a in n.attribute) for n in model.graph.node)
-
-
 def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, feeds)
@@ -218,7 +200,7 @@ def test_topk_in_rounds_equals_one_large_topk_including_ties(
     x = np.random.default_rng(k).integers(-1, 5, (2, 3, 32)).astype(kind)
     whole = calling(onnx.parser.parse_function(TOPK % largest), {"x": x}, K=[k])
     split = onnx.ModelProto.FromString(whole.SerializeToString())
-    split_topk(split, GraphOptions())
+    split_topk(split)
     count = sum(node.op_type == "TopK" for node in split.functions[0].node)
     assert count == -(-k // 4)
     for got, want in zip(run(split, {"x": x}), run(whole, {"x": x}), strict=True):
@@ -234,7 +216,7 @@ def test_layers_of_different_K_share_the_rounds_of_topk(monkeypatch: pytest.Monk
     model.graph.node.append(make_node("SnapKVSelect", ["x"], small, domain="snapexport", K=[1]))
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in small)
     want = run(model, {"x": x})
-    split_topk(model, GraphOptions())
+    split_topk(model)
     for got, expected in zip(run(model, {"x": x}), want, strict=True):
         assert np.array_equal(got, expected)
 
@@ -252,7 +234,7 @@ def test_select_keeps_the_same_positions_with_topk_in_rounds(length: int, sharpn
     attributes = {"L_sink": 2, "L_recent": 7, "K": [4094], "pool_kernel": [1, 5], "scale": 0.35}
     whole = calling(function("SnapKVSelect", pool_kernel=5), feeds, softcap=0.0, **attributes)
     split = onnx.ModelProto.FromString(whole.SerializeToString())
-    split_topk(split, GraphOptions())
+    split_topk(split)
     sizes = {a.name: a.ints[0] for a in split.graph.node[0].attribute if a.ints}
     assert sizes["K_per_round"] == 2047
     assert np.array_equal(run(split, feeds)[0], run(whole, feeds)[0])
@@ -276,9 +258,7 @@ def real_build(architecture: str, directory: Path) -> Build:
     model = checkpoints.make(architecture, directory / "model", **REAL[architecture] | small)
     options: dict[str, Any] = {"L_max": 131072, "kv_budget": 8192, "dtype": "bf16"}
     options["decode_batches"] = ()
-    return build(
-        model, directory / "b", target="tensorrt", trt_decomposable=True, baseline=True, **options
-    )
+    return build(model, directory / "b", target="tensorrt", baseline=True, **options)
 
 
 def structure(made: Build) -> dict[str, Any]:
@@ -304,7 +284,6 @@ def test_graphs_of_real_heads_at_131072_tokens_equal_the_golden_structure(
 ) -> None:
     made = real_build(architecture, tmp_path)
     assert [layer.K for layer in made.manifest.geometry.layers] == [4094, 4094]
-    assert marked(load(made, "decode")) == marked(load(made, "baseline-prefill")) == 2
     assert lint_build(made, "tensorrt") == []
     golden = json.loads((GOLDEN / f"tensorrt_{architecture}.json").read_text())
     assert structure(made) == golden

@@ -1,6 +1,7 @@
 """The documentation is true to the repository: links resolve, commands parse, flags exist."""
 
 import argparse
+import importlib
 import inspect
 import re
 import shlex
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import parser
+from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.manifest import Manifest
+from snapexport.contract.manifest import Manifest, ModelFacts
+from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import (
     Completion,
@@ -32,6 +35,7 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+(?:/|\.\w+))`")
+IMPORT = re.compile(r"^from (snapexport[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 FLAG = re.compile(r"`(--[a-zA-Z][\w-]*)")
 
 OTHERS = {
@@ -187,6 +191,8 @@ def test_files_and_folders_of_docs_pages_exist(page: str) -> None:
     [
         ("build-directory.md", Manifest),
         ("build-directory.md", GraphOptions),
+        ("build-directory.md", ModelFacts),
+        ("build-directory.md", CacheGeometry),
         ("python.md", SamplingParams),
         ("python.md", Completion),
         ("python.md", OutputDelta),
@@ -199,7 +205,23 @@ def test_every_field_of_a_public_class_is_in_the_reference(page: str, kind: type
     assert [name for name in kind.__annotations__ if f"`{name}`" not in text] == []
 
 
+@by_page()
+def test_names_that_fenced_blocks_import_exist(page: str) -> None:
+    if page in FORMER:
+        return
+    code = "\n".join(FENCE.findall((ROOT / page).read_text()))
+    for module, names in IMPORT.findall(code):
+        home = importlib.import_module(module)
+        assert [name for name in names.split(", ") if not hasattr(home, name)] == []
+
+
 def test_every_argument_of_llm_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "python.md").read_text()
-    arguments = set(inspect.signature(LLM).parameters) - {"unknown"}
+    arguments = {*inspect.signature(LLM).parameters, *LLMConfig.__annotations__}
     assert [name for name in arguments if f"`{name}`" not in text] == []
+
+
+def test_the_docs_stay_short_enough_to_be_read() -> None:
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 42
+    assert sum(len(page.read_text().split()) for page in pages) <= 42_000

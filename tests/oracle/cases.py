@@ -83,7 +83,6 @@ class Case:
     share_weights: bool | None = None
     extend: bool = False
     tokens_per_step: int = 1
-    attention_groups: int = 1
     mtp: bool = False
     weights: str | None = None
     tensor_parallel: int = 1

@@ -8,8 +8,8 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from snapexport.graphs.functions import function
 from snapexport.graphs.functions.vote import DEFAULTS
+from tests.graphs.bodies import function
 
 
 def call_body(
@@ -20,7 +20,7 @@ def call_body(
 ) -> list[Tensor]:
     """Outputs for the inputs, in their order; vote: SnapKVSelect's options."""
     kernel = attributes.get("pool_kernel", [1, 1])[1]
-    proto = function(name, vote, bool(attributes.get("softcap")), kernel)
+    proto = function(name, vote, kernel, softcapped=bool(attributes.get("softcap")))
     feeds = {f"input_{index}": one.numpy() for index, one in enumerate(inputs)}
     node = onnx.helper.make_node(
         name, list(feeds), list(proto.output), domain="snapexport", **attributes

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from snapexport.graphs.functions import function
 from snapexport.plugins import compiling
+from tests.graphs.bodies import function
 from tests.plugins.body import call_body
 from tests.plugins.compiled import Libraries
 from tests.plugins.emulated import random

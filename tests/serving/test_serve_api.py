@@ -88,29 +88,6 @@ def test_chat_equals_its_rendered_prompt(client: openai.OpenAI, llm: "LLM") -> N
     assert chunks[-1].usage == done.usage
 
 
-def test_seeded_samples_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> None:
-    options = OPTIONS | {"temperature": 0.7, "top_p": 0.9, "seed": 1 << 40, "n": 3}
-    done = client.completions.create(prompt="The old", **options | {"extra_body": {"top_k": 50}})
-    expected = [
-        alone(llm, "The old", temperature=0.7, top_p=0.9, top_k=50, seed=(1 << 40) + index).text
-        for index in range(3)
-    ]
-    assert [choice.text for choice in done.choices] == expected
-
-
-def test_stop_text_ends_the_answer_to_a_prompt_of_token_ids(
-    client: openai.OpenAI, llm: "LLM"
-) -> None:
-    assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode("The old").ids
-    whole = alone(llm, ids, max_tokens=40, ignore_eos=True).text
-    stop = whole[len(whole) // 2 :][:3]
-    options = OPTIONS | {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
-    done = client.completions.create(prompt=ids, stop=[stop, "\x00"], **options)
-    assert done.choices[0].text == whole[: whole.index(stop)]
-    assert done.choices[0].finish_reason == "stop"
-
-
 def test_logprobs_equal_the_llms(client: openai.OpenAI, llm: "LLM") -> None:
     expected = alone(llm, "The old", logprobs=3).logprobs
     done = client.completions.create(prompt="The old", logprobs=3, **OPTIONS).choices[0]
@@ -154,13 +131,3 @@ def until(serving: Serving, **expected: float) -> None:
         if found == expected:
             return
         assert time.monotonic() < end, f"{found} and not {expected}"
-
-
-def test_errors_are_openais_exceptions(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(prompt="a", **OPTIONS | {"model": "other"})
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(prompt="a " * 3000, **OPTIONS)
-    assert refused.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="not supported"):
-        client.chat.completions.create(messages=CHAT, presence_penalty=1, **OPTIONS)

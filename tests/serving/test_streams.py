@@ -90,25 +90,6 @@ def test_closing_a_stream_frees_its_batch_slot_within_a_few_steps() -> None:
     run(scenario())
 
 
-def test_full_queue_refuses_at_once() -> None:
-    async def scenario() -> None:
-        llm = make_llm()
-        llm.seconds = 0.01
-        streams = started(llm, max_pending=1).streams
-        params = SamplingParams(max_tokens=1900)
-        requests = [streams.stream(llm.read([n], params)) for n in range(SLOTS + 2)]
-        *taken, refused = [asyncio.ensure_future(anext(stream)) for stream in requests]
-        with pytest.raises(GenerationError, match="4 requests run and wait already") as full:
-            await refused
-        assert full.value.code == "full"
-        await taken[0]
-        for task in taken:
-            task.cancel()
-        await streams.close()
-
-    run(scenario())
-
-
 def test_close_ends_streams_and_refuses_new_ones() -> None:
     async def scenario() -> None:
         llm = make_llm()

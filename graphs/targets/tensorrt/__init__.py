@@ -6,7 +6,6 @@ our functions stay: the parser takes the body, or the plugin of that name if it 
 The parser's documents and TensorRT for RTX's own parser (tests/rtx/) say which are accepted.
 """
 
-from snapexport.graphs.targets.tensorrt.decomposable import allow_decomposition
 from snapexport.graphs.targets.tensorrt.linear_gemm import LinearGemm
 from snapexport.graphs.targets.tensorrt.masked_attention import MaskedAttention
 from snapexport.graphs.targets.tensorrt.plugin_calls import allow_plugins
@@ -17,7 +16,6 @@ __all__ = [
     "LinearGemm",
     "MaskedAttention",
     "VotesInTurn",
-    "allow_decomposition",
     "allow_plugins",
     "split_topk",
 ]

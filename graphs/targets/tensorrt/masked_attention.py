@@ -48,19 +48,18 @@ def _with_cache(
     folded: FoldedRows,
 ) -> None:
     scores, window, sink = Scores.of(marker), int(marker.attrs["window"]), take_sink(marker)
-    groups = int(marker.attrs.get("groups", 1))
     (query, *states, past_key, past_value, slot, valid), (out, *present) = cut(graph, marker)
     caches = written(graph, [past_key, past_value], states, slot, present)
     mask = masks.mask(valid, query.shape[2], past_key.shape[2], window)
     inputs = [query, *caches, mask]
     if sink is not None:
-        _attend_beside_sink(graph, inputs, out, scores, sinks, sink, groups)
+        _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
     elif query.shape[0] > 1 and query.shape[2] > 1 and _is_fused(inputs, scores):
         query = scaled(graph, query, scores.scale)
         attended = folded.attention([query, *caches], mask, scale=1.0)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
     else:
-        _attend(graph, inputs, out, scores, groups=groups)
+        _attend(graph, inputs, out, scores)
 
 
 def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: SinkSlots) -> None:
@@ -95,7 +94,6 @@ def _attend(
     out: gs.Tensor,
     scores: Scores,
     is_causal: bool = False,
-    groups: int = 1,
 ) -> None:
     """(query [B,H,C,D], key, value [B,Hkv,S,D], mask) -> [B,C,H,D].
 
@@ -108,7 +106,7 @@ def _attend(
         attended = composed_attention(graph, [(queries, key)], value, mask, scores.softcap)
     elif query.shape[2] > 1:
         states = [scaled(graph, query, scores.scale), *others]
-        attended = fused_by_kv_head(graph, states, is_causal, groups)
+        attended = fused_by_kv_head(graph, states, is_causal)
     else:
         states = [scaled(graph, query, scores.scale / EXACT_SCALE), *others]
         attended = node(graph, "Attention", states, scale=EXACT_SCALE)
@@ -122,7 +120,6 @@ def _attend_beside_sink(
     scores: Scores,
     sinks: SinkSlots,
     sink: gs.Tensor,
-    groups: int = 1,
 ) -> None:
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
@@ -131,7 +128,7 @@ def _attend_beside_sink(
     fits = MEASURED_SHAPES.fits_with_sink(_value_bytes(query), rows, slots, head_dim)
     if fits and not scores.softcap:
         extended = sinks.extended(queries, key, value, mask, sink)
-        wide = fused_by_kv_head(graph, extended, False, groups)
+        wide = fused_by_kv_head(graph, extended, False)
         width = value.shape[3]
         attended = node(graph, "Slice", [*wide, *(int64s(graph, n) for n in (0, width, -1))])
     else:

@@ -7,7 +7,6 @@ if the call has the attribute plugin_namespace and the parser's flag ENABLE_PLUG
 
 import onnx
 
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.names import DOMAIN
 
 PLUGINS = ("SnapKVSelect", "SnapStreamGather")
@@ -16,7 +15,7 @@ PLUGINS = ("SnapKVSelect", "SnapStreamGather")
 _NAMESPACE = "plugin_namespace"
 
 
-def allow_plugins(model: onnx.ModelProto, options: GraphOptions) -> None:
+def allow_plugins(model: onnx.ModelProto) -> None:
     """Give every call of PLUGINS the namespace of our plugins, which is empty."""
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type in PLUGINS:

@@ -11,7 +11,6 @@ from math import ceil
 import onnx
 from onnx.helper import make_attribute, make_node
 
-from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.names import DOMAIN
 from snapexport.contract.targets import capabilities
 
@@ -21,7 +20,7 @@ _SELECT = "SnapKVSelect", "SelectVoted"
 _PER_ROUND = "K_per_round"
 
 
-def split_topk(model: onnx.ModelProto, options: GraphOptions) -> None:
+def split_topk(model: onnx.ModelProto) -> None:
     """Change the body that selects if a call has K > MOST.
 
     The calls get an attribute K_per_round (ints, [n]), which the plugin ignores.

@@ -12,6 +12,7 @@ from snapexport.contract.manifest import WEIGHTS
 from snapexport.errors import UserError
 from snapexport.exporter.weights import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
+from snapexport.graphs.recipe import Recipe
 
 TOKENIZER = "tokenizer.json"
 
@@ -44,7 +45,8 @@ def derive(
     options = replace(options, mtp=False)
     if not geometry.compresses:
         options = options.of_full_cache()
-    graphs = finished_graphs(traces, geometry, manifest.target, options, with_queries=with_queries)
+    recipe = Recipe(geometry, manifest.target, options, with_queries)
+    graphs = finished_graphs(traces, recipe)
     entries = {name: write_graph(name, model, out) for name, model in graphs.items()}
     changed = {
         "geometry": geometry,
@@ -60,7 +62,9 @@ def derive(
 
 def is_soft_capped(build: Build) -> bool:
     """Whether scores are soft-capped (Gemma 2), which excludes `with_queries`."""
-    nodes = [node for node in Traces.of(build).decode.graph.node if node.domain == TRACE_DOMAIN]
+    nodes = [
+        node for node in Traces.of(build).models["decode"].graph.node if node.domain == TRACE_DOMAIN
+    ]
     return any(one.name == "softcap" and one.f > 0 for node in nodes for one in node.attribute)
 
 

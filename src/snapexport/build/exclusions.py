@@ -58,12 +58,6 @@ def _require_head_groups(given: Mapping[str, Any]) -> None:
             f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
             "use 2 to 4: each group costs a decode step an attention of its own",
         )
-    if is_shared and given["extend"] and given["attention_groups"] > 1:
-        raise UserError(
-            "--attention-groups is not supported with --extend and --head-budget, whose groups of "
-            "KV heads may not divide",
-            "leave one of them out",
-        )
     if is_shared and given["vote_queries"] == "repeat":
         raise UserError(
             "--vote-queries repeat is not supported with --head-budget",

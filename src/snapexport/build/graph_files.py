@@ -1,52 +1,35 @@
 """Makes every graph of a build by surgery, writes it, and describes it for the manifest."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import onnx
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.manifest import (
-    BASELINE,
-    MTP,
-    MTP_PREFILL,
-    VERIFY,
-    GraphEntry,
-    GraphName,
-    TensorSpec,
-    TraceName,
-)
-from snapexport.contract.targets import Target
+from snapexport.contract.graph_kinds import BASELINE, GraphKind, kinds_of
+from snapexport.contract.manifest import GraphEntry, GraphName, TensorSpec, TraceName
 from snapexport.errors import UserError
 from snapexport.files.whole import sha256_of
-from snapexport.graphs import surgery
+from snapexport.graphs.recipe import Recipe
+from snapexport.graphs.surgery import finish
 
 
 @dataclass(frozen=True)
 class Traces:
     """The traces, from which surgery makes the graphs of every policy and target.
 
-    smaller_decodes: {number of batch slots: trace of decode}, for fewer than all. verify: the same
-    of several tokens, for all and for fewer, if the build has it. mtp: of a step and of a chunk of
-    multi-token prediction, if the build has it.
+    models: by the name of the trace, and NAME.N for fewer batch slots than all.
     """
 
-    prefill: onnx.ModelProto
-    decode: onnx.ModelProto
+    models: Mapping[str, onnx.ModelProto]
     prefill_chunk: int
-    smaller_decodes: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
-    verify: Mapping[int, onnx.ModelProto] = field(default_factory=dict)
-    mtp: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def write(self, directory: Path) -> dict[TraceName, GraphEntry]:
-        """Write the traces for all batch slots beside the graphs."""
-        return {
-            "prefill": write_graph("prefill.trace", self.prefill, directory),
-            "decode": write_graph("decode.trace", self.decode, directory),
-        }
+        """Write the traces that other caches are made from beside the graphs."""
+        names: tuple[TraceName, ...] = get_args(TraceName)
+        return {name: write_graph(f"{name}.trace", self.models[name], directory) for name in names}
 
     @classmethod
     def of(cls, build: Build) -> "Traces":
@@ -55,59 +38,50 @@ class Traces:
             raise UserError(
                 f"{build.directory} has no baseline graphs", "build it again with --baseline"
             )
-        prefill, decode = (
-            onnx.load(build.trace(name), load_external_data=False) for name in ("prefill", "decode")
-        )
-        return cls(prefill, decode, build.manifest.prefill_chunk)
+        models: dict[str, onnx.ModelProto] = {
+            name: onnx.load(build.trace(name), load_external_data=False)
+            for name in build.manifest.traces
+        }
+        return cls(models, build.manifest.prefill_chunk)
+
+    def of_kind(self, kind: GraphKind) -> dict[str, onnx.ModelProto]:
+        """The traces of a kind's graphs, by the graph's name."""
+        stem = kind.trace
+        found = {stem: self.models[stem]}
+        if kind.sized_by == "batch":
+            found |= {n: one for n, one in self.models.items() if n.startswith(f"{stem}.")}
+        return {n.replace(stem, kind.name, 1): one for n, one in found.items()}
 
 
 def finished_graphs(
     traces: Traces,
-    geometry: CacheGeometry,
-    target: Target,
-    options: GraphOptions,
+    recipe: Recipe,
     *,
     prefill_capacities: Sequence[int] = (),
     baseline: bool = False,
-    with_queries: bool = False,
 ) -> dict[GraphName, onnx.ModelProto]:
     """Every graph of the build, finished.
 
-    prefill_capacities: positions of further prefill graphs' caches. with_queries: decode outputs
-    its queries.
+    prefill_capacities: positions of further prefill graphs' caches.
     """
-    choice = (geometry, target, options)
-    graphs: dict[GraphName, onnx.ModelProto] = {
-        "prefill": surgery.prefill(traces.prefill, *choice),
-        "decode": surgery.decode(traces.decode, *choice, with_queries=with_queries),
-    }
-    for capacity in prefill_capacities:
-        graphs[f"prefill.{capacity}"] = surgery.prefill(traces.prefill, *choice, capacity)
-    for slots, traced in traces.smaller_decodes.items():
-        graphs[f"decode.{slots}"] = surgery.decode(traced, *choice)
-    for slots, traced in traces.verify.items():
-        name = VERIFY if slots not in traces.smaller_decodes else f"{VERIFY}.{slots}"
-        graphs[name] = surgery.decode(traced, *choice)
-    if geometry.compresses and not geometry.is_single_shot(traces.prefill_chunk):
-        graphs["compress"] = surgery.compress(traces.prefill, *choice)
-    if geometry.repeats:
-        graphs["vote"] = surgery.vote(traces.prefill, *choice)
-    if options.extend:
-        graphs["extend"] = surgery.extend(traces.prefill, *choice)
-    if traces.mtp:
-        step, chunk = traces.mtp
-        graphs[MTP] = surgery.mtp(step, *choice)
-        graphs[MTP_PREFILL] = surgery.mtp_prefill(chunk, *choice)
+    kinds = kinds_of(recipe.geometry, recipe.options, traces.prefill_chunk).values()
+    graphs = dict(_finished(traces, kinds, recipe, prefill_capacities))
     if baseline:
-        full = finished_graphs(
-            replace(traces, verify={}, mtp=None),
-            geometry.as_full(),
-            target,
-            options.of_full_cache(),
-            prefill_capacities=prefill_capacities,
-        )
-        graphs |= {f"{BASELINE}{name}": model for name, model in full.items()}
+        again = [kind for kind in kinds if kind.has_baseline]
+        full = _finished(traces, again, recipe.of_full_cache(), prefill_capacities)
+        graphs |= {f"{BASELINE}{name}": model for name, model in full}
     return graphs
+
+
+def _finished(
+    traces: Traces, kinds: Iterable[GraphKind], recipe: Recipe, capacities: Sequence[int]
+) -> Iterator[tuple[GraphName, onnx.ModelProto]]:
+    for kind in kinds:
+        for name, traced in traces.of_kind(kind).items():
+            yield name, finish(kind.name, traced, recipe)
+        for capacity in capacities if kind.sized_by == "capacity" else ():
+            model = finish(kind.name, traces.models[kind.trace], recipe, capacity)
+            yield f"{kind.name}.{capacity}", model
 
 
 def write_graph(name: str, model: onnx.ModelProto, directory: Path) -> GraphEntry:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
 from snapexport.files.untrusted import read_object
 

@@ -111,7 +111,7 @@ def _has_operator(record: TargetCapabilities, node: NodeProto) -> bool:
 
 
 def _large_topk(node: NodeProto, shown: dict[str, Any], largest: int) -> Iterator[str]:
-    axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
     made = shown.get(node.output[0])
     kept = made.shape.dim[axis].dim_value if made and made.shape.dim else 0
     if not 0 < kept <= largest:

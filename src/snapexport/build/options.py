@@ -24,7 +24,8 @@ from snapexport.contract.geometry import (
     topk_per_layer,
 )
 from snapexport.contract.graph_options import GraphOptions, require_one_of
-from snapexport.contract.manifest import QUANTIZATIONS, ModelFacts, Quantization
+from snapexport.contract.manifest import QUANTIZATIONS, Quantization
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import TARGETS, Target, capabilities, targets_with
 from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType

@@ -24,18 +24,16 @@ from snapexport.build.staging import staged
 from snapexport.build.template_tail import template_tail
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kinds import GRAPH_KINDS, MTP, MTP_PREFILL, VERIFY
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
-    MTP,
-    MTP_PREFILL,
-    VERIFY,
     WEIGHTS,
     GraphEntry,
     GraphName,
     Manifest,
-    ModelFacts,
     TraceName,
 )
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.exporter import (
     architectures,
     derived,
@@ -55,6 +53,7 @@ from snapexport.exporter.link import Traced
 from snapexport.exporter.opening import open_checkpoint, with_tokenizer
 from snapexport.exporter.ranks import require_ranks
 from snapexport.files.dtypes import BY_FLAG
+from snapexport.graphs.recipe import Recipe
 
 _RECORDED = ("snapexport", "torch", "transformers", "onnx", "onnxscript", "onnx-graphsurgeon")
 
@@ -103,12 +102,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))
-    options.graph.require_model(
-        model.vocab_size,
-        latent=bool(model.kv_lora_rank),
-        kv_heads=model.cut(options.tensor_parallel).num_key_value_heads,
-        has_experts=bool(model.num_experts),
-    )
+    options.graph.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
     require_ranks(checkpoint, config, options.tensor_parallel)
     options.graph.require_ranks(
         options.tensor_parallel,
@@ -186,25 +180,20 @@ def _quantized(
 
 
 def _linked(
-    resolved: ResolvedBuild, traced: dict[GraphName, Traced], placed: weights.PlacedWeights
+    resolved: ResolvedBuild, traced: dict[str, Traced], placed: weights.PlacedWeights
 ) -> Traces:
     """The traces, tied to the weights: decode's for each number of batch slots."""
     whole, smaller = resolved.options.batch, resolved.options.smaller_batches
-
-    def linked(name: GraphName, batch: int | None = None) -> onnx.ModelProto:
-        model = with_batch(traced[name].model, batch) if batch else traced[name].model
-        link.link(model, traced[name].sources, placed.tensors)
-        return ir.to_proto(model)
-
-    verified = [whole, *smaller] if VERIFY in traced else []
-    return Traces(
-        prefill=linked("prefill"),
-        decode=linked("decode", whole),
-        prefill_chunk=resolved.prefill_chunk,
-        smaller_decodes={batch: linked("decode", batch) for batch in smaller},
-        verify={batch: linked(VERIFY, batch) for batch in verified},
-        mtp=(linked(MTP, whole), linked(MTP_PREFILL)) if MTP in traced else None,
-    )
+    models: dict[str, onnx.ModelProto] = {}
+    for name, found in traced.items():
+        kind = GRAPH_KINDS[name]
+        batches = [whole] if kind.rows == "batch" else [0]
+        batches += smaller if kind.sized_by == "batch" else []
+        for batch in batches:
+            model = with_batch(found.model, batch) if batch else found.model
+            link.link(model, found.sources, placed.tensors)
+            models[name if batch in (0, whole) else f"{name}.{batch}"] = ir.to_proto(model)
+    return Traces(models, resolved.prefill_chunk)
 
 
 def write_graphs(
@@ -216,9 +205,7 @@ def write_graphs(
     options = resolved.options
     graphs = finished_graphs(
         traces,
-        resolved.geometry,
-        options.target,
-        options.graph,
+        Recipe(resolved.geometry, options.target, options.graph),
         prefill_capacities=resolved.prefill_capacities,
         baseline=options.baseline,
     )

@@ -145,16 +145,16 @@ def _replace(directory: Path, target: Path, former: str, marker: str) -> None:
         _appear(content, target)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(source: Path, target: Path) -> bool:
     """Exchange two names in one step; False where system or file system (NFS) can't."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    names = (os.fsencode(one), os.fsencode(other))
+    names = (os.fsencode(source), os.fsencode(target))
     if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
         return True
-    if not os.path.lexists(other):
-        raise FileNotFoundError(other)
+    if not os.path.lexists(target):
+        raise FileNotFoundError(target)
     return False
 
 

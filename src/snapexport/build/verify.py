@@ -46,29 +46,29 @@ def verify(build: Build) -> Verified:
         import onnx  # noqa: F401
     except ModuleNotFoundError:
         return Verified(unhashed, False, _other_files(build))
-    for one in build.ranks:
-        weights = _spans(one)
-        for entry in one.files_of_graphs():
-            _require_graph(one, entry, weights)
+    for rank in build.ranks:
+        weights = _spans(rank)
+        for entry in rank.files_of_graphs():
+            _require_graph(rank, entry, weights)
     return Verified(unhashed, True, _other_files(build))
 
 
 def _spans(build: Build) -> Weights:
     """The tensors of each weight file, by name."""
-    files = [one.file for one in build.manifest.weights]
+    files = [weights.file for weights in build.manifest.weights]
     return {file: read_header(build.file(file)) for file in files}
 
 
 def _require_graph(build: Build, entry: GraphEntry, weights: Weights) -> None:
     model = loaded(build.file(entry.file))
-    for kind, told, values in (
+    for kind, listed, values in (
         ("inputs", entry.inputs, model.graph.input),
         ("outputs", entry.outputs, model.graph.output),
     ):
         names = [value.name for value in values]
-        if sorted(names) != sorted(spec.name for spec in told):
+        if sorted(names) != sorted(spec.name for spec in listed):
             raise UserError(f"{entry.file} has other {kind} than the manifest says", REBUILD)
-        shapes = {spec.name: spec.shape for spec in told}
+        shapes = {spec.name: spec.shape for spec in listed}
         for value in values:
             dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
             if dims != shapes[value.name]:
@@ -106,8 +106,8 @@ def _require_weight(file: str, tensor: "TensorProto", weights: Weights) -> None:
     """A tensor whose data lies elsewhere is the one of its name in one of the weight files."""
     if not tensor.external_data and not tensor.data_location:
         return
-    told = {entry.key: entry.value for entry in tensor.external_data}
-    place = told.get("location", "")
+    listed = {entry.key: entry.value for entry in tensor.external_data}
+    place = listed.get("location", "")
     if place not in weights or str(PurePosixPath(place)) != place:
         raise UserError(
             f"{file} reads {tensor.name!r:.200} from {place!r:.200}, which is no weight file of "
@@ -115,7 +115,7 @@ def _require_weight(file: str, tensor: "TensorProto", weights: Weights) -> None:
             REBUILD,
         )
     span = weights[place].get(tensor.name)
-    given = told.get("offset", "0"), told.get("length", "")
+    given = listed.get("offset", "0"), listed.get("length", "")
     if span is None or given != (str(span.offset), str(span.nbytes)):
         raise UserError(
             f"{file} reads bytes of {place} for {tensor.name!r:.200} that are not this weight",
@@ -131,7 +131,7 @@ def _other_files(build: Build) -> list[str]:
     known |= {(place / file).as_posix() for place in places for file in files}
     known |= {weights.file for weights in manifest.weights}
     for engine in manifest.engines.values():
-        known |= {one.file for one in engine.graphs.values()}
+        known |= {graph.file for graph in engine.graphs.values()}
         known |= {engine.plugins.file} if engine.plugins else set()
     found = (path for path in build.directory.rglob("*") if not path.is_dir() or path.is_symlink())
     names = sorted(path.relative_to(build.directory).as_posix() for path in found)

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="X.Y",
-        help="GPUs to build for, such as 8.9 12.0; for --target tensorrt-rtx alone (default: all "
+        help="GPUs to build for, such as 8.9 12.0; for --target tensorrt-rtx only (default: all "
         f"that it has: {', '.join(TENSORRT_RTX.capabilities)})",
     )
     for name, text in FILES.items():

@@ -57,8 +57,8 @@ def _add_flag(
 ) -> None:
     name = flag_of(field.name)
     required = field.default is dataclasses.MISSING
-    told = required or field.default in (None, ()) or "(default" in text
-    if not told and hint is not bool:
+    names_default = required or field.default in (None, ()) or "(default" in text
+    if not names_default and hint is not bool:
         text += f" (default: {_spelled(field.default)})"
     settings: dict[str, Any] = {"dest": field.name, "help": text, "required": required}
     settings["default"] = None if required else field.default

@@ -1,6 +1,6 @@
 """Finds the caches, chunks and batch that fit into a memory, before anything is built.
 
-Reads a checkpoint's config and headers alone. Flags that are given are kept, the others are chosen.
+Reads a checkpoint's config and headers. Flags that are given are kept, the others are chosen.
 Sizes are bounds (docs/how-to/plan.md says what they count). Speed is not promised.
 
 examples:

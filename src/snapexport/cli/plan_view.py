@@ -37,8 +37,8 @@ def print_plan(plan: Plan) -> None:
     """Caches at the recommended chunk, chunks at the recommended cache, the recommendation."""
     chosen = plan.recommendation.alternative
     OUT.print(_model_line(plan))
-    same_chunk = [one for one in plan.alternatives if one.chunk == chosen.chunk]
-    same_cache = [one for one in plan.alternatives if one.geometry == chosen.geometry]
+    same_chunk = [option for option in plan.alternatives if option.chunk == chosen.chunk]
+    same_cache = [option for option in plan.alternatives if option.geometry == chosen.geometry]
     batch = plan.recommendation.batch
     OUT.print(
         _table(plan, "cache,\nslots a head", [(_cache(o), o, _batch(plan, o)) for o in same_chunk])
@@ -64,34 +64,38 @@ def _table(plan: Plan, title: str, rows: Iterable[tuple[str, Alternative, int]])
     table.add_column(title)
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for name, one, batch in rows:
-        mark = " *" if one is plan.recommendation.alternative else ""
-        table.add_row(name + mark, *_cells(one, batch))
+    for name, option, batch in rows:
+        mark = " *" if option is plan.recommendation.alternative else ""
+        table.add_row(name + mark, *_cells(option, batch))
     return table
 
 
-def _batch(plan: Plan, one: Alternative) -> int:
+def _batch(plan: Plan, option: Alternative) -> int:
     """The recommended batch in its row; as given, or the largest that fits, in others."""
-    if one is plan.recommendation.alternative:
+    if option is plan.recommendation.alternative:
         return plan.recommendation.batch
-    return int(plan.request["batch"] or max(1, one.most_slots))
+    return int(plan.request["batch"] or max(1, option.most_slots))
 
 
-def _cells(one: Alternative, batch: int) -> list[str]:
-    taken = one.at(batch)
+def _cells(option: Alternative, batch: int) -> list[str]:
+    taken = option.at(batch)
     sizes = (taken.decode_cache, taken.prefill_cache, taken.prefill_peak, taken.decode_resident)
-    return [str(one.most_slots or "no"), str(batch), *map(spelled, (*sizes, one.step_bytes(batch)))]
+    return [
+        str(option.most_slots or "no"),
+        str(batch),
+        *map(spelled, (*sizes, option.step_bytes(batch))),
+    ]
 
 
-def _cache(one: Alternative) -> str:
-    slots = sorted({layer.cache_slots for layer in one.geometry.layers})
+def _cache(option: Alternative) -> str:
+    slots = sorted({layer.cache_slots for layer in option.geometry.layers})
     per_head = str(slots[0]) if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
-    policy = "" if one.geometry.policy == "snapstream" else f" {one.geometry.policy}"
-    return f"{one.compression:.3g} : 1, {per_head}{policy}"
+    policy = "" if option.geometry.policy == "snapstream" else f" {option.geometry.policy}"
+    return f"{option.compression:.3g} : 1, {per_head}{policy}"
 
 
-def _chunk(one: Alternative) -> str:
-    return "single shot" if one.single_shot else str(one.chunk)
+def _chunk(option: Alternative) -> str:
+    return "single shot" if option.single_shot else str(option.chunk)
 
 
 def _print_recommendation(plan: Plan) -> None:

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapexport.contract import names
 from snapexport.contract.consistency import require_closed
-from snapexport.contract.interface import require_interface
+from snapexport.contract.graph_kinds import BASELINE
+from snapexport.contract.interface import require_interface, weight_inputs
 from snapexport.contract.manifest import (
-    BASELINE,
     REBUILD,
     WEIGHTS,
     GraphEntry,
@@ -103,8 +102,8 @@ class Build:
             return []
         files = [self.directory / weights.file for weights in self.manifest.weights]
         spans = {name: span for file in files for name, span in read_header(file).items()}
-        inputs = (spec for name in graphs for spec in self.manifest.graphs[name].inputs)
-        wanted = {spec.name: spec for spec in inputs if names.is_weight(spec.name)}
+        inputs = (spec for name in graphs for spec in weight_inputs(self.manifest, name))
+        wanted = {spec.name: spec for spec in inputs}
         return [(spec, _span_of(spec, spans)) for spec in wanted.values()]
 
     def verify_weights(self) -> list[str]:

@@ -160,20 +160,14 @@ def _require_head_groups(manifest: Manifest) -> None:
         raise UserError(
             f"the manifest's head groups are not of {model.num_key_value_heads} KV heads", REBUILD
         )
-    cuts = manifest.graph_options.attention_groups > 1 and manifest.graph_options.extend
-    if manifest.tensor_parallel > 1 or not manifest.geometry.compresses or cuts:
+    if manifest.tensor_parallel > 1 or not manifest.geometry.compresses:
         raise UserError("the manifest's head groups are not those of a build", REBUILD)
 
 
 def _require_options(manifest: Manifest) -> None:
     """The graph options are resolved, so they are what they resolve to."""
     options, model = manifest.graph_options, manifest.model
-    options.require_model(
-        model.vocab_size,
-        latent=bool(model.kv_lora_rank),
-        kv_heads=model.cut(manifest.tensor_parallel).num_key_value_heads,
-        has_experts=bool(model.num_experts),
-    )
+    options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
     resolved = options.resolved(manifest.target, manifest.dtype)
     if not manifest.geometry.compresses:
         resolved = resolved.of_full_cache()

@@ -29,18 +29,23 @@ def _help(text: str, group: str = "advanced") -> dict[str, str]:
     return {"help": text, "group": group}
 
 
+def _advanced(text: str) -> dict[str, str]:
+    return {"help": text, "group": "advanced"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """cache_dtype: of compressed caches; None: the build's dtype, which full caches always have.
+    """How the graphs of a build differ beyond its geometry, target and dtype.
 
-    decode_attention: cache slots of a compressed cache that a decode step reads. top_tokens: number
-    of likeliest next tokens that the graphs output beside the logits. share_weights: matrices are
-    inputs of the graphs, which then run on one copy; None: where every graph would hold its own.
-    extend: the build has extend.onnx. trt_decomposable: TensorRT may use several kernels for
-    attention. attention_groups: of KV heads, which prefill's attention takes one after the other on
-    compiled targets. mtp: graphs of the layer for multi-token prediction, and the hidden states
-    that it takes as outputs. data_parallel_attention: each rank decodes batch slots of its own,
-    with all heads of their latents.
+    cache_dtype: of compressed caches; None: the build's dtype, which full caches always have.
+    decode_attention: cache slots of a compressed cache that a decode step reads.
+    top_tokens: number of likeliest next tokens that the graphs output beside the logits.
+    share_weights: matrices are inputs of the graphs, which then run on one copy; None: where every
+        graph would hold its own.
+    extend: the build has extend.onnx.
+    mtp: graphs of the layer for multi-token prediction, and the hidden states that it takes.
+    data_parallel_attention: each rank decodes batch slots of its own, with all heads of their
+        latents.
     """
 
     cache_dtype: CacheDType | None = field(
@@ -53,21 +58,21 @@ class GraphOptions:
     )
     decode_attention: DecodeAttention | None = field(
         default=None,
-        metadata=_help(
+        metadata=_advanced(
             "cache slots that a decode step reads: all, or the valid ones alone, in ONNX Runtime: "
             "faster where many are empty (default: all; valid for int8)"
         ),
     )
     top_tokens: int = field(
         default=0,
-        metadata=_help(
+        metadata=_advanced(
             "likeliest next tokens that the graphs output beside the logits, so that a GPU need "
             "not copy all logits to the host in each step; 0: none"
         ),
     )
     share_weights: bool | None = field(
         default=None,
-        metadata=_help(
+        metadata=_advanced(
             "make matrices inputs of the graphs, so that all graphs of the build, engines too, run "
             "on one copy in memory (default: for the tensorrt targets, whose engines hold a copy "
             "each; ONNX Runtime on the CPU maps one copy anyway)"
@@ -82,31 +87,16 @@ class GraphOptions:
             "",
         ),
     )
-    trt_decomposable: bool = field(
-        default=False,
-        metadata=_help(
-            "let TensorRT use several kernels for attention where it has no fused one; the graphs "
-            "then run in TensorRT alone"
-        ),
-    )
-    attention_groups: int = field(
-        default=1,
-        metadata=_help(
-            "groups of KV heads that a prefill chunk's attention takes one after the other in "
-            "TensorRT: more groups take less memory for copies of the cache, and their kernels are "
-            "smaller"
-        ),
-    )
     mtp: bool = field(
         default=False,
-        metadata=_help(
+        metadata=_advanced(
             "also write graphs of the checkpoint's layer for multi-token prediction, which drafts "
             "a further token (DeepSeek-V3 and R1)"
         ),
     )
     data_parallel_attention: bool = field(
         default=False,
-        metadata=_help(
+        metadata=_advanced(
             "with --tensor-parallel, for latent attention: each rank holds the decode caches of "
             "its own batch slots, in place of all (DeepSeek)"
         ),
@@ -115,11 +105,6 @@ class GraphOptions:
     def __post_init__(self) -> None:
         require_one_of("--cache-dtype", self.cache_dtype, CACHE_DTYPES)
         require_one_of("--decode-attention", self.decode_attention, DECODE_ATTENTIONS)
-        if self.attention_groups < 1:
-            raise UserError(
-                f"--attention-groups {self.attention_groups} is below 1",
-                "use 1 for all KV heads at once, or a divisor of their number",
-            )
         if self.top_tokens < 0:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is below 0",
@@ -135,17 +120,6 @@ class GraphOptions:
         if attention == "valid":
             _require_valid_slots(target)
         _require_topk(self.top_tokens, target)
-        if self.trt_decomposable and not capabilities(target).decomposable:
-            raise UserError(
-                f"--trt-decomposable is not supported with --target {target}",
-                f"leave it out, or use --target {targets_with('decomposable')}",
-            )
-        if self.attention_groups > 1 and capabilities(target).fused_shapes is None:
-            raise UserError(
-                f"--attention-groups is not supported with --target {target}: its attention copies "
-                "no cache",
-                f"leave it out, or use --target {targets_with('fused_shapes')}",
-            )
         shares = self.share_weights
         if shares is None:
             shares = capabilities(target).weights_per_graph
@@ -153,11 +127,8 @@ class GraphOptions:
             self, cache_dtype=cache_dtype, decode_attention=attention, share_weights=shares
         )
 
-    def require_model(
-        self, vocab_size: int, *, latent: bool, kv_heads: int, has_experts: bool
-    ) -> None:
+    def require_model(self, vocab_size: int, *, latent: bool) -> None:
         """Raise UserError for options that a model does not support. latent: its attention is."""
-        self._require_groups(kv_heads, is_composed=latent or has_experts)
         if self.top_tokens > vocab_size:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is above the model's vocabulary of {vocab_size} "
@@ -197,21 +168,6 @@ class GraphOptions:
                 f"--data-parallel-attention: {uneven[0]} batch slots are no multiple of the "
                 f"{ranks} ranks that share them",
                 f"use multiples of {ranks} for --batch and --decode-batches",
-            )
-
-    def _require_groups(self, kv_heads: int, is_composed: bool) -> None:
-        groups = self.attention_groups
-        if groups > 1 and is_composed:
-            raise UserError(
-                "--attention-groups is not supported for latent attention and for models with "
-                "experts: their attention is composed of single operators, which copy no cache",
-                "leave it out",
-            )
-        if kv_heads % groups:
-            numbers = ", ".join(str(n) for n in range(1, kv_heads + 1) if kv_heads % n == 0)
-            raise UserError(
-                f"--attention-groups {groups} does not divide the model's {kv_heads} KV heads",
-                f"possible here: {numbers}",
             )
 
     @property

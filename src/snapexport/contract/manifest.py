@@ -8,19 +8,20 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import AfterValidator, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_kinds import VERIFY, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.contract.latents import LatentSizes
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import Target
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType, DType
 from snapexport.files.untrusted import MANIFEST_BYTES, parse_object, read_bytes
 from snapexport.files.whole import write_whole
 
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 MANIFEST = "manifest.json"
 DIGEST = "manifest.json.sha256"
 
@@ -30,85 +31,12 @@ WEIGHTS = "weights"
 """A build's folder of weights."""
 RANK = "rank"
 """rank{r} is the folder of a rank's graphs and weights, where a build has several ranks."""
-BASELINE = "baseline-"
-"""Prefix of the names of the full cache's graphs."""
-
-VERIFY = "verify"
-"""Name of the graph of a decode step of several tokens, as of a token and drafts of the next."""
-
-MTP, MTP_PREFILL = "mtp", "mtp-prefill"
-"""Names of the graphs of multi-token prediction."""
-
-GraphName = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^(compress|vote|extend|mtp(-prefill)?|(verify|(baseline-)?(prefill|decode))"
-        r"(\.[1-9]\d*)?)$"
-    ),
-]
-"""prefill, prefill.N over a cache of N positions, compress, vote, extend, decode, decode.N for the
-first N batch slots, verify and verify.N as decode for several tokens of each, and the graphs of
-multi-token prediction; baseline-NAME for the full cache."""
+GraphName = Annotated[str, AfterValidator(require_graph_name)]
+"""NAME, NAME.N or baseline-NAME of a kind of graph (`contract/graph_kinds.py`)."""
 TraceName = Literal["prefill", "decode"]
 
 _DIGEST_BYTES = 1 << 12
 REBUILD = "build it again with `snapexport build`"
-
-
-class ModelFacts(Strict):
-    """Facts of the checkpoint that a runtime needs, by the names of config.json.
-
-    sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
-    latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
-    head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
-    attention_sinks: whether each head has a learned score beside those of the keys (gpt-oss).
-    num_experts: of a layer with experts (MoE); 0: none.
-    """
-
-    architecture: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    v_head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    sliding_window: list[int]
-    attention_sinks: bool
-    num_experts: int
-    eos_token_id: list[int]
-
-    @property
-    def latent(self) -> LatentSizes | None:
-        """The sizes of latent attention, if it is that."""
-        if not self.kv_lora_rank:
-            return None
-        rank, rope = self.kv_lora_rank, self.head_dim - self.kv_lora_rank
-        return LatentSizes(rank, rope, self.qk_nope_head_dim, self.v_head_dim)
-
-    def cut(self, ranks: int) -> "ModelFacts":
-        """A rank's facts: its heads. Every rank has the latents of all heads."""
-        changed = {"num_attention_heads": self.num_attention_heads // ranks}
-        if not self.kv_lora_rank:
-            changed["num_key_value_heads"] = self.num_key_value_heads // ranks
-        return self.model_copy(update=changed)
-
-    @property
-    def key_dim(self) -> int:
-        """Width of a cached key."""
-        return self.kv_lora_rank or self.head_dim
-
-    @property
-    def value_dim(self) -> int:
-        """Width of a cached value."""
-        return self.head_dim - self.kv_lora_rank
-
-    @property
-    def position_values(self) -> int:
-        """Numbers that a layer's cache holds for one position."""
-        return self.num_key_value_heads * (self.key_dim + self.value_dim)
 
 
 class TensorSpec(Strict):

@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from snapexport.contract import names
-from snapexport.contract.manifest import (
-    MTP_PREFILL,
-    GraphEntry,
-    GraphName,
-    Manifest,
-    ModelFacts,
-    TensorSpec,
-)
+from snapexport.contract.graph_kinds import MTP_PREFILL
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import tensor_bytes
 from snapexport.contract.targets import capabilities
 from snapexport.files.dtypes import BY_FLAG
@@ -65,19 +60,19 @@ def scores_bytes(model: ModelFacts, rows: int, slots: int) -> int:
     return model.num_attention_heads * rows * slots * _FP32
 
 
-def fused_scratch_bytes(states: int, rows: int, slots: int, groups: int) -> int:
+def fused_scratch_bytes(states: int, rows: int, slots: int) -> int:
     """Bytes of a fused kernel's copies: a layer's keys and values, and the mask in 16 bits.
 
-    states: bytes of the keys and values that are copied; groups of KV heads share the memory.
-    Measured with the builder of TensorRT for RTX 1.7 (docs/how-to/tensorrt.md).
+    states: bytes of the keys and values that are copied. Measured with the builder of TensorRT for
+    RTX 1.7 (docs/how-to/tensorrt.md).
     """
-    return states // groups + 2 * rows * slots
+    return states + 2 * rows * slots
 
 
 def composed_attention(manifest: Manifest) -> dict[str, int]:
     """Bytes of a layer's scores, [B,H,C,S] in fp32, by graph; fused graphs are left out.
 
-    Soft-capped attention is composed too, and not found: a manifest does not tell of it.
+    Soft-capped attention is composed too, and not found: a manifest does not say so.
     """
     if capabilities(manifest.target).fused_shapes is None:
         return {}
@@ -105,13 +100,13 @@ def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
 def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
     """(B, C, S) of layers: rows and keys. Of a single shot its rows are its keys.
 
-    A chunk is written into its cache, or stands behind it (extend).
+    A chunk is written into its cache, or comes after it (extend).
     """
     inputs = {spec.name: spec.shape for spec in graph.inputs}
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
     caches = [shape for name, shape in inputs.items() if names.is_past(name)]
-    behind = rows if graph.file == "extend.onnx" else 0
-    for slots in {shape[2] + behind for shape in caches} or {rows}:
+    added = rows if graph.file == "extend.onnx" else 0
+    for slots in {shape[2] + added for shape in caches} or {rows}:
         yield batch, rows, slots

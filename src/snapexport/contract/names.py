@@ -215,12 +215,6 @@ def is_of_host(name: str) -> bool:
     return name in _OF_HOST or _PLACE.fullmatch(name) is not None
 
 
-def is_weight(name: str) -> bool:
-    """Whether an input is a weight, named as in the checkpoint: it is none of the others here."""
-    states = _PAST, _QUERY_WINDOW, _VOTES, _SLOT_POSITIONS
-    return not (is_of_host(name) or name == HIDDEN_STATES or name.startswith(states))
-
-
 def is_past(name: str) -> bool:
     """Whether it names a cache input."""
     return name.startswith(_PAST)

@@ -131,7 +131,6 @@ class TargetCapabilities:
     domains, own_operators: operators beside ONNX's own: of whole domains, and in ONNX's domain.
     tensor_types: ONNX's names of the types that it computes in; empty: all.
     largest_topk: largest K of a TopK; None: no limit.
-    decomposable: attention is one fused kernel unless several are allowed (`--trt-decomposable`).
     library: compiles the graphs (`snapexport engine`), and only then they run on this target.
     runs_on_gpu: graphs share GPU memory and compute in 16 bits. Otherwise they run on a CPU, where
     each has its own arena, and 16-bit weights are converted to fp32.
@@ -156,7 +155,6 @@ class TargetCapabilities:
     own_operators: tuple[str, ...] = ()
     tensor_types: tuple[str, ...] = ()
     largest_topk: int | None = None
-    decomposable: bool = False
     library: EngineLibrary | None = None
     runs_on_gpu: bool = False
     plugins: bool = False
@@ -194,7 +192,6 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         tensor_types=TENSORRT_TYPES,
         # ITopKLayer::setK in NvInfer.h (10.15 and 11.1 alike).
         largest_topk=3840,
-        decomposable=True,
         library=TENSORRT,
         runs_on_gpu=True,
         fp8_weights=True,
@@ -211,7 +208,6 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         own_operators=("DistCollective",),
         tensor_types=TENSORRT_TYPES,
         largest_topk=3840,
-        decomposable=True,
         vote_key_copies=0,
         library=TENSORRT_RTX,
         runs_on_gpu=True,

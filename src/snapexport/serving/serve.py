@@ -35,8 +35,8 @@ class Report:
 
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
-    with bound(options.host, options.port, "--port") as listener, Signals() as signals:
-        asyncio.run(_answer(_load(options), options, listener, signals, report))
+    with bound(options.host, options.port, "--port") as listener:
+        asyncio.run(_answer(_load(options), options, listener, report))
 
 
 def _load(options: ServeOptions) -> Model:
@@ -65,13 +65,9 @@ def _load(options: ServeOptions) -> Model:
 
 
 async def _answer(
-    model: Model,
-    options: ServeOptions,
-    listener: socket.socket,
-    signals: Signals,
-    report: Report,
+    model: Model, options: ServeOptions, listener: socket.socket, report: Report
 ) -> None:
-    streams = model.streams
+    signals, streams = Signals(), model.streams
     streams.start()
     health = Health(streams)
     api = Api(model, health, _access(options, listener))

@@ -24,10 +24,10 @@ from snapexport.contract.manifest import (
     FORMAT_VERSION,
     GraphEntry,
     Manifest,
-    ModelFacts,
     TensorSpec,
     WeightFile,
 )
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
 
@@ -173,13 +173,6 @@ def test_estimate_of_scratch_has_a_copy_of_a_layers_cache_and_the_mask(manifest:
     estimated = estimate(built, built.graphs, TENSORRT_RTX, stripped=False)
     assert estimated.graphs["prefill"].scratch == 12345
     assert (estimated.gpu, estimated.host) == (0, TENSORRT_RTX.host_bytes + int(1.4 * WEIGHTS))
-
-
-def test_groups_of_kv_heads_share_the_scratch_memory_of_prefill(manifest: Manifest) -> None:
-    options = replace(manifest.graph_options, attention_groups=4)
-    grouped = manifest.model_copy(update={"graph_options": options})
-    graphs = estimate(grouped, ["prefill"], TENSORRT, stripped=False).graphs
-    assert graphs["prefill"].scratch == 2 * L_MAX * TOKEN // 4 + 2 * CHUNK * L_MAX
 
 
 PLENTY = Free(host=2**60, gpu=2**60, disk=2**60)

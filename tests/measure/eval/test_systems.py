@@ -8,7 +8,7 @@ import pytest
 
 from snapexport.build.options import BuildOptions
 from snapexport.contract.geometry import POLICIES, CacheGeometry
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
 

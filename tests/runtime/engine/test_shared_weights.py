@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from snapexport.build import build
-from snapexport.contract import names
 from snapexport.contract.build_directory import Build
+from snapexport.contract.interface import weight_inputs
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.shared_weights import load_weights
@@ -62,17 +62,17 @@ def test_matrices_are_inputs_and_no_graph_holds_one(shared: Build) -> None:
     files = [load_file(shared.directory / one.file) for one in shared.manifest.weights]
     tensors = {name: tensor for file in files for name, tensor in file.items()}
     matrices = {name: list(one.shape) for name, one in tensors.items() if one.ndim > 1}
-    for name, entry in shared.manifest.graphs.items():
+    for name in shared.manifest.graphs:
         model = onnx.load(shared.graph(name), load_external_data=False)
         assert all(len(one.dims) < 2 for one in model.graph.initializer if one.external_data)
-        weights = {spec.name: spec.shape for spec in entry.inputs if names.is_weight(spec.name)}
+        weights = {one.name: one.shape for one in weight_inputs(shared.manifest, name)}
         assert weights == ({} if name == "compress" else matrices)
 
 
 def test_weights_are_mapped_once_for_all_graphs(shared: Build) -> None:
     executor = open_executor(shared, threads=1)
     decodes = [bound.buffers for bound in executor._decode.graphs.values()]
-    (prefill,) = executor._prefill._graphs.values()
+    (prefill,) = executor._takers["chunk"]._graphs.values()
     weights = load_weights(shared, ["decode"], HostMemory())
     assert weights
     for name in weights:
@@ -92,8 +92,7 @@ def test_targets_whose_graphs_hold_weights_share_them_by_default(
 def test_a_weight_of_another_shape_is_refused(shared: Build, tmp_path: Path) -> None:
     shutil.copytree(shared.directory, tmp_path / "b")
     made = Build.open(tmp_path / "b")
-    inputs = made.manifest.graphs["decode"].inputs
-    spec = next(one for one in inputs if names.is_weight(one.name))
+    spec = weight_inputs(made.manifest, "decode")[0]
     spec.shape[0] += 1
     with pytest.raises(UserError, match="its graphs want"):
         load_weights(made, ["decode"], HostMemory())

@@ -13,7 +13,7 @@ import pytest
 
 from snapexport.serving.model import Model
 from snapexport.serving.openai.http_server import drain
-from snapexport.serving.openai.signals import Signals
+from snapexport.serving.openai.signals import SIGNALS, Signals
 from snapexport.serving.streams import Streams
 from tests.serving.openai.conftest import Served, soon, started
 from tests.serving.openai.test_health import health
@@ -155,24 +155,24 @@ def leaving(served: Served) -> Iterator[Leaving]:
     leaving.undo()
 
 
-def test_first_signal_drains_and_second_hurries() -> None:
-    async def scenario(signals: Signals) -> list[bool]:
+def test_first_signal_drains_and_second_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[int] = []
+    monkeypatch.setattr(Signals, "_end_soon", lambda _, status: ends.append(status))
+
+    async def scenario() -> list[bool]:
+        signals = Signals()
         signals.listen()
         states = []
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
             await asyncio.sleep(0.01)
             states += [signals.received.is_set(), signals.hurried.is_set()]
         return states
 
-    before = signal.getsignal(signal.SIGTERM)
-    with Signals() as signals:
-        assert asyncio.run(scenario(signals)) == [True, False, True, True]
-        signal.raise_signal(signal.SIGTERM)  # what is tidied up now is not interrupted
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_signal_before_anything_is_served_exits_at_once() -> None:
-    with Signals(), pytest.raises(SystemExit) as left:
-        signal.raise_signal(signal.SIGTERM)
-    assert left.value.code == 128 + signal.SIGTERM
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        assert asyncio.run(scenario()) == [True, False, True, True, True, True]
+        assert ends == [128 + signal.SIGINT]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -92,12 +92,6 @@ class Client:
             content: bytes = answer.read()
             return content
 
-    def post_raw(self, path: str) -> None:
-        """Post to the server itself, such as to its model control."""
-        url = urllib.request.Request(self.server.http + path, b"{}")
-        with _http_errors(), urllib.request.urlopen(url, timeout=SECONDS):
-            pass
-
     def metrics(self) -> dict[str, float]:
         """The model's metrics by name; a histogram bucket also has its bound."""
         return read_metrics(self.server.metrics)

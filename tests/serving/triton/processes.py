@@ -16,19 +16,6 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-def state_of(pid: int) -> str:
-    """Such as "S (sleeping): python3 in futex_wait": its state, and where each thread waits."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (state,) = [line.split(":", 1)[1].strip() for line in status.splitlines() if "State:" in line]
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    waits = [f"{_read(one / 'comm')} in {_read(one / 'wchan')}" for one in threads]
-    return f"{state}: {', '.join(waits)}"
-
-
-def _read(file: Path) -> str:
-    return file.read_text().strip()
-
-
 def _children(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for task in tasks for pid in task.read_text().split()]

@@ -1,33 +1,27 @@
 """Runs Triton's server as a child process on loopback, and ends it in every case."""
 
 import os
-import re
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from snapexport.serving.process import answers, free_port, leash
-from tests.serving.triton.installation import Installation, find
+from tests.serving.triton.installation import environment, find, python_backend
 
 HOST = "127.0.0.1"
 EXIT_SECONDS = 5
 """Seconds that the server gives running requests when it has to end."""
-
-_SHARED_MEMORY = Path("/dev/shm")
-_LOG_LINES = 30
-_ROUTINE = re.compile(r"I\d{4} |[|+]|$")
-"""Lines of the log without a reason for a failure: information, tables and empty ones."""
+READY_SECONDS = 60
 
 
 class ServerError(Exception):
-    """The server did not start; with the end of its log."""
+    """The server did not start; with its log."""
 
 
 class Server:
@@ -37,9 +31,7 @@ class Server:
         ... server.http, server.grpc, server.metrics: addresses ...
     """
 
-    def __init__(
-        self, repository: Path, *, flags: Sequence[str] = (), ready_seconds: float = 60
-    ) -> None:
+    def __init__(self, repository: Path, flags: Sequence[str] = ()) -> None:
         """Start the server and wait until its models are loaded. Raises ServerError.
 
         flags: further flags of tritonserver.
@@ -50,19 +42,31 @@ class Server:
         self._scratch = tempfile.TemporaryDirectory(prefix="snapexport-triton-")
         self._log = Path(self._scratch.name) / "triton.log"
         self._shared_memory = f"snapexport-{secrets.token_hex(8)}-"
-        installation = find()
+        binary, bundle = find()
+        backends = bundle and python_backend(bundle, Path(self._scratch.name))
         ports = {"http": http, "grpc": grpc, "metrics": metrics}
+        command = [
+            *leash(),
+            str(binary),
+            f"--model-repository={repository.absolute()}",
+            *([f"--backend-directory={backends}"] if backends else []),
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
+            *(f"--{service}-address={HOST}" for service in ports),
+            *(f"--{service}-port={port}" for service, port in ports.items()),
+            f"--exit-timeout-secs={EXIT_SECONDS}",
+            *flags,
+        ]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(installation, repository, ports, flags),
-                env=_environment(installation),
+                command,
+                env=environment(bundle),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # of which the models' processes are, too
             )
         try:
-            self._wait(ready_seconds, "--allow-metrics=false" not in flags)
+            self._wait("--allow-metrics=false" not in flags)
         except BaseException:
             self.stop(0)
             raise
@@ -76,9 +80,8 @@ class Server:
         """Whether the server's process lives. Its models' processes may be dead."""
         return self._process.poll() is None
 
-    def log(self, lines: int = _LOG_LINES) -> str:
-        """The last lines of the server's log."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
 
     def stop(self, seconds: float = EXIT_SECONDS + 3) -> None:
         """End the server: by SIGINT, and after `seconds` by SIGKILL. May be called twice.
@@ -93,7 +96,7 @@ class Server:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for region in _SHARED_MEMORY.glob(f"{self._shared_memory}*"):
+        for region in Path("/dev/shm").glob(f"{self._shared_memory}*"):
             region.unlink(missing_ok=True)
         self._scratch.cleanup()
 
@@ -103,49 +106,10 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _wait(self, seconds: float, has_metrics: bool) -> None:
+    def _wait(self, has_metrics: bool) -> None:
         signs = [f"{self.http}/v2/health/ready", *([self.metrics] if has_metrics else [])]
-        end = time.monotonic() + seconds
+        end = time.monotonic() + READY_SECONDS
         while not all(map(answers, signs)):
-            if not self.is_running:
-                raise self._failed(f"ended with status {self._process.returncode}")
-            if time.monotonic() > end:
-                raise self._failed("was not ready in time")
+            if not self.is_running or time.monotonic() > end:
+                raise ServerError(f"status {self._process.poll()}:\n{self.log()}")
             time.sleep(0.05)
-
-    def _failed(self, what: str) -> ServerError:
-        lines = [line for line in self.log(1000).splitlines() if not _ROUTINE.match(line)]
-        reasons = "\n".join(lines[-_LOG_LINES:])
-        return ServerError(f"Triton's server {what}:\n{reasons}")
-
-    def _command(
-        self,
-        installation: Installation,
-        repository: Path,
-        ports: Mapping[str, int],
-        flags: Sequence[str],
-    ) -> list[str]:
-        backends = installation.backends(Path(self._scratch.name))
-        return [
-            *leash(),
-            str(installation.binary),
-            f"--model-repository={repository.absolute()}",
-            *([f"--backend-directory={backends}"] if backends else []),
-            f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
-            *(f"--{service}-address={HOST}" for service in ports),
-            *(f"--{service}-port={port}" for service, port in ports.items()),
-            f"--exit-timeout-secs={EXIT_SECONDS}",
-            *flags,
-        ]
-
-
-def _environment(installation: Installation) -> Mapping[str, str]:
-    """Ours, with this interpreter first: the Python backend takes the python3 on PATH."""
-    # Python's own would mislead the embedded interpreter.
-    ours = ("PYTHONHOME", "PYTHONPATH")
-    outside = {name: value for name, value in os.environ.items() if name not in ours}
-    libraries = [*installation.library_path, outside.get("LD_LIBRARY_PATH", "")]
-    return outside | {
-        "PATH": f"{Path(sys.prefix) / 'bin'}:{outside.get('PATH', os.defpath)}",
-        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
-    }

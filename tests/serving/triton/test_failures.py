@@ -2,7 +2,9 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from snapexport import LLM, SamplingParams
 from tests.serving.triton.client import IDLE, Client, HttpError
-from tests.serving.triton.server import Server
+from tests.serving.triton.server import EXIT_SECONDS, Server, ServerError
 
 PREFILL_FAILS, DECODE_FAILS, NOT_FINITE = 77, 78, 79
 """Prompts of these lengths meet a planted fault."""
@@ -25,12 +27,13 @@ class TritonPythonModel(Model):
     def load(self, *given):
         model = super().load(*given)
         executor = model.llm.executor
-        prefill, decode = executor.prefill, executor.decode
+        take, decode = executor.take, executor.decode
 
-        def faulty_prefill(slot, token_ids, past_length, prompt_length, temperature=1.0):
+        def faulty_take(slot, token_ids, piece, temperature=1.0):
+            prompt_length = piece.end
             if prompt_length == {PREFILL_FAILS}:
                 raise RuntimeError("planted in prefill")
-            prediction = prefill(slot, token_ids, past_length, prompt_length, temperature)
+            prediction = take(slot, token_ids, piece, temperature)
             no_numbers = Prediction(lambda: np.full_like(prediction.logits, np.nan))
             return no_numbers if prompt_length == {NOT_FINITE} else prediction
 
@@ -39,7 +42,7 @@ class TritonPythonModel(Model):
                 raise RuntimeError("planted in decode")
             return decode(input_ids, position_ids, prompt_length, temperature)
 
-        executor.prefill, executor.decode = faulty_prefill, faulty_decode
+        executor.take, executor.decode = faulty_take, faulty_decode
         return model
 """
 
@@ -105,3 +108,25 @@ def test_repeated_failures_leave_every_batch_slot_free(faulty_client: Client) ->
         with pytest.raises(HttpError):
             faulty_client.infer(input_ids=ids(length))
     faulty_client.settled(**IDLE)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(
+    repository: Path, tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(repository, tmp_path / "repository", symlinks=True))
+    config = broken / "vault/config.pbtxt"
+    config.write_text(config.read_text().replace('"max_pending"', '"max_queue"', 1))
+    with pytest.raises(ServerError, match="parameter max_queue '64': Extra inputs are not permitt"):
+        Server(broken)
+
+
+def test_server_with_running_streams_stops_in_time(repository: Path) -> None:
+    with ExitStack() as stack, Server(repository) as server:
+        client = Client(server, "vault")
+        for _ in range(8):
+            stream = client.stream(text_input="The vault", max_tokens=2200, ignore_eos=True)
+            stack.enter_context(stream).next()
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < EXIT_SECONDS + 6
+        assert not Path(f"/proc/{server.pid}").exists()

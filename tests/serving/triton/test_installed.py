@@ -8,4 +8,5 @@ from tests.serving.triton.needed import IS_INSTALLED, WHY_NOT
 def test_triton_server_is_installed() -> None:
     if not IS_INSTALLED:
         skip_loudly(WHY_NOT)
-    assert find().binary.is_file()
+    binary, _ = find()
+    assert binary.is_file()

@@ -11,14 +11,6 @@ from tests.serving.triton.client import Client
 PROMPT = make_prompt(5, 120).text
 
 
-def test_seeded_request_repeats_its_tokens(client: Client) -> None:
-    inputs = {"text_input": PROMPT, "max_tokens": 40, "temperature": 1.5, "ignore_eos": True}
-    first, again, other = (client.generate(**inputs, seed=seed) for seed in (7, 7, 8))
-    assert first.token_ids == again.token_ids != other.token_ids
-    unseeded = {client.generate(**inputs).token_ids for _ in range(3)}
-    assert len(unseeded) == 3
-
-
 def test_seed_of_64_bits_gives_the_runtimes_tokens(client: Client, llm: LLM) -> None:
     seed = 2**64 - 1
     params = SamplingParams(max_tokens=20, temperature=0.7, top_p=0.9, seed=seed, ignore_eos=True)

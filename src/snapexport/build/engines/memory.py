@@ -12,7 +12,9 @@ from pathlib import Path
 
 from snapexport.contract import names
 from snapexport.contract.geometry import VOTING_ROWS
-from snapexport.contract.manifest import MTP, VERIFY, GraphEntry, GraphName, Manifest, TensorSpec
+from snapexport.contract.graph_kinds import MTP, graph_of
+from snapexport.contract.interface import weight_inputs
+from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.memory import composed_attention, fused_scratch_bytes, scores_bytes
 from snapexport.contract.sizes import spelled, tensor_bytes
 from snapexport.contract.targets import EngineLibrary
@@ -25,7 +27,7 @@ NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
 
 _VOTE_COPIES = 1.7
 """Copies of the window's scores in the compress graph: 219 MB at [32,8,131072] in fp32, as the
-builder of TensorRT for RTX 1.7 told."""
+builder of TensorRT for RTX 1.7 reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ def estimate(
 
 def _shared_weights(manifest: Manifest) -> int:
     """Bytes of the weights that graphs take as inputs, each counted once."""
-    inputs = (spec for graph in manifest.graphs.values() for spec in graph.inputs)
-    return _bytes({spec.name: spec for spec in inputs if names.is_weight(spec.name)}.values())
+    inputs = (spec for name in manifest.graphs for spec in weight_inputs(manifest, name))
+    return _bytes({spec.name: spec for spec in inputs}.values())
 
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
@@ -111,10 +113,10 @@ def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped
 
 
 def _scratch(manifest: Manifest, name: GraphName) -> int:
-    """Bytes of one layer's scratch memory: as the builder of an engine told, else by shapes.
+    """Bytes of one layer's scratch memory: as the builder of an engine reported, else by shapes.
 
     Attention copies a layer's keys and values, unless it is fused and has one row for each batch
-    slot; groups of KV heads share the memory of their copies. A chunk's converts the mask [C,T] to
+    slot. A chunk's converts the mask [C,T] to
     16 bits. Composed attention has scores.
     """
     built = [entry.graphs[name] for entry in manifest.engines.values() if name in entry.graphs]
@@ -133,11 +135,10 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if not layers or (rows == 1 and not scores):
         return 0
     copied = max(map(tensor_bytes, layers))
-    if name == "extend":  # the chunk stands behind the cache
+    if name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
         scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
-    groups = 1 if name.startswith(VERIFY) else manifest.graph_options.attention_groups
-    return fused_scratch_bytes(2 * copied, rows, slots, groups) + scores
+    return fused_scratch_bytes(2 * copied, rows, slots) + scores
 
 
 def _vote_scratch(manifest: Manifest, queries: int, slots: int) -> int:
@@ -150,14 +151,14 @@ def _weights(manifest: Manifest, name: GraphName) -> int:
 
     Vectors, which stay in the graph when weights are shared, are not counted.
     """
-    if name in ("compress", "vote") or manifest.graph_options.share_weights:
+    if not graph_of(name).kind.has_weights or manifest.graph_options.share_weights:
         return 0
     return sum(file.size for file in manifest.weights)
 
 
 def is_baseline(name: GraphName) -> bool:
     """Whether a graph runs the full cache."""
-    return name.startswith("baseline-")
+    return graph_of(name).is_baseline
 
 
 def _caches(graph: GraphEntry) -> list[TensorSpec]:

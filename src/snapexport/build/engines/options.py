@@ -21,7 +21,7 @@ class EngineOptions:
 
     graphs: the graphs to build; empty: all. plugins: the loadable library of the fused operators.
     workspace: bytes; None: no limit. timing_cache: None: the build's own. compute_capabilities: of
-    the GPUs to build for, such as "8.9", ahead of time alone; empty: all that the library knows.
+    the GPUs to build for, such as "8.9", ahead of time only; empty: all that the library knows.
     """
 
     graphs: tuple[GraphName, ...] = ()

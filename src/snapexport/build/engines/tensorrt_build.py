@@ -65,12 +65,15 @@ class Job:
     @classmethod
     def ahead_of_time(cls, build: Build, library: EngineLibrary, options: EngineOptions) -> "Job":
         """Engines for GPUs by their compute capabilities, built on any machine."""
-        known = known_capabilities(library)
-        if build.manifest.quantization == "fp8":
-            known = [one for one in known if one in library.fp8_capabilities]
+        has_fp8 = build.manifest.quantization == "fp8"
+        known = [
+            capability
+            for capability in known_capabilities(library)
+            if capability in library.fp8_capabilities or not has_fp8
+        ]
         wanted = list(options.compute_capabilities or known)
         _require_fp8(build, library, wanted)
-        if missing := [one for one in wanted if one not in known]:
+        if missing := [capability for capability in wanted if capability not in known]:
             raise UserError(
                 f"{library.title} {version()} has no compute capability {', '.join(missing)}",
                 f"choose from {', '.join(known)}, or install a newer version",
@@ -100,7 +103,7 @@ def build_all(
 
 
 def _require_fp8(build: Build, library: EngineLibrary, wanted: list[str]) -> None:
-    without = [one for one in wanted if one not in library.fp8_capabilities]
+    without = [capability for capability in wanted if capability not in library.fp8_capabilities]
     if build.manifest.quantization == "fp8" and without:
         raise UserError(
             f"the build has fp8 weights, which GPUs of compute capability {', '.join(without)} "

@@ -14,7 +14,7 @@ _SCRATCH = re.compile(r"Total Activation Memory: (\d+) bytes")
 class Log(trt.ILogger):
     """TensorRT's logger. Must outlive all objects of TensorRT made with it. Thread-safe.
 
-    scratch: bytes of the last built engine's activations and scratch memory, as its builder told.
+    scratch: bytes of the last built engine's scratch memory and activations, by its builder's log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,8 +35,8 @@ class Log(trt.ILogger):
         if severity == trt.ILogger.VERBOSE:
             return
         with self._lock:
-            if told := _SCRATCH.match(msg):
-                self.scratch = int(told[1])
+            if found := _SCRATCH.match(msg):
+                self.scratch = int(found[1])
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self._errors.append(msg)
             if not self._file.closed:

@@ -50,7 +50,11 @@ def known_capabilities(library: EngineLibrary) -> list[str]:
     """The library's compute capabilities that its installed version has: 12.1 came with 1.6."""
     import tensorrt_rtx as rtx
 
-    return [one for one in library.capabilities if hasattr(rtx.ComputeCapability, _sm(one))]
+    return [
+        capability
+        for capability in library.capabilities
+        if hasattr(rtx.ComputeCapability, _sm(capability))
+    ]
 
 
 def set_compute_capabilities(config: "rtx.IBuilderConfig", wanted: Sequence[str]) -> None:

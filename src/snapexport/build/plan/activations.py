@@ -113,7 +113,6 @@ class Activations:
         target, model = self._target, self.model
         is_fused = (
             self.options.dtype in target.fused_attention
-            and not self.options.graph.trt_decomposable
             and (target.fused_whole_prompt or not self._single_shot)
             # The compiled ones have no fused kernel in a model with experts.
             and not (target.fused_shapes and model.facts.num_experts)
@@ -164,8 +163,7 @@ class Activations:
         states = slots * self._position(BY_FLAG[self.options.dtype].bytes)
         if facts.attention_sinks:
             states = 2 * (states * (facts.head_dim + SINK_CHANNELS) // facts.head_dim)
-        groups = self.options.graph.attention_groups
-        return fused_scratch_bytes(states, self.chunk, slots, groups)
+        return fused_scratch_bytes(states, self.chunk, slots)
 
     def _rounding(self) -> int:
         """Bytes of the compressed keys and values in fp32, 2 x [Hkv,S,D].

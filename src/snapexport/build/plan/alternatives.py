@@ -81,10 +81,10 @@ def alternatives(request: PlanRequest, model: PlannedModel) -> list[Alternative]
     found: dict[tuple[CacheGeometry, int], Alternative] = {}
     for cache, chunk in product(_caches(request), _chunks(request)):
         try:
-            one = _alternative(request, model, cache | chunk)
+            option = _alternative(request, model, cache | chunk)
         except UserError:
             continue  # a budget or a chunk that is too small or too large here
-        found.setdefault((one.geometry, one.chunk), one)
+        found.setdefault((option.geometry, option.chunk), option)
     # No choice goes with the given flags, so `build`'s own error names the faulty flag.
     return list(found.values()) or [_alternative(request, model, {})]
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's sizes from its config and headers alone."""
+"""Reads a checkpoint's sizes from its config and headers."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapexport.contract.manifest import ModelFacts
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError, needs_extra
 from snapexport.exporter import hub
 from snapexport.exporter.checkpoint import CONFIG, GGUF, Checkpoint
@@ -157,7 +157,7 @@ def _is_read(name: str, layers: int) -> bool:
 def _has_config_alone(path: Path) -> bool:
     if not (path / CONFIG).is_file():
         return False
-    return not any(one for end in _WEIGHTS for one in path.glob(f"*{end}*"))
+    return not any(file for end in _WEIGHTS for file in path.glob(f"*{end}*"))
 
 
 def _of_config(directory: Path) -> Checkpoint:
@@ -198,9 +198,13 @@ def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
     quantization = read_quantization(checkpoint.config)
     if quantization is None or quantization.kind != "fp8":
         return None
-    found = {n: one.shape for n, one in checkpoint.tensors.items() if isinstance(one, Fp8Tensor)}
+    found = {
+        name: tensor.shape
+        for name, tensor in checkpoint.tensors.items()
+        if isinstance(tensor, Fp8Tensor)
+    }
     if not found:
-        found = {n: one.shape for n, one in checkpoint.tensors.items() if "_proj" in n}
+        found = {n: tensor.shape for n, tensor in checkpoint.tensors.items() if "_proj" in n}
     linear = {
         name: (shape[0], shape[1])
         for name, shape in found.items()

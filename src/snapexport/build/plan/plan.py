@@ -68,7 +68,7 @@ def _nothing_fits(
     request: PlanRequest, model: PlannedModel, found: Sequence[Alternative]
 ) -> UserError:
     batch = request["batch"] or 1
-    least = min(found, key=lambda one: one.at(batch).prefill_peak)
+    least = min(found, key=lambda option: option.at(batch).prefill_peak)
     taken = least.at(batch)
     ways = [f"--memory {as_flag(taken.prefill_peak)} with {chosen_flags(least.options(batch))}"]
     ways += _smaller_weights(request, model, taken.prefill_peak)
@@ -90,7 +90,7 @@ def _smaller_weights(request: PlanRequest, model: PlannedModel, needed: int) -> 
             found = alternatives(_with_dtype(other, model), model)
         except UserError:
             continue  # not supported on this target
-        least = min(one.at(batch).prefill_peak for one in found)
+        least = min(option.at(batch).prefill_peak for option in found)
         if least < needed:
             ways.append(f"--memory {as_flag(least)} if {flag_of(field)} {value} is added")
     return ways

@@ -36,11 +36,11 @@ def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendat
     given: int | None = request["batch"]
     ranked = _ranked(request, found)
     wanted = given or USUAL_BATCH
-    for one in ranked:
-        if one.most_slots >= wanted:
-            batch = one.most_slots if given is None and one is ranked[0] else wanted
-            return Recommendation(one, batch, ranked[0])
-    most = max(ranked, key=lambda one: one.most_slots)
+    for option in ranked:
+        if option.most_slots >= wanted:
+            batch = option.most_slots if given is None and option is ranked[0] else wanted
+            return Recommendation(option, batch, ranked[0])
+    most = max(ranked, key=lambda option: option.most_slots)
     if given or not most.most_slots:
         return None
     return Recommendation(most, most.most_slots, ranked[0])
@@ -48,26 +48,28 @@ def recommend(request: PlanRequest, found: Sequence[Alternative]) -> Recommendat
 
 def _ranked(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
     """The alternatives, from the best one to the one that needs the least memory."""
-    enough = [one for one in found if request["batch"] or _compresses_enough(request, one)]
-    caches = list(dict.fromkeys(one.geometry for one in enough or found))
+    enough = [option for option in found if request["batch"] or _compresses_enough(request, option)]
+    caches = list(dict.fromkeys(option.geometry for option in enough or found))
     ranked: list[Alternative] = []
     for geometry in caches:
-        ranked += _by_chunk(request, [one for one in found if one.geometry == geometry])
+        ranked += _by_chunk(request, [option for option in found if option.geometry == geometry])
     return ranked
 
 
-def _compresses_enough(request: PlanRequest, one: Alternative) -> bool:
-    budget = one.choice.get("kv_budget")
+def _compresses_enough(request: PlanRequest, option: Alternative) -> bool:
+    budget = option.choice.get("kv_budget")
     if budget is None:
-        return one.geometry.compresses
+        return option.geometry.compresses
     return bool(budget <= request["L_max"] // DEFAULT_COMPRESSION)
 
 
 def _by_chunk(request: PlanRequest, found: Sequence[Alternative]) -> list[Alternative]:
     """Order: `build`'s default chunk, smaller ones, single shot. Larger ones need more memory."""
     usual = request.build_options(batch=1).chunk(found[0].geometry)
-    chunked = [one for one in found if one.chunk <= usual and not one.single_shot]
-    return sorted(chunked, key=lambda one: -one.chunk) + [one for one in found if one.single_shot]
+    chunked = [option for option in found if option.chunk <= usual and not option.single_shot]
+    return sorted(chunked, key=lambda option: -option.chunk) + [
+        option for option in found if option.single_shot
+    ]
 
 
 def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
@@ -81,32 +83,32 @@ def reasons(request: PlanRequest, chosen: Recommendation) -> list[str]:
 
 
 def _cache(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
-    one = chosen.alternative
-    ratio = f"{one.compression:.3g} : 1"
-    if not one.geometry.compresses:
+    option = chosen.alternative
+    ratio = f"{option.compression:.3g} : 1"
+    if not option.geometry.compresses:
         if request["policy"] is None:
             yield f"cache: the full cache fits with {chosen.batch} batch slots: nothing is lost"
-    elif "kv_budget" not in one.choice:
+    elif "kv_budget" not in option.choice:
         yield f"cache: {ratio}, as given"
-    elif one.geometry == chosen.first.geometry and request["batch"] is None:
+    elif option.geometry == chosen.first.geometry and request["batch"] is None:
         yield f"cache: {ratio} is SnapStream's ratio, and `build`'s default"
     else:
         yield f"cache: {ratio}, the least compression with which {chosen.batch} batch slots fit"
 
 
 def _chunk(request: PlanRequest, chosen: Recommendation) -> Iterator[str]:
-    one = chosen.alternative
+    option = chosen.alternative
     if request["prefill_chunk"] is not None:
         return
-    if one.single_shot:
+    if option.single_shot:
         yield (
             "prefill: in a single shot, since with chunks the prompt's full-length cache does not "
             "fit; every prompt costs as much as one of L_max"
         )
-    elif one.chunk == chosen.first.chunk:
-        yield f"prefill: {one.chunk} tokens a step, `build`'s default"
+    elif option.chunk == chosen.first.chunk:
+        yield f"prefill: {option.chunk} tokens a step, `build`'s default"
     else:
-        yield f"prefill: {one.chunk} tokens a step, since {chosen.first.chunk} need more memory"
+        yield f"prefill: {option.chunk} tokens a step, since {chosen.first.chunk} need more memory"
 
 
 def _batch(request: PlanRequest, chosen: Recommendation) -> str:

@@ -26,7 +26,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "full_cache_bytes_per_token": (
             facts.num_hidden_layers * facts.position_values * BY_FLAG[options.dtype].bytes
         ),
-        "alternatives": [alternative_report(plan, one) for one in plan.alternatives],
+        "alternatives": [alternative_report(plan, option) for option in plan.alternatives],
         "recommendation": {
             **_choice(chosen.alternative),
             **_sizes(chosen.alternative, chosen.batch),
@@ -36,43 +36,39 @@ def plan_report(plan: Plan) -> dict[str, Any]:
     }
 
 
-def alternative_report(plan: Plan, one: Alternative) -> dict[str, Any]:
+def alternative_report(plan: Plan, option: Alternative) -> dict[str, Any]:
     """A row of the report. Its batch: the given one, else the largest that fits, else 1."""
-    batch = plan.request["batch"] or max(1, one.most_slots)
-    return {**_choice(one), "most_slots": one.most_slots, **_sizes(one, batch)}
+    batch = plan.request["batch"] or max(1, option.most_slots)
+    return {**_choice(option), "most_slots": option.most_slots, **_sizes(option, batch)}
 
 
-def _choice(one: Alternative) -> dict[str, Any]:
+def _choice(option: Alternative) -> dict[str, Any]:
     return {
-        "policy": one.geometry.policy,
-        "compression": one.compression,
-        "slots_per_layer": [layer.cache_slots for layer in one.geometry.layers],
-        "prefill_chunk": one.chunk,
-        "layout": "single-shot" if one.single_shot else "chunked",
+        "policy": option.geometry.policy,
+        "compression": option.compression,
+        "slots_per_layer": [layer.cache_slots for layer in option.geometry.layers],
+        "prefill_chunk": option.chunk,
+        "layout": "single-shot" if option.single_shot else "chunked",
     }
 
 
-def _sizes(one: Alternative, batch: int) -> dict[str, Any]:
-    taken = one.at(batch)
+def _sizes(option: Alternative, batch: int) -> dict[str, Any]:
+    taken = option.at(batch)
     return {
         "batch": batch,
-        "fits": taken.prefill_peak <= one.request.memory,
-        "left_bytes": one.request.memory - taken.prefill_peak,
-        "decode_step_bytes": one.step_bytes(batch),
+        "fits": taken.prefill_peak <= option.request.memory,
+        "left_bytes": option.request.memory - taken.prefill_peak,
+        "decode_step_bytes": option.step_bytes(batch),
         "bytes": parts(taken),
     }
 
 
 def parts(taken: Footprint) -> dict[str, int]:
     """The parts of a footprint, and its two sums."""
-    return {
-        "process": taken.process,
-        "weights": taken.weights,
-        "decode_cache": taken.decode_cache,
-        "prefill_cache": taken.prefill_cache,
-        "prefill_work": taken.prefill_work,
-        "compress_work": taken.compress_work,
-        "decode_work": taken.decode_work,
-        "decode_resident": taken.decode_resident,
-        "prefill_peak": taken.prefill_peak,
-    }
+    return {name: getattr(taken, name) for name in _PARTS}
+
+
+_PARTS = (
+    *("process", "weights", "decode_cache", "prefill_cache"),
+    *("prefill_work", "compress_work", "decode_work", "decode_resident", "prefill_peak"),
+)

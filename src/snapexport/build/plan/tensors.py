@@ -7,8 +7,11 @@ from math import prod
 from snapexport.build import BuildOptions
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.interface import Shape, graph_specs
-from snapexport.contract.manifest import FORMAT_VERSION, MTP, Manifest, ModelFacts
+from snapexport.contract.graph_kinds import MTP
+from snapexport.contract.graph_specs import Shape
+from snapexport.contract.interface import graph_specs
+from snapexport.contract.manifest import FORMAT_VERSION, Manifest
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.files.dtypes import BY_NUMPY
 
 

@@ -69,7 +69,7 @@ def dequantizing_bytes(model: PlannedModel, item: int) -> int:
     Of experts all are dequantized, chosen or not (docs/how-to/build.md).
     """
     linear, experts = _fp8_elements(model)
-    return sum(fp8_bytes(model, one) + one * item for one in (linear, experts))
+    return sum(fp8_bytes(model, kept) + kept * item for kept in (linear, experts))
 
 
 def largest_dequantized_bytes(model: PlannedModel, item: int) -> int:
@@ -133,8 +133,8 @@ def _linear_int4_bytes(model: PlannedModel, item: int) -> int:
 
 
 def _experts_int4_bytes(model: PlannedModel, item: int) -> int:
-    if (one := model.experts) is None:
+    if (experts := model.experts) is None:
         return 0
-    blocks = 2 * one.width * ceil(one.hidden_size / _BLOCK)
-    blocks += one.hidden_size * ceil(one.width / _BLOCK)
-    return one.layers * one.count * blocks * (_PACKED + item)
+    blocks = 2 * experts.width * ceil(experts.hidden_size / _BLOCK)
+    blocks += experts.hidden_size * ceil(experts.width / _BLOCK)
+    return experts.layers * experts.count * blocks * (_PACKED + item)

@@ -1,0 +1,156 @@
+"""The table of the kinds of graphs that a build can have.
+
+The manifest, its interface, builder and runtime ask these records. `graphs/kinds.py` has the
+surgery of each, by the same names. To add a kind, add a record to both tables.
+
+    prefill        one chunk of a prompt, into a cache of full length; prefill.N of N positions
+    compress       from a prompt's full-length cache to its compressed one
+    vote           votes of a repeated chunk
+    extend         one more chunk onto a compressed cache
+    decode         one token of each batch slot; decode.N for the first N batch slots
+    verify         several tokens of each batch slot: a token and drafts of the next
+    mtp            a step of multi-token prediction, which drafts
+    mtp-prefill    the same for a chunk of a prompt
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.graph_specs import GraphFacts, Specs, Tensors
+
+BASELINE = "baseline-"
+"""Prefix of the names of the full cache's graphs."""
+
+VERIFY, MTP, MTP_PREFILL = "verify", "mtp", "mtp-prefill"
+
+BuiltIf = Callable[[CacheGeometry, GraphOptions, int], bool]
+"""Whether a build has the graph, by its geometry, graph options and prefill chunk (tokens)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphKind:
+    """One kind of graph.
+
+    specs: inputs but weights, and outputs, by a graph's facts. optional: outputs that may be
+        missing.
+    traced_as: the trace that it is made from; "": of its own name.
+    rows: what the rows of its inputs are: of one prompt, or the batch slots.
+    sized_by: what NAME.N has N of; "": there is only one size.
+    has_baseline: whether --baseline adds the same graph for the full cache.
+    writes_in_place: whether its `present.*` have to share the buffers of `past_key_values.*`.
+    has_weights: whether it runs layers of the model.
+    """
+
+    name: str
+    specs: Callable[[GraphFacts], Tensors]
+    optional: Callable[[GraphFacts], Specs] = lambda facts: {}
+    built_if: BuiltIf = lambda geometry, options, chunk: True
+    traced_as: str = ""
+    rows: Literal["prompt", "batch"] = "prompt"
+    sized_by: Literal["", "batch", "capacity"] = ""
+    has_baseline: bool = False
+    writes_in_place: bool = True
+    has_weights: bool = True
+
+    @property
+    def trace(self) -> str:
+        """The name of the trace that it is made from."""
+        return self.traced_as or self.name
+
+
+def _compresses_apart(geometry: CacheGeometry, options: GraphOptions, chunk: int) -> bool:
+    return geometry.compresses and not geometry.is_single_shot(chunk)
+
+
+_TABLE = (
+    GraphKind(name="prefill", specs=GraphFacts.prefill, sized_by="capacity", has_baseline=True),
+    GraphKind(
+        name="decode",
+        specs=GraphFacts.decode,
+        optional=GraphFacts.queries,
+        rows="batch",
+        sized_by="batch",
+        has_baseline=True,
+    ),
+    GraphKind(
+        name=VERIFY,
+        specs=GraphFacts.verify,
+        built_if=lambda geometry, options, chunk: geometry.tokens_per_step > 1,
+        rows="batch",
+        sized_by="batch",
+    ),
+    GraphKind(
+        name="compress",
+        specs=GraphFacts.compress,
+        built_if=_compresses_apart,
+        traced_as="prefill",
+        writes_in_place=False,  # input and output caches differ in length
+        has_weights=False,
+    ),
+    GraphKind(
+        name="vote",
+        specs=GraphFacts.vote,
+        built_if=lambda geometry, options, chunk: geometry.repeats,
+        traced_as="prefill",
+        has_weights=False,
+    ),
+    GraphKind(
+        name="extend",
+        specs=GraphFacts.extend,
+        built_if=lambda geometry, options, chunk: options.extend,
+        traced_as="prefill",
+        writes_in_place=False,  # it moves what it keeps to other cache slots
+    ),
+    GraphKind(
+        name=MTP,
+        specs=GraphFacts.mtp,
+        built_if=lambda geometry, options, chunk: options.mtp,
+        rows="batch",
+    ),
+    GraphKind(
+        name=MTP_PREFILL,
+        specs=GraphFacts.mtp_prefill,
+        built_if=lambda geometry, options, chunk: options.mtp,
+        writes_in_place=False,  # it reads its input while it writes
+    ),
+)
+GRAPH_KINDS: dict[str, GraphKind] = {kind.name: kind for kind in _TABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOf:
+    """What a graph's name says. size: the N of NAME.N; None: the whole."""
+
+    kind: GraphKind
+    size: int | None = None
+    is_baseline: bool = False
+
+
+def graph_of(name: str) -> GraphOf:
+    """The kind and the size of a graph of that name. Raises ValueError."""
+    is_baseline = name.startswith(BASELINE)
+    stem, dot, size = name.removeprefix(BASELINE).partition(".")
+    kind = GRAPH_KINDS.get(stem)
+    is_size = size.isascii() and size.isdecimal() and not size.startswith("0") if dot else True
+    if not kind or (dot and not kind.sized_by) or not is_size:
+        raise ValueError(f"{name!r:.100} names no graph")
+    if is_baseline and not kind.has_baseline:
+        raise ValueError(f"{name!r:.100} names no graph of the full cache")
+    return GraphOf(kind, int(size) if size else None, is_baseline)
+
+
+def require_graph_name(name: str) -> str:
+    """Return the name of a graph. Raises ValueError for another name."""
+    graph_of(name)
+    return name
+
+
+def kinds_of(
+    geometry: CacheGeometry, options: GraphOptions, prefill_chunk: int
+) -> Mapping[str, GraphKind]:
+    """The kinds of graphs that a build has, by name."""
+    wanted = (geometry, options, prefill_chunk)
+    return {name: kind for name, kind in GRAPH_KINDS.items() if kind.built_if(*wanted)}

@@ -1,0 +1,298 @@
+"""Derives the inputs and outputs of each kind of graph from a build's facts.
+
+A new input or output has its line here.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from snapexport.contract import names
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.model_facts import ModelFacts
+from snapexport.files.dtypes import BY_FLAG, CacheDType, DType
+
+Shape = tuple[int, ...]
+Specs = dict[str, tuple[str, Shape]]
+"""{name: (type, shape)}."""
+
+Tensors = tuple[Specs, Specs]
+"""Inputs but weights, and outputs."""
+
+OfLayer = Callable[[int], str]
+"""The name of a layer's tensor."""
+
+
+class BuildFacts(Protocol):
+    """What a manifest says of all graphs."""
+
+    @property
+    def single_shot(self) -> bool: ...
+    @property
+    def cache_dtype(self) -> CacheDType: ...
+
+    model: ModelFacts
+    geometry: CacheGeometry
+    batch: int
+    prefill_chunk: int
+    dtype: DType
+    graph_options: GraphOptions
+    tensor_parallel: int
+
+
+class GraphFacts:
+    """The facts of a build that one graph's tensors follow from.
+
+    batch, capacity: batch slots, and positions of a full-length cache, of a graph that is not for
+    all of them. hidden_size: width of the hidden states. Its methods give the tensors of each kind
+    (`contract/graph_kinds.py`).
+    """
+
+    def __init__(
+        self,
+        manifest: BuildFacts,
+        *,
+        batch: int = 0,
+        capacity: int = 0,
+        is_baseline: bool = False,
+        hidden_size: int = 0,
+    ) -> None:
+        self._hidden_size = hidden_size
+        self._manifest = manifest
+        self._model = manifest.model.cut(manifest.tensor_parallel)
+        self._batch = batch or manifest.batch
+        self._capacity = capacity or manifest.geometry.L_max
+        self._dtype = BY_FLAG[manifest.dtype].numpy
+        self._full = is_baseline or not manifest.geometry.compresses
+        self._options = manifest.graph_options
+        if self._full:
+            self._options = self._options.of_full_cache()
+
+    @property
+    def _geometry(self) -> CacheGeometry:
+        return self._manifest.geometry
+
+    def traced(self, name: str) -> Tensors:
+        """Those of a trace, which has no caches. name: prefill or decode."""
+        rows, tokens = 1, self._manifest.prefill_chunk
+        others: dict[str, Shape] = {names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
+        if name == "decode":
+            rows, tokens = self._batch, 1
+            others = {names.POSITION_IDS: (rows, 1)}
+        shapes = {names.INPUT_IDS: (rows, tokens), **others}
+        logits: Specs = {names.LOGITS: ("float32", (rows, self._model.vocab_size))}
+        inputs: Specs = {name: ("int64", shape) for name, shape in shapes.items()}
+        return inputs, logits | self._hidden_states(rows, tokens)
+
+    def prefill(self) -> Tensors:
+        """A chunk of a prompt, or all of it."""
+        ids: Specs = {names.INPUT_IDS: ("int64", (1, self._manifest.prefill_chunk))}
+        top_inputs, top_outputs = self._sampled(1)
+        top_outputs |= self._hidden_states(1, self._manifest.prefill_chunk)
+        if self._manifest.single_shot and not self._full:
+            length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
+            return ids | length | top_inputs, top_outputs | self._compressed()
+        lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
+        if self._manifest.single_shot:
+            return self._whole_prompt(ids, top_inputs, top_outputs)
+        outputs = top_outputs | self._whole(names.present_key, names.present_value)
+        inputs = ids | lengths | top_inputs | self._whole(names.past_key, names.past_value)
+        return inputs, outputs if self._full else outputs | self._windows()
+
+    def _whole_prompt(self, ids: Specs, inputs: Specs, outputs: Specs) -> Tensors:
+        """A single shot into the full cache."""
+        present = self._whole(names.present_key, names.present_value)
+        return ids | {names.PROMPT_LENGTH: ("int64", (1,))} | inputs, outputs | present
+
+    def compress(self) -> Tensors:
+        """The compress step."""
+        length: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
+        past = self._whole(names.past_key, names.past_value)
+        decides = self._votes(names.votes) if self._geometry.repeats else self._windows()
+        return length | past | decides, self._compressed()
+
+    def vote(self) -> Tensors:
+        """The votes of a repeated chunk, in the layers that have some."""
+        voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
+        keys = (names.past_key, names.past_value) if self._model.kv_lora_rank else (names.past_key,)
+        read = {name(layer) for layer in voting for name in (*keys, names.query_window)}
+        given = self._whole(names.past_key, names.past_value) | self._windows()
+        inputs: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
+        inputs |= {name: spec for name, spec in given.items() if name in read}
+        return inputs | self._votes(names.votes), self._votes(names.present_votes)
+
+    def _votes(self, name_of: OfLayer) -> Specs:
+        shape = (1, self._model.num_key_value_heads, self._geometry.L_max)
+        voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
+        return {name_of(layer): ("float32", shape) for layer in voting}
+
+    def extend(self) -> Tensors:
+        """One more chunk onto a compressed cache."""
+        chunk = self._manifest.prefill_chunk
+        top_inputs, outputs = self._sampled(1)
+        inputs: Specs = {
+            names.INPUT_IDS: ("int64", (1, chunk)),
+            names.POSITION_IDS: ("int64", (1, chunk)),
+            names.CHUNK_LENGTH: ("int64", (1,)),
+        }
+        states = self._caches(1)
+        for index, one in enumerate(self._geometry.layers):
+            shape = (1, self._kv_heads[index], one.cache_slots)
+            states[names.slot_positions(index)] = ("int64", shape)
+        presents = {names.present_of(name): spec for name, spec in states.items()}
+        outputs |= self._hidden_states(1, chunk)
+        return inputs | top_inputs | states, outputs | presents
+
+    def verify(self) -> Tensors:
+        """A decode step of several tokens."""
+        return self.decode(self._geometry.tokens_per_step)
+
+    def decode(self, tokens: int = 1) -> Tensors:
+        """A decode step of so many tokens of each batch slot."""
+        batch, several = self._batch, self._geometry.tokens_per_step > 1 and not self._full
+        ids: Shape = (batch, tokens)
+        inputs: Specs = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), ("int64", ids))
+        if several:
+            inputs |= self._places()
+        elif not self._full:
+            inputs[names.PROMPT_LENGTH] = ("int64", (batch,))
+        if self._options.data_parallel_attention:
+            inputs[names.RANK] = ("int64", (1,))
+        top_inputs, outputs = self._sampled(*(ids if tokens > 1 else (batch,)))
+        caches = self._caches(batch // self._ranks_of_batch)
+        inputs |= top_inputs | caches
+        outputs |= {names.present_of(name): spec for name, spec in caches.items()}
+        if self._options.attends_valid and not several:
+            for index in range(self._geometry.num_layers):
+                outputs[names.attended_key(index)] = caches[names.past_key(index)]
+                outputs[names.attended_value(index)] = caches[names.past_value(index)]
+        return inputs, outputs | self._hidden_states(batch, tokens)
+
+    def _places(self) -> Specs:
+        specs: Specs = {}
+        for index, shape in enumerate(dict.fromkeys(self._geometry.layers)):
+            write_slot, slot_positions = names.place_inputs(index)
+            specs[write_slot] = ("int64", (self._batch,))
+            specs[slot_positions] = ("int64", (self._batch, shape.cache_slots))
+        return specs
+
+    def mtp(self) -> Tensors:
+        """A step of multi-token prediction."""
+        batch = self._batch
+        ids: Specs = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), ("int64", (batch, 1)))
+        states = self._hidden_states(batch, 1)
+        top_inputs, outputs = self._sampled(batch)
+        ring = self._draft_ring(batch)
+        presents = {names.present_of(name): spec for name, spec in ring.items()}
+        outputs[names.NEXT_HIDDEN_STATES] = states[names.HIDDEN_STATES]
+        return ids | top_inputs | states | ring, outputs | presents
+
+    def mtp_prefill(self) -> Tensors:
+        """A chunk of multi-token prediction."""
+        chunk = self._manifest.prefill_chunk
+        ids: Specs = {names.INPUT_IDS: ("int64", (1, chunk))}
+        lengths: Specs = dict.fromkeys((names.PAST_LENGTH, names.CHUNK_LENGTH), ("int64", (1,)))
+        ring = self._draft_ring(1)
+        presents = {names.present_of(name): spec for name, spec in ring.items()}
+        return ids | lengths | self._hidden_states(1, chunk) | ring, presents
+
+    def _hidden_states(self, rows: int, tokens: int) -> Specs:
+        if not self._options.mtp:
+            return {}
+        return {names.HIDDEN_STATES: (self._dtype, (rows, tokens, self._hidden_size))}
+
+    def _draft_ring(self, rows: int) -> Specs:
+        """The cache of the layer for multi-token prediction, which comes after the last."""
+        past = (names.past_key(self._layers), names.past_value(self._layers))
+        return {
+            name: (self._stored, self._states(rows, self._geometry.draft_ring, width))
+            for name, width in zip(past, self._widths, strict=True)
+        }
+
+    @property
+    def _ranks_of_batch(self) -> int:
+        """How many ranks share decode's batch slots."""
+        shared = self._options.data_parallel_attention
+        return self._manifest.tensor_parallel if shared else 1
+
+    @property
+    def _layers(self) -> int:
+        return self._model.num_hidden_layers
+
+    def _sampled(self, *rows: int) -> Tensors:
+        """rows: batch slots, and tokens of each where they are several."""
+        logits: Specs = {names.LOGITS: ("float32", (*rows, self._model.vocab_size))}
+        if not (count := self._options.top_tokens):
+            return {}, logits
+        top: Specs = {
+            names.TOP_TOKENS: ("int64", (*rows, count)),
+            names.TOP_LOGITS: ("float32", (*rows, count)),
+            names.LOG_NORMALIZER: ("float32", rows),
+        }
+        return {names.TEMPERATURE: ("float32", rows[:1])}, logits | top
+
+    def _whole(self, *name_of: OfLayer) -> Specs:
+        """Caches of a whole prompt. name_of: of keys and of values."""
+        layers = range(self._layers)
+        return {
+            name(layer): (self._dtype, self._states(1, self._capacity, width))
+            for layer in layers
+            for name, width in zip(name_of, self._widths, strict=True)
+        }
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """Of a cached key and of a cached value."""
+        return self._model.key_dim, self._model.value_dim
+
+    def _states(self, rows: int, slots: int, width: int) -> Shape:
+        return rows, self._model.num_key_value_heads, slots, width
+
+    @property
+    def _kv_heads(self) -> tuple[int, ...]:
+        """KV heads of each cache of decode."""
+        geometry = self._geometry.as_full() if self._full else self._geometry
+        return geometry.heads_held(self._model.num_key_value_heads)
+
+    @property
+    def _stored(self) -> str:
+        """The type of decode's caches."""
+        return self._dtype if self._full else BY_FLAG[self._manifest.cache_dtype].numpy
+
+    def _caches(self, rows: int) -> Specs:
+        """Decode's caches, before the step."""
+        geometry, stored = self._geometry, self._stored
+        specs: Specs = {}
+        for index, heads in enumerate(self._kv_heads):
+            slots = geometry.L_max if self._full else geometry.layers[index].cache_slots
+            states = (names.past_key(index), names.past_value(index))
+            scales = (names.past_key_scale(index), names.past_value_scale(index))
+            for name, width in zip(states, self._widths, strict=True):
+                specs[name] = (stored, (rows, heads, slots, width))
+            if stored == "int8":
+                for name, width in zip(scales, self._widths, strict=True):
+                    specs[name] = ("float32", (rows, heads, 1, width))
+        return specs
+
+    def _compressed(self) -> Specs:
+        """One compressed prompt, and what it kept."""
+        specs = {names.present_of(name): spec for name, spec in self._caches(1).items()}
+        for index, one in enumerate(self._geometry.layers):
+            if one.K:
+                shape = (1, self._kv_heads[index], one.K)
+                specs[names.topk_positions(index)] = ("int64", shape)
+        return specs
+
+    def _windows(self) -> Specs:
+        model = self._model
+        shape = (1, model.num_attention_heads, self._geometry.L_obs, model.head_dim)
+        return {names.query_window(layer): (self._dtype, shape) for layer in range(self._layers)}
+
+    def queries(self) -> Specs:
+        """Outputs of graphs made to tell the vote's hit rate."""
+        model = self._model
+        group = model.num_attention_heads // model.num_key_value_heads
+        return {
+            names.query(index): (self._dtype, (self._batch, group * heads, 1, model.head_dim))
+            for index, heads in enumerate(self._kv_heads)
+        }
