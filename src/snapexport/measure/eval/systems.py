@@ -104,7 +104,7 @@ class SystemMaker:
         choices = self._of_queries(choices | changes) | changes
         try:
             choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
-            options = BuildOptions(model="", out=Path(), **choices)
+            options = BuildOptions.of(model="", out=Path(), **choices)
             geometry = options.geometry(self.model, heads=self._head_budget())
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")

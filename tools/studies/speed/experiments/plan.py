@@ -76,7 +76,7 @@ def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
     given |= SETTINGS[name]
     if compression := given.pop("compression", None):
         given["kv_budget"] = options.L_max // compression
-    asked = BuildOptions(model=str(model), out=directory / "build", **given)
+    asked = BuildOptions.of(model=str(model), out=directory / "build", **given)
     manifest = run_build(asked).manifest
     taken = footprint(read_model(str(model)), asked, manifest.geometry, manifest.prefill_chunk)
     predicted = taken.prefill_peak
