@@ -140,6 +140,18 @@ FAULTS = (
         "return True",
         ("build/test_staging.py",),
     ),
+    Fault(
+        "staging: what took an overwritten build's place meanwhile is replaced",
+        "if _identity(replaced) != former or not _is_replaceable(replaced, marker):",
+        "if not replaced.exists():",
+        ("build/test_staging.py",),
+    ),
+    Fault(
+        "lint: a TopK beyond the target's limit is accepted",
+        "if not 0 < kept <= largest:",
+        "if not 0 < kept:",
+        ("build/test_lint.py",),
+    ),
     # The runtime.
     Fault(
         "scheduler: a cancelled request keeps its batch slot",
@@ -148,9 +160,9 @@ FAULTS = (
         SCHEDULER,
     ),
     Fault(
-        "scheduler: the last chunk does not overlap the one before",
-        "start = max(0, end - self._chunk)",
-        "start = end - (end - 1) % self._chunk - 1",
+        "pieces: the last chunk does not overlap the one before",
+        "Piece(CHUNK, max(0, end - chunk), end, chunk)",
+        "Piece(CHUNK, end - (end - 1) % chunk - 1, end, chunk)",
         SCHEDULER,
     ),
     Fault(
@@ -179,13 +191,13 @@ FAULTS = (
     ),
     Fault(
         "repetition: the votes of another prompt stay",
-        "for one in self.votes.values():\n            self._memory.zero(one)",
-        "for one in ():\n            self._memory.zero(one)",
+        "for buffer in self.votes.values():\n            self._memory.zero(buffer)",
+        "for buffer in ():\n            self._memory.zero(buffer)",
         REPEAT,
     ),
     Fault(
         "blocks: the end of a prompt does not vote on them",
-        "voters = self._voters if end < len(prompt) else 0",
+        "voters = self._prefill.voters if end < len(prompt) else 0",
         "voters = 0",
         ("runtime/engine/test_blocks.py",),
     ),

@@ -3,7 +3,7 @@
 Knows no library and no batch slot.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -80,3 +80,12 @@ def allocate(memory: Memory, entry: GraphEntry, given: Mapping[str, Buffer]) -> 
             shared = buffers.get(names.past_of(spec.name))
             buffers[spec.name] = shared or memory.allocate(spec)
     return buffers
+
+
+def write_tokens(arrays: HostArrays, token_ids: Sequence[int], temperature: float) -> None:
+    """Write a chunk's tokens, padded with zeros, and the temperature if the graph takes it."""
+    row = arrays[names.INPUT_IDS][0]
+    row[: len(token_ids)] = token_ids
+    row[len(token_ids) :] = 0
+    if names.TEMPERATURE in arrays:
+        arrays[names.TEMPERATURE][:] = temperature

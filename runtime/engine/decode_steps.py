@@ -3,23 +3,22 @@
 Owns decode's buffers, among them the caches of all batch slots. Knows no prompt and no request.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest
+from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
-from snapexport.runtime.engine.followers.slot_positions import CachePlaces
+from snapexport.runtime.engine.followers.follower import SlotFollower
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.predictions import Predictions
 from snapexport.runtime.engine.slot_rows import SlotRows
 
-Integers = NDArray[np.int64]
-Temperatures = NDArray[np.float32]
-
 _IDLE = {names.TEMPERATURE: 1}
-"""Values for the batch slots behind those in use, where they aren't 0."""
+"""Values for the batch slots after those in use, where they aren't 0."""
 
 
 class DecodeSteps:
@@ -45,15 +44,15 @@ class DecodeSteps:
         self.graphs = self._bind(graphs, graphs.decode, self.buffers)
         self._of_several = self._verify_buffers(graphs)
         self._verify = self._bind(graphs, graphs.verify, self._of_several)
-        several = manifest.geometry.tokens_per_step > 1 and not graphs.full_cache
-        self.places = CachePlaces(manifest.geometry, manifest.batch) if several else None
+        self.followers: Sequence[SlotFollower] = ()
+        """Those that write inputs of each step."""
 
     def run(
         self,
         input_ids: Integers,
         position_ids: Integers,
         prompt_length: Integers,
-        temperature: Temperatures | None = None,
+        temperature: Floats | None = None,
     ) -> Predictions:
         """Run the first n batch slots: input_ids [n], or [n,q] for q tokens of each; others [n].
 
@@ -74,14 +73,14 @@ class DecodeSteps:
             if name in arrays:  # a graph may not use the prompt's length, or the temperature
                 arrays[name][:] = _IDLE.get(name, 0)
                 arrays[name][rows] = values
-        if self.places:
-            self.places.write(arrays, arrays[names.POSITION_IDS])
+        for follower in self.followers:
+            follower.feed(arrays)
         graph.run()
         return Predictions(graph, rows)
 
-    def hidden_states(self, *, several: bool) -> Buffer:
+    def hidden_states(self, *, several: bool) -> Buffer | None:
         """Of the latest step, of a build with --mtp: [B,1,E], or [B,q,E] of several tokens."""
-        return (self._of_several if several else self.buffers)[names.HIDDEN_STATES]
+        return (self._of_several if several else self.buffers).get(names.HIDDEN_STATES)
 
     def caches(self, slot: int) -> list[Buffer]:
         """A batch slot's row of every cache; none if another rank has them."""
@@ -89,9 +88,9 @@ class DecodeSteps:
         caches = [one for name, one in self.buffers.items() if names.is_past(name)]
         return [] if row is None else [one.rows(row, row + 1) for one in caches]
 
-    def size(self, count: int) -> int:
-        """The batch slots that a step of the first `count` runs."""
-        return next(slots for slots in self.graphs if slots >= count)
+    def rows(self) -> list[int | None]:
+        """The row of each batch slot in this rank's caches; None: another rank holds it."""
+        return [self.slot_rows.own(slot) for slot in range(self._manifest.batch)]
 
     def close(self) -> None:
         """Let go of the graphs."""

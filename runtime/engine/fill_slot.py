@@ -10,6 +10,7 @@ from snapexport.contract import names
 from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.runtime.engine.backend import Buffers, GraphBackend, Memory
 from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+from snapexport.runtime.engine.loaded import Loaded
 
 
 class FillByGraph:
@@ -44,6 +45,12 @@ class FillByGraph:
                 BoundGraph(backend, name, entry, buffers | (slot or spare)) for slot in slots[1:]
             ]
             self._graphs, self._copies = [self.graph, *others], [{}] * len(slots)
+
+    @classmethod
+    def of(cls, loaded: Loaded, name: GraphName, given: Buffers) -> "FillByGraph":
+        """Of a graph of a build."""
+        entry, decode = loaded.manifest.graphs[name], loaded.decode
+        return cls(loaded.backend, name, entry, given, decode.buffers, decode.rows())
 
     def fill(self, slot: int, prompt_length: int) -> None:
         """Run the graph, which writes every position of the batch slot."""

@@ -3,14 +3,15 @@
 With head groups a layer has several caches, which keep different numbers of positions.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
-from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.manifest import Manifest
+from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffers, Memory
-
-Integers = NDArray[np.int64]
+from snapexport.runtime.engine.loaded import Loaded
 
 UNUSED = -1
 
@@ -40,3 +41,18 @@ def _kept(memory: Memory, buffers: Buffers, cache: int, heads: int) -> Integers:
         return np.empty((heads, 0), np.int64)
     positions: Integers = memory.read(buffers[name])[0]
     return positions
+
+
+def slot_positions(loaded: Loaded, kept: Buffers, prompt_length: int) -> Mapping[str, Integers]:
+    """The position that each cache slot holds after prefill, [1,Hkv,S], by extend's input names.
+
+    kept: outputs of the compress step.
+    """
+    by_cache = kept_of_caches(loaded.backend.memory, kept, loaded.manifest)
+    found = dict[str, Integers]()
+    shapes = zip(loaded.manifest.geometry.layers, by_cache, strict=True)
+    for cache, (shape, positions) in enumerate(shapes):
+        window = np.array(shape.source_positions(prompt_length), np.int64)
+        every = np.broadcast_to(window, (len(positions), len(window)))
+        found[names.slot_positions(cache)] = np.concatenate([every, positions], axis=1)[None]
+    return found

@@ -6,9 +6,9 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import DeviceError, GraphBackend
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm
-from snapexport.runtime.engine.hand_over import Role
+from snapexport.runtime.engine.graph_set import GraphSet, PrefillForm, Role
 from snapexport.runtime.engine.prompt_cache import PromptCache
 from snapexport.runtime.engine.shared_weights import load_weights
 
@@ -29,7 +29,7 @@ def open_executor(
     prefill: PrefillForm = "chunks",
     role: Role = "both",
     speculates: bool = True,
-) -> Executor:
+) -> BatchExecutor:
     """Load a build. Raises UserError.
 
     backend: None takes TensorRT where the build has engines, and ONNX Runtime on the CPU elsewhere.
@@ -49,9 +49,7 @@ def open_executor(
 
         return open_ranks(build, threads=threads, prepack=prepack, prefill=prefill)
     chosen = backend or default_backend(build)
-    graphs = GraphSet.of(
-        build, baseline=baseline, prefill=prefill, role=role, speculates=speculates
-    )
+    graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
     if chosen == "onnxruntime":
         return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
     if threads is not None or prepack:

@@ -82,7 +82,7 @@ class OnnxRuntimeBackend:
         prepack = manifest.quantization is not None or (
             self._prepack and graph == sizes[manifest.batch]
         )
-        settings = self._device, self._threads, prepack and graph != self._graphs.compress
+        settings = self._device, self._threads, prepack and graph != "compress"
         if self._collectives and graph in manifest.segments:
             return Segments(
                 self._build.directory,

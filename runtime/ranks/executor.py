@@ -1,34 +1,38 @@
 """Makes all ranks of a build do what the first one is asked to.
 
 Each rank has an executor of its own, over its own part of the weights and caches. The first one
-tells the others each call before it carries it out itself; they exchange tensors while graphs run.
-What a graph says about the next token is the same in every rank.
+hands each call on to the others before it carries it out itself; they exchange tensors while graphs
+run. What a graph says about the next token is the same in every rank.
+
+Rows lie in several processes: none is handed over or parked, and no graph drafts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from snapexport.contract.manifest import Manifest
-from snapexport.errors import UserError
-from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.engine.blocks import ParkedRow
-from snapexport.runtime.engine.decode_steps import Integers, Temperatures
+from snapexport.runtime.arrays import Floats, Integers
+from snapexport.runtime.engine.backend import Buffers, GraphBackend
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet
-from snapexport.runtime.engine.hand_over import Row
 from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.engine.rows import Rows
 from snapexport.runtime.engine.slot_rows import SlotRows
 from snapexport.runtime.ranks.collectives import Collectives
+from snapexport.runtime.requests.pieces import Piece, pieces_of
 
 Tell = Callable[[str, Sequence[Any]], None]
-"""Tells the other ranks a call: a method's name, and its arguments."""
+"""Hands a call on to the other ranks: a method's name, and its arguments."""
 
 
-class RankExecutor(Executor):
+class RankExecutor:
     """One rank's executor. If a call fails in any rank, all of them end: they are out of step."""
+
+    rows = parking = drafts = None
 
     def __init__(
         self,
@@ -43,85 +47,74 @@ class RankExecutor(Executor):
     ) -> None:
         """manifest, weights: the rank's. tell, end: of the first rank; end: end the other ranks."""
         self._collectives, self._tell, self._end = collectives, tell, end
-        rows = SlotRows()
+        layout = SlotRows()
         if manifest.graph_options.data_parallel_attention:
-            rows = SlotRows(collectives.rank, collectives.ranks)
-        super().__init__(manifest, graphs, backend, weights, slot_rows=rows)
+            layout = SlotRows(collectives.rank, collectives.ranks)
+        make_rows = partial(RankRows, layout, collectives)
+        self._own = Executor(
+            manifest, graphs, backend, weights, slot_rows=layout, make_rows=make_rows
+        )
+        self._has_latents = bool(manifest.model.kv_lora_rank)
+        self.limits, self.role, self.backend = self._own.limits, self._own.role, backend
+        self.captured, self.prompt_cache = self._own.captured, self._own.prompt_cache
 
-    def prefill(
-        self, slot: int, prompt: Sequence[int], start: int, end: int, temperature: float = 1.0
+    def take(
+        self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0
     ) -> Prediction:
-        with self._together("prefill", slot, tuple(prompt), start, end, temperature):
-            return super().prefill(slot, prompt, start, end, temperature)
+        """As `Executor` does."""
+        with self._together("take", slot, tuple(prompt), piece, temperature):
+            return self._own.take(slot, prompt, piece, temperature)
 
-    def extend(
-        self,
-        slot: int,
-        prompt: Sequence[int],
-        start: int,
-        end: int,
-        temperature: float = 1.0,
-        parked: ParkedRow | None = None,
+    def prefill_prompt(
+        self, slot: int, prompt: Sequence[int], temperature: float = 1.0
     ) -> Prediction:
-        if parked is not None:
-            _refuse("parked rows")
-        with self._together("extend", slot, tuple(prompt), start, end, temperature):
-            return super().extend(slot, prompt, start, end, temperature)
+        """As `Executor` does."""
+        for piece in pieces_of(len(prompt), self.limits.prefill):
+            prediction = self.take(slot, prompt, piece, temperature)
+        return prediction
 
     def decode(
         self,
         input_ids: Integers,
         position_ids: Integers,
         prompt_length: Integers,
-        temperature: Temperatures | None = None,
+        temperature: Floats | None = None,
     ) -> Predictions:
+        """As `Executor` does."""
         arguments = input_ids, position_ids, prompt_length, temperature
         with self._together("decode", *arguments):
-            return super().decode(*arguments)
-
-    def draft(
-        self, input_ids: Integers, position_ids: Integers, prompt_length: Integers
-    ) -> Integers:
-        _refuse("multi-token prediction")
-
-    def repeat(self, slot: int, prompt: Sequence[int], index: int) -> Prediction:
-        _refuse("the repetition of a prompt")
+            return self._own.decode(*arguments)
 
     def accept(self, slot: int, count: int) -> None:
+        """As `Executor` does."""
         with self._together("accept", slot, count):
-            super().accept(slot, count)
+            self._own.accept(slot, count)
 
     def move(self, source: int, target: int) -> None:
+        """As `Executor` does."""
         with self._together("move", source, target):
-            super().move(source, target)
-
-    def _copy_row(self, source: int, target: int) -> None:
-        """Between ranks, if the batch slots are of two."""
-        rows = self._decode.slot_rows
-        giver, taker = rows.owner(source), rows.owner(target)
-        if giver == taker:
-            super()._copy_row(source, target)
-            return
-        for one in self._rows[source] or self._rows[target] or self._rows[rows.rank]:
-            self._collectives.hand(giver, taker, one.host)
-
-    def clear(self, slot: int) -> None:
-        with self._together("clear", slot):
-            super().clear(slot)
+            self._own.move(source, target)
 
     def release(self, slot: int) -> None:
+        """As `Executor` does."""
         with self._together("release", slot):
-            super().release(slot)
+            self._own.release(slot)
+
+    def clear(self, slot: int) -> None:
+        """As `Executor` does."""
+        with self._together("clear", slot):
+            self._own.clear(slot)
 
     def compress(self, slot: int, prompt_length: int) -> None:
+        """As `Executor` does."""
         with self._together("compress", slot, prompt_length):
-            super().compress(slot, prompt_length)
+            self._own.compress(slot, prompt_length)
 
     def topk_positions(self) -> list[Integers] | None:
         """What all KV heads kept: each rank has some of them. Latents have one head in each."""
         with self._together("topk_positions"):
-            own = super().topk_positions()
-            if own is None or self._manifest.model.kv_lora_rank:
+            own = self._own.topk_positions()
+            if own is None or self._has_latents:
                 return own
             return [self._of_all_ranks(positions) for positions in own]
 
@@ -132,31 +125,16 @@ class RankExecutor(Executor):
             self._collectives.all_gather(np.ascontiguousarray(positions), every)
         return every
 
-    def park(self, slot: int, prompt: Sequence[int], *, in_blocks: bool) -> ParkedRow:
-        _refuse("parked rows")
-
-    def export_row(self, slot: int) -> Row:
-        _refuse("handing a prompt over")
-
-    def adopt_row(self, slot: int, row: Row) -> None:
-        _refuse("handing a prompt over")
-
-    def row_buffers(self, slot: int) -> tuple[Buffer, ...]:
-        _refuse("handing a prompt over")
-
-    def new_row(self) -> tuple[Buffer, ...]:
-        _refuse("handing a prompt over")
-
     def close(self) -> None:
         """End the other ranks, and free this one's memory. A second call does nothing."""
         if self._end:
             self._end()
-        super().close()
+        self._own.close()
 
     @contextmanager
     def _together(self, name: str, *arguments: object) -> Iterator[None]:
         """Carry out a call in all ranks. Calls within it are made by each rank itself."""
-        self._require_open()
+        self._own.require_open()
         tell, self._tell = self._tell, None
         try:
             if tell:
@@ -169,9 +147,19 @@ class RankExecutor(Executor):
             self._tell = tell
 
 
-def _refuse(what: str) -> NoReturn:
-    raise UserError(
-        f"{what} is not supported for a build with --tensor-parallel, whose rows lie in several "
-        "processes",
-        "build it again without --tensor-parallel",
-    )
+class RankRows(Rows):
+    """The rows that one rank has of the batch slots, which move between ranks."""
+
+    def __init__(self, layout: SlotRows, collectives: Collectives, *rows: Any) -> None:
+        super().__init__(*rows)
+        self._layout, self._collectives = layout, collectives
+
+    def copy_caches(self, source: int, target: int) -> None:
+        """Between ranks, if the batch slots are of two."""
+        giver, taker = self._layout.owner(source), self._layout.owner(target)
+        if giver == taker:
+            super().copy_caches(source, target)
+            return
+        caches = self._caches[source] or self._caches[target] or self._caches[self._layout.rank]
+        for cache in caches:
+            self._collectives.hand(giver, taker, cache.host)

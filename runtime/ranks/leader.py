@@ -131,7 +131,7 @@ def open_rank(
     from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
     own = build.of_rank(collectives.rank)
-    graphs = GraphSet.of(own, baseline=False, prefill=prefill)
+    graphs = GraphSet.of(own, baseline=False, form=prefill)
     backend = OnnxRuntimeBackend(
         own, graphs, threads=threads, prepack=prepack, collectives=collectives
     )

@@ -4,14 +4,14 @@ Knows predictions, but no executor, no batch slot and no neighbour.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 
 from tokenizers import Tokenizer
 
-from snapexport.runtime.engine.blocks import ParkedRow
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.requests.prompt_lookup import PromptLookup
+from snapexport.runtime.engine.rows import Row
 from snapexport.runtime.requests.request import (
     FinishReason,
     OutputDelta,
@@ -27,7 +27,6 @@ from snapexport.runtime.requests.sampling import (
     sample,
     score,
 )
-from snapexport.runtime.requests.speculation import Acceptance, Draft
 from snapexport.runtime.requests.text import NoText, TextStream
 
 
@@ -35,35 +34,36 @@ class Generation:
     """Grows by a token with each `advance`, until a delta carries a finish_reason."""
 
     def __init__(
-        self, request_id: int, request: Request, limits: Limits, tokenizer: Tokenizer | None
+        self,
+        request_id: int,
+        request: Request,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        compress_every: int = 0,
     ) -> None:
+        """compress_every: tokens of the output after which its row is extended; 0: never."""
+        self.request_id = request_id
         self.prompt_token_ids, self.session = request.prompt_token_ids, request.session
-        self.held_token_ids = request.prompt_token_ids
+        self.cached_token_ids = request.prompt_token_ids
         """What the batch slot's caches were compressed from, or will be: the prompt, or more."""
         self.last_token = request.prompt_token_ids[-1]
-        self._request_id = request_id
         self._continuation = deque(request.continuation)
         self.prefilled_elsewhere, self.hands_over = request.prefilled, request.hand_over
         self._samples = request.params is not None
         self._params = request.params or SamplingParams()
         self.temperature = graph_temperature(self._params)
-        self._limits = limits
+        self._limits, self._compress_every = limits, compress_every
         self._end_tokens = frozenset(self._params.stop_token_ids)
         if not self._params.ignore_eos:
             self._end_tokens |= limits.eos_token_id
         self.prefilled = 0
         """Tokens of the prompt that are prefilled."""
-        self.parked: ParkedRow | None = None
-        """The row that `held_token_ids` begin with."""
-        self.row: ParkedRow | None = None
-        """The row of `held_token_ids`, where outputs are compressed too."""
-        self.in_blocks = False
-        """Whether the prompt goes block by block onto a compressed row."""
-        self.by_lookup, self.by_mtp = Acceptance(), Acceptance.of_mtp()
-        """How often drafts were right, of prompt lookup and of multi-token prediction."""
-        self._lookup: PromptLookup | None = None
-        self._behind: list[int] = []
-        """Tokens behind the prompt."""
+        self.begins_with: Row | None = None
+        """The row of the first of `cached_token_ids`, which were compressed before."""
+        self.row: Row | None = None
+        """The row of `cached_token_ids`, where outputs are compressed too."""
+        self._following: list[int] = []
+        """Tokens after the prompt, given or chosen."""
         self._rng = generator(self._params)
         self._text = TextStream(tokenizer, self._params.stop) if tokenizer else NoText()
         self._known = len(request.prompt_token_ids)
@@ -75,38 +75,45 @@ class Generation:
         return self._known + self._count - 1
 
     @property
-    def fresh_tokens(self) -> int:
-        """Tokens behind `held_token_ids`, the last one among them, which no step has fed yet."""
-        return len(self.prompt_token_ids) + len(self._behind) - len(self.held_token_ids)
+    def _fresh_tokens(self) -> int:
+        """Tokens after `cached_token_ids`, the last one among them, which no step has fed yet."""
+        return len(self.prompt_token_ids) + len(self._following) - len(self.cached_token_ids)
+
+    @property
+    def is_to_be_extended(self) -> bool:
+        """Whether its output has grown enough to be compressed again."""
+        return self.row is not None and self._fresh_tokens == self._compress_every
 
     def extend_row(self) -> None:
         """Begin to compress all tokens so far, from the latest row on."""
-        self.parked, self.row, self.in_blocks = self.row, None, True
-        self.held_token_ids = (*self.prompt_token_ids, *self._behind)
+        self.begins_with, self.row = self.row, None
+        self.cached_token_ids = (*self.prompt_token_ids, *self._following)
+
+    def tokens_from(self, start: int) -> Sequence[int]:
+        """Its tokens from that one on, none of the prompt's among them."""
+        return self._following[start - len(self.prompt_token_ids) :]
 
     @property
     def is_forced(self) -> bool:
         """Whether the next tokens are given, by a continuation."""
         return bool(self._continuation)
 
-    def room(self, most: int) -> int:
-        """Of `most` tokens to draft, those that may be taken: not beyond the request's end."""
-        room = min(most, self._limits.positions - self.position - 1)
-        return room if self._continuation else min(room, self._params.max_tokens - self._count - 1)
+    def given(self, count: int) -> list[int]:
+        """The first `count` of the tokens that are given."""
+        return list(islice(self._continuation, count))
 
-    def draft(self, most: int) -> Draft:
-        """Up to `most` tokens that may follow the last one, or will: those of a continuation."""
-        room = self.room(most)
-        if self._continuation:
-            return Draft(list(islice(self._continuation, room)))
-        if self._lookup is None:
-            self._lookup = PromptLookup((*self.prompt_token_ids, *self._behind))
-        return Draft(self._lookup.draft(room), self.by_lookup)
+    @property
+    def room(self) -> int:
+        """Tokens to draft at the most: not past its end, nor past where its row is extended."""
+        room = min(self._limits.tokens_per_step, self._limits.positions - self.position) - 1
+        if self.row:
+            room = min(room, self._compress_every - self._fresh_tokens - 1)
+        return room if self._continuation else min(room, self._params.max_tokens - self._count - 1)
 
     def advance(self, prediction: Prediction) -> OutputDelta:
         """Choose the next token. Logits that are not finite end the request with "error"."""
         if not can_sample(prediction):
-            return OutputDelta(self._request_id, self._text.finish(), (), "error")
+            return OutputDelta(self.request_id, self._text.finish(), (), "error")
         if self._continuation:
             return self._follow(prediction)
         token = sample(prediction, self._params, self._rng)
@@ -120,15 +127,13 @@ class Generation:
 
     def _take(self, token: int) -> None:
         self.last_token = token
-        self._behind.append(token)
-        if self._lookup:
-            self._lookup.append(token)
+        self._following.append(token)
 
     def _add(self, token: int, logprobs: tuple[TokenLogprobs, ...]) -> OutputDelta:
         self._take(token)
         self._count += 1
         text, reason = self._end(token)
-        return OutputDelta(self._request_id, text, (token,), reason, logprobs=logprobs)
+        return OutputDelta(self.request_id, text, (token,), reason, logprobs=logprobs)
 
     def _logprobs(self, prediction: Prediction, token: int) -> tuple[TokenLogprobs, ...]:
         if self._params.logprobs is None:
@@ -141,7 +146,7 @@ class Generation:
         self._known += 1
         ends = not self._continuation and not self._samples
         scored = score(prediction.logits, self.last_token)
-        return OutputDelta(self._request_id, "", (), "length" if ends else None, scored)
+        return OutputDelta(self.request_id, "", (), "length" if ends else None, scored)
 
     def _end(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that a token adds, and the finish reason if the token is the last."""

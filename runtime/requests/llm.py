@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Never, NoReturn
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -17,11 +17,10 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.chat import chat_prompts
 from snapexport.runtime.chat.chat_prompts import ChatPrompts, Conversation
-from snapexport.runtime.engine.blocks import row_states
-from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.hand_over import Role, digest_of
-from snapexport.runtime.engine.open_executor import BackendName, open_executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests import prompts as prompts_module
+from snapexport.runtime.requests.config import LLMConfig
+from snapexport.runtime.requests.drafters.table import DRAFTERS, MakeDrafter
 from snapexport.runtime.requests.loop import Loop
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.prompts import Continuations, Params, Prompt, load_tokenizer
@@ -33,10 +32,8 @@ from snapexport.runtime.requests.request import (
     Score,
     require_session,
 )
-from snapexport.runtime.requests.row_files import DEFAULT_BYTES, RowFiles
 
-_RENAMED = {"runner": "backend", "token_budget": "max_num_batched_tokens"}
-"""Keyword arguments of former versions, and their names now."""
+_DEFAULTS = LLMConfig()
 
 
 class LLM:
@@ -46,97 +43,50 @@ class LLM:
     """Where the chat template is; None for an executor of the caller's own."""
 
     def __init__(
-        self,
-        build_dir: Path | str,
-        *,
-        baseline: bool = False,
-        threads: int | None = None,
-        prepack: bool = False,
-        max_num_batched_tokens: int | None = None,
-        backend: BackendName | None = None,
-        prefill: Literal["chunks", "blocks"] = "chunks",
-        parked_rows: int = 0,
-        parked_dir: Path | str | None = None,
-        parked_dir_bytes: int = DEFAULT_BYTES,
-        role: Role = "both",
-        speculates: bool = True,
-        compress_every: int = 0,
-        **unknown: Never,
+        self, build_dir: Path | str, config: LLMConfig = _DEFAULTS, **changed: Any
     ) -> None:
-        """Load a build. Raises UserError.
+        """Load a build: `LLM(build, threads=4)`. changed: fields of `LLMConfig`.
 
-        baseline: run the uncompressed graphs. threads: the CPU's; None for one a core. prepack: a
-        second copy of the weights, laid out for faster decoding of up to 7 batch slots or more than
-        32. max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk
-        and all batch slots. backend: None takes TensorRT if the build has engines, else ONNX
-        Runtime on the CPU. role: "prefill" and "decode" take only requests that hand a prompt over,
-        or that were handed over.
-
-        Of a build with --tokens-per-step: speculates guesses further tokens from the prompt and the
-        output, and checks them together where that is faster. The output stays the same.
-
-        Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a
-        compressed row, in memory that does not grow with them, up to the model's own positions.
-        parked_rows: how many prompts' rows are kept for prompts that begin with them, as the turns
-        of a conversation do. A turn then costs its own tokens. compress_every: tokens of an output
-        after which what left the ring, and the output itself, are voted on; 0: never. Both keep
-        copies of rows in the host's memory, and take longer prompts than L_max too, block by block.
-        parked_dir: a folder where parked rows are written as well, up to parked_dir_bytes, and
-        found again by a later process.
+        Raises UserError.
         """
-        for name in unknown:
-            _refuse(name)
-        _require_count("parked_rows", parked_rows)
-        _require_count("compress_every", compress_every)
-        _require_count("parked_dir_bytes", parked_dir_bytes)
-        extends = bool(parked_rows or compress_every)
+        config = replace(config, **changed)
         build = Build.open(build_dir)
-        executor = open_executor(
-            build,
-            backend=backend,
-            baseline=baseline,
-            threads=threads,
-            prepack=prepack,
-            prefill="both" if extends and prefill == "chunks" else prefill,
-            role=role,
-            speculates=speculates,
-        )
-        tokenizer = load_tokenizer(build.directory)
-        parked = _parked(build, parked_rows, parked_dir, parked_dir_bytes)
-        self._set_up(
-            executor, tokenizer, max_num_batched_tokens, parked, speculates, compress_every
-        )
+        executor = config.open(build)
+        self._set_up(executor, load_tokenizer(build.directory), config, config.parked(build))
         self._directory = build.directory
 
     @classmethod
     def from_executor(
         cls,
-        executor: Executor,
+        executor: BatchExecutor,
         tokenizer: Tokenizer | None = None,
         max_num_batched_tokens: int | None = None,
-        speculates: bool = True,
-        **unknown: Never,
+        drafters: Sequence[MakeDrafter] = DRAFTERS,
     ) -> "LLM":
         """Return an LLM on an executor of the caller's own. Without a tokenizer it has no text."""
-        for name in unknown:
-            _refuse(name)
         llm = cls.__new__(cls)
-        llm._set_up(executor, tokenizer, max_num_batched_tokens, None, speculates)
+        config = LLMConfig(max_num_batched_tokens=max_num_batched_tokens)
+        llm._set_up(executor, tokenizer, config, drafters=drafters)
         return llm
 
     def _set_up(
         self,
-        executor: Executor,
+        executor: BatchExecutor,
         tokenizer: Tokenizer | None,
-        max_num_batched_tokens: int | None,
-        parked: ParkedRows | None,
-        speculates: bool,
-        compress_every: int = 0,
+        config: LLMConfig,
+        parked: ParkedRows | None = None,
+        drafters: Sequence[MakeDrafter] = DRAFTERS,
     ) -> None:
         self.executor = executor
         self.tokenizer = tokenizer
+        drafting = drafters if config.speculates else ()
         self._loop = Loop(
-            executor, tokenizer, max_num_batched_tokens, parked, speculates, compress_every
+            executor,
+            tokenizer,
+            config.max_num_batched_tokens,
+            [made for make in drafting if (made := make(executor))],
+            parked,
+            config.compress_every,
         )
         self._boxes: dict[int, deque[OutputDelta]] = {}
         self._outbox: deque[OutputDelta] = deque()
@@ -347,30 +297,6 @@ class LLM:
 
     def _deliver(self, delta: OutputDelta) -> None:
         self._boxes.get(delta.request_id, self._outbox).append(delta)
-
-
-def _require_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UserError(f"{name} {value!r} cannot be used", f"{name} must be 0 or more")
-
-
-def _parked(
-    build: Build, count: int, folder: Path | str | None, most_bytes: int
-) -> ParkedRows | None:
-    if folder is not None and not count:
-        raise UserError("parked_dir needs parked_rows", "park one row or more in memory, too")
-    if not count:
-        return None
-    files = folder and RowFiles(
-        Path(folder), digest_of(build.manifest), row_states(build.manifest), most_bytes
-    )
-    return ParkedRows(count, files or None)
-
-
-def _refuse(keyword: str) -> NoReturn:
-    if new := _RENAMED.get(keyword):
-        raise UserError(f"LLM no longer takes {keyword}", f"pass it as {new}")
-    raise TypeError(f"LLM has no keyword argument '{keyword}'")
 
 
 def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:

@@ -3,27 +3,26 @@
 Knows neither prompts as text nor callers. Not thread-safe: one thread steps, submits and cancels.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.followers.mtp_drafts import NO_DRAFT
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.predictions import Prediction, Predictions
+from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
+from snapexport.runtime.requests.drafters.speculation import Speculation
 from snapexport.runtime.requests.generation import Generation
+from snapexport.runtime.requests.parked_row import ParkedRow
 from snapexport.runtime.requests.parked_rows import ParkedRows
+from snapexport.runtime.requests.pieces import pieces
 from snapexport.runtime.requests.request import OutputDelta, Request
 from snapexport.runtime.requests.sampling import can_sample
-from snapexport.runtime.requests.scheduler import Chunk, Schedule, Scheduler
-from snapexport.runtime.requests.speculation import Draft, StepTimes
+from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
 
 
 class Loop:
@@ -31,33 +30,27 @@ class Loop:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: BatchExecutor,
         tokenizer: Tokenizer | None,
         max_num_batched_tokens: int | None,
+        drafters: Sequence[Drafter] = (),
         parked: ParkedRows | None = None,
-        speculates: bool = True,
         compress_every: int = 0,
     ) -> None:
-        """parked: prompts' rows, which are kept for prompts that begin with them.
+        """drafters: guess tokens ahead, where the executor can check several.
 
-        speculates: guess tokens ahead, where the executor can check several. compress_every: tokens
-        of an output after which its batch slot is compressed again; 0: never.
+        parked: prompts' rows, which are kept for prompts that begin with them. compress_every:
+        tokens of an output after which its batch slot is compressed again; 0: never.
         """
         self._executor = executor
         self._tokenizer = tokenizer
         limits = self._limits = executor.limits
         self._scheduler = Scheduler(
-            limits.batch,
-            limits.prefill_chunk,
-            max_num_batched_tokens,
-            limits.decode_batches,
-            limits.block_voters,
+            limits.batch, limits.prefill_chunk, max_num_batched_tokens, limits.decode_batches
         )
         self._parked = parked
-        self._most_drafted = limits.tokens_per_step - 1 if speculates else 0
-        self._drafts_by_mtp = speculates and limits.drafts
+        self._speculation = Speculation(limits, drafters)
         self._compress_every = compress_every
-        self._times = StepTimes()
         self._live: dict[int, Generation] = {}
         self._ids = count()
 
@@ -65,7 +58,7 @@ class Loop:
         """Queue a request; its deltas carry the returned id. Raises UserError for a foreign row."""
         self._require_hand_over(request)
         request_id = next(self._ids)
-        live = Generation(request_id, request, self._limits, self._tokenizer)
+        live = Generation(request_id, request, self._limits, self._tokenizer, self._compress_every)
         self._live[request_id] = live
         if request.prefilled:
             self._scheduler.add_prefilled(request_id)
@@ -75,17 +68,15 @@ class Loop:
 
     def _add(self, request_id: int, live: Generation) -> None:
         """Queue it for prefill: of the whole prompt, or of what follows a parked row."""
-        prompt = live.prompt_token_ids
-        too_long = len(prompt) > self._limits.longest_prefill
+        prompt, prefill = live.prompt_token_ids, self._limits.prefill
+        too_long = prefill.is_too_long(len(prompt))
         # A row that saves no chunk is worse than prefill, which sees all of the prompt.
-        least = 1 if too_long else (len(prompt) - 1) % self._limits.prefill_chunk + 1
-        session = live.session
-        live.parked = self._parked.find(prompt, least, session) if self._parked else None
-        live.in_blocks = bool(live.parked) or too_long
-        live.prefilled = len(live.parked.token_ids) if live.parked else 0
-        limits, count = self._limits, len(prompt)
-        after = (0, 0) if live.in_blocks else (limits.behind(count), limits.repeated_chunks(count))
-        self._scheduler.add(request_id, count, live.prefilled, live.in_blocks, *after)
+        least = 1 if too_long else (len(prompt) - 1) % prefill.chunk + 1
+        if self._parked and (found := self._parked.find(prompt, least, live.session)):
+            live.begins_with, live.prefilled = found.row, len(found.token_ids)
+        onto_row = live.begins_with is not None or too_long
+        work = pieces(len(prompt), live.prefilled, prefill, onto_row=onto_row)
+        self._scheduler.add(request_id, work)
 
     def _require_hand_over(self, request: Request) -> None:
         if request.hand_over and self._executor.role != "prefill":
@@ -95,8 +86,14 @@ class Loop:
             )
         if request.prefilled is None:
             return
+        if self._executor.rows is None:
+            raise UserError(
+                "handing a prompt over is not supported for a build with --tensor-parallel, whose "
+                "rows lie in several processes",
+                "build it again without --tensor-parallel",
+            )
         row, length = request.prefilled.row, len(request.prompt_token_ids)
-        self._executor.require_adoptable(row)
+        self._executor.rows.require_fits(row)
         if not row.prompt_length == row.next_position == length:
             raise UserError(
                 f"the row holds {row.next_position} positions, the request's prompt {length}",
@@ -121,8 +118,8 @@ class Loop:
         schedule = self._scheduler.schedule()
         deltas = self._decode(schedule)
         deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]
-        for chunk in schedule.prefill:
-            deltas += self._prefill(chunk)
+        for work in schedule.prefill:
+            deltas += self._prefill(work)
         return deltas
 
     def _extend_rows(self) -> None:
@@ -132,10 +129,12 @@ class Loop:
         tokens: neither neighbours nor drafts decide what is kept.
         """
         for request_id, live in self._live.items():
-            if live.row and live.fresh_tokens == self._compress_every:
-                done = len(live.held_token_ids)
+            if live.is_to_be_extended:
+                done = len(live.cached_token_ids)
                 live.extend_row()
-                self._scheduler.extend(request_id, len(live.held_token_ids), done)
+                length = len(live.cached_token_ids)
+                work = pieces(length, done, self._limits.prefill, onto_row=True)
+                self._scheduler.extend(request_id, work)
 
     def close(self) -> None:
         """Wait until all parked rows are written to their files."""
@@ -177,9 +176,10 @@ class Loop:
         try:
             for source, target in schedule.moves:
                 self._executor.move(source, target)
-            looked_up = self._looked_up(slots)
-            drafts = self._to_check(slots, looked_up)
-            predictions = self._run_decode(slots, drafts)
+            step = self._inputs(slots)
+            lives = [self._live[request_id] for request_id in slots]
+            drafts, proposed = self._speculation.choose(lives, step)
+            predictions = self._run_decode(step, drafts)
         except Exception as error:
             return [self._fail(request_id, slot, error) for request_id, slot in slots.items()]
         deltas: list[OutputDelta] = []
@@ -189,96 +189,34 @@ class Loop:
             else:
                 some = [self._sample(request_id, slot, predictions[slot])]
             deltas += some
-            if (other := looked_up.get(request_id)) and other is not draft:
-                _learn(other, some[0])
+            if (other := proposed.get(request_id)) and other is not draft:
+                self._speculation.learn(other, some[0])
         return deltas
 
-    def _looked_up(self, slots: Mapping[int, int]) -> dict[int, Draft]:
-        """What may follow each running request's last token, by prompt lookup or a continuation;
-        nothing if a step takes one token alone."""
-        if not self._most_drafted:
-            return {}
-        return {one: self._live[one].draft(self._most(self._live[one])) for one in slots}
-
-    def _most(self, live: Generation) -> int:
-        """The most tokens to draft: not past the point where the row is extended."""
-        if not live.row:
-            return self._most_drafted
-        return min(self._most_drafted, self._compress_every - live.fresh_tokens - 1)
-
-    def _to_check(
-        self, slots: Mapping[int, int], looked_up: Mapping[int, Draft]
-    ) -> Mapping[int, Draft]:
-        """What the next step should check: a draft for every request, or none for any."""
-        lives = [self._live[one] for one in slots]
-        last = max(live.position for live in lives) + self._most_drafted
-        if not self._most_drafted or last >= self._limits.positions:
-            return {}  # a full cache has no slot for such a position
-        size, expected = self._size(slots), sum(one.expected for one in looked_up.values())
-        better = self._better_by_mtp(looked_up)
-        gain = sum(self._live[one].by_mtp.rate - looked_up[one].expected for one in better)
-        if better and self._times.pays(size, len(slots), expected, gain):
-            drafts = {**looked_up, **self._by_mtp(slots, better)}
-            return drafts if any(one.tokens for one in drafts.values()) else {}
-        for one in better:
-            self._live[one].by_mtp.rest()
-        if not any(one.tokens for one in looked_up.values()):
-            return {}
-        return looked_up if self._times.pays(size, len(slots), expected) else {}
-
-    def _better_by_mtp(self, looked_up: Mapping[int, Draft]) -> list[int]:
-        """Requests for which multi-token prediction has more right tokens to be expected."""
-        if not self._drafts_by_mtp:
-            return []
-        return [
-            one
-            for one, draft in looked_up.items()
-            if not (live := self._live[one]).is_forced
-            and live.room(self._most(live)) > 0
-            and draft.expected < live.by_mtp.rate
-        ]
-
-    def _by_mtp(self, slots: Mapping[int, int], better: Sequence[int]) -> dict[int, Draft]:
-        """A drafted token for each of these requests, where the executor has one."""
-        tokens, positions, lengths, _ = self._inputs(slots)
-        start = time.perf_counter()
-        drafted = self._executor.draft(tokens, positions, lengths)
-        if (drafted != NO_DRAFT).any():  # else nothing was run
-            self._times.saw(self._size(slots), "draft", time.perf_counter() - start)
-        found = {one: int(drafted[slots[one]]) for one in better}
-        return {
-            one: Draft([token], self._live[one].by_mtp)
-            for one, token in found.items()
-            if token != NO_DRAFT
-        }
-
-    def _size(self, slots: Mapping[int, int]) -> int:
-        """The batch slots that a decode step runs."""
-        last = max(slots.values())
-        return next(size for size in self._limits.decode_batches if size > last)
-
-    def _run_decode(self, slots: Mapping[int, int], drafts: Mapping[int, Draft]) -> Predictions:
+    def _run_decode(self, step: StepInputs, drafts: Mapping[int, Draft]) -> Predictions:
         """One step. drafts: to be checked; none for a step of one token."""
-        tokens, *others = self._inputs(slots)
+        tokens = step.input_ids
         if drafts:
-            rows = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
-            rows[:, 0] = tokens
-            for request_id, slot in slots.items():
+            tokens = np.zeros((len(tokens), self._limits.tokens_per_step), np.int64)
+            tokens[:, 0] = step.input_ids
+            for request_id, slot in step.slots.items():
                 draft = drafts[request_id].tokens
-                rows[slot, 1 : 1 + len(draft)] = draft
-            tokens = rows
-        with self._times.measured(self._size(slots), "several" if drafts else "single"):
-            return self._executor.decode(tokens, *others)
+                tokens[slot, 1 : 1 + len(draft)] = draft
+        with self._speculation.measured(step, drafts):
+            return self._executor.decode(
+                tokens, step.position_ids, step.prompt_length, step.temperature
+            )
 
-    def _inputs(self, slots: Mapping[int, int]) -> tuple[NDArray[Any], ...]:
-        """Token, position, prompt length and temperature of each slot, up to the last in use."""
+    def _inputs(self, slots: Mapping[int, int]) -> StepInputs:
+        """Of each batch slot up to the last in use."""
         inputs = np.zeros((3, max(slots.values()) + 1), np.int64)
         temperatures = np.ones(inputs.shape[1], np.float32)
         for request_id, slot in slots.items():
             live = self._live[request_id]
-            inputs[:, slot] = live.last_token, live.position, len(live.held_token_ids)
+            inputs[:, slot] = live.last_token, live.position, len(live.cached_token_ids)
             temperatures[slot] = live.temperature
-        return *inputs, temperatures
+        input_ids, position_ids, prompt_length = inputs
+        return StepInputs(slots, input_ids, position_ids, prompt_length, temperatures)
 
     def _advance(
         self, request_id: int, slot: int, predictions: list[Prediction], draft: Draft
@@ -297,19 +235,19 @@ class Loop:
             if index == len(tokens) or live.last_token != tokens[index]:
                 self._executor.accept(slot, len(deltas))
                 break
-        if tokens and draft.acceptance:
+        if tokens and draft.drafter:
             right = len(deltas) - 1
             wrong = right < len(tokens) and request_id in self._live
-            draft.acceptance.saw(right, int(wrong))
+            draft.drafter.learn(request_id, right, int(wrong))
             deltas[-1] = replace(deltas[-1], drafted=len(tokens), accepted=right)
         return deltas
 
     def _adopt(self, request_id: int, slot: int) -> OutputDelta:
         live = self._live[request_id]
-        assert live.prefilled_elsewhere
+        assert live.prefilled_elsewhere and self._executor.rows
         try:
             self._executor.release(slot)  # the scheduler says that it is free
-            self._executor.adopt_row(slot, live.prefilled_elsewhere.row)
+            self._executor.rows.copy_in(slot, live.prefilled_elsewhere.row)
         except Exception as error:
             return self._fail(request_id, slot, error)
         delta = live.adopt(live.prefilled_elsewhere.first_token)
@@ -317,37 +255,37 @@ class Loop:
             self._forget(request_id)
         return delta
 
-    def _prefill(self, chunk: Chunk) -> list[OutputDelta]:
-        if chunk.request_id not in self._live:
+    def _prefill(self, work: Work) -> list[OutputDelta]:
+        if work.request_id not in self._live:
             return []
-        live = self._live[chunk.request_id]
+        live, piece = self._live[work.request_id], work.piece
         try:
-            prediction = self._run(live, chunk)
+            prediction = self._take(live, work)
         except Exception as error:
-            return [self._fail(chunk.request_id, chunk.slot, error)]
-        is_prompt = live.held_token_ids is live.prompt_token_ids
-        live.prefilled = min(chunk.end, len(live.prompt_token_ids))
-        # A broken chunk ends its request now: a later cancel would leave its NaN behind.
-        if chunk.is_last or not can_sample(prediction):
-            delta = self._sample(chunk.request_id, chunk.slot, prediction)
-            cached = len(live.parked.token_ids) if live.parked and is_prompt else 0
-            return [replace(delta, cached_tokens=cached)]
+            return [self._fail(work.request_id, work.slot, error)]
+        is_prompt = live.cached_token_ids is live.prompt_token_ids
+        live.prefilled = max(live.prefilled, min(piece.end, len(live.prompt_token_ids)))
+        # A broken piece ends its request now: a later cancel would leave its NaN in the caches.
+        if piece.is_last or not can_sample(prediction):
+            delta = self._sample(work.request_id, work.slot, prediction)
+            row = live.begins_with if is_prompt else None
+            return [replace(delta, cached_tokens=row.prompt_length if row else 0)]
         return []
 
-    def _run(self, live: Generation, chunk: Chunk) -> Prediction:
-        where = chunk.slot, live.held_token_ids, chunk.start, chunk.end, live.temperature
-        if chunk.repeated is not None:
-            prediction = self._executor.repeat(chunk.slot, live.held_token_ids, chunk.repeated)
-        elif not live.in_blocks:
-            prediction = self._executor.prefill(*where)
-        else:
-            prediction = self._executor.extend(*where, live.parked)
-        if chunk.is_last and self._keeps_rows and can_sample(prediction):
-            row = self._executor.park(chunk.slot, where[1], in_blocks=live.in_blocks)
+    def _take(self, live: Generation, work: Work) -> Prediction:
+        piece, parking = work.piece, self._executor.parking
+        if live.begins_with and piece.start == live.begins_with.prompt_length:
+            assert parking, "the row was parked here"
+            parking.resume(work.slot, live.begins_with)
+        tokens = live.cached_token_ids
+        prediction = self._executor.take(work.slot, tokens, piece, live.temperature)
+        if piece.is_last and self._keeps_rows and can_sample(prediction):
+            assert parking, "rows are kept only where they can be extended"
+            row = parking.park(work.slot, piece)
             if self._compress_every:
                 live.row = row
             if self._parked:
-                self._parked.keep(replace(row, session=live.session))
+                self._parked.keep(ParkedRow(tokens, row, live.session))
         return prediction
 
     @property
@@ -370,8 +308,10 @@ class Loop:
     def _hand_over(self, request_id: int, slot: int, delta: OutputDelta) -> OutputDelta:
         """End a request, and keep its batch slot until `release`."""
         del self._live[request_id]
+        self._speculation.forget(request_id)
         self._scheduler.keep(request_id)
-        return replace(delta, row=self._executor.export_row(slot))
+        assert self._executor.rows, "it was asked for before"
+        return replace(delta, row=self._executor.rows.view(slot))
 
     def _fail(self, request_id: int, slot: int, error: Exception) -> OutputDelta:
         """End a request for an exception of the executor; its caches may hold anything now."""
@@ -383,10 +323,4 @@ class Loop:
     def _forget(self, request_id: int) -> None:
         del self._live[request_id]
         self._scheduler.finish(request_id)
-
-
-def _learn(draft: Draft, delta: OutputDelta) -> None:
-    """Learn from a draft that was not checked whether its first token was right."""
-    if draft.tokens and draft.acceptance and delta.token_ids:
-        right = delta.token_ids[0] == draft.tokens[0]
-        draft.acceptance.saw(int(right), int(not right))
+        self._speculation.forget(request_id)

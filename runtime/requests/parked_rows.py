@@ -1,6 +1,6 @@
 """Keeps the rows of the latest prompts, for prompts that begin with one of them.
 
-A turn of a conversation begins with the turns before it, so that it costs its own tokens alone.
+A turn of a conversation begins with the turns before it, and then costs only its own tokens.
 What a row keeps was voted for by its own prompt: an answer on a parked row may differ from one on
 a fresh prefill.
 """
@@ -8,8 +8,8 @@ a fresh prefill.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from snapexport.runtime.engine.blocks import ParkedRow
-from snapexport.runtime.requests.row_files import Key, RowFiles, begins
+from snapexport.runtime.requests.parked_row import Key, ParkedRow, begins
+from snapexport.runtime.requests.row_files import RowFiles
 
 
 class ParkedRows:
@@ -42,7 +42,7 @@ class ParkedRows:
         return self._rows[longest]
 
     def keep(self, row: ParkedRow) -> None:
-        """Add a row, in the place of those of the turns before it."""
+        """Add a row; it replaces those of the turns before it."""
         self._hold(row)
         if self._files:
             self._files.keep(row)
@@ -61,7 +61,7 @@ class ParkedRows:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows."""
-        return sum(row.nbytes for row in self._rows.values())
+        return sum(row.row.nbytes for row in self._rows.values())
 
     def close(self) -> None:
         """Wait until all rows are written to their files."""

@@ -20,7 +20,7 @@ from snapexport.files.tokenizer_file import (
     tokenizer_errors,
 )
 from snapexport.files.untrusted import TOKENIZER_BYTES, read_text
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.request import Request, SamplingParams
 
 Prompt = str | Sequence[int]

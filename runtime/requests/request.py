@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.hand_over import Prefilled, Row
+from snapexport.runtime.engine.rows import Row
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 """stop: an end-of-sequence token, a stop token or a stop string. length: max_tokens or the build's
@@ -85,6 +85,14 @@ def require_session(session: str) -> str:
             f"it must be a text of up to {MAX_SESSION_CHARACTERS} characters",
         )
     return session
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that another executor prefilled, and the first token, which was chosen there."""
+
+    row: Row
+    first_token: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from snapexport.contract.manifest import TensorSpec
 from snapexport.contract.sizes import tensor_bytes
 from snapexport.errors import UserError
 from snapexport.files.whole import whole_file
-from snapexport.runtime.engine.blocks import ParkedRow
+from snapexport.runtime.engine.rows import Row, host_buffer
+from snapexport.runtime.requests.parked_row import Key, ParkedRow, begins
 
 DEFAULT_BYTES = 16 << 30
 
@@ -29,15 +30,6 @@ _TOKENS = "token_ids"
 _SESSION = "session"
 _DIGITS = 32
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile)
-
-Key = tuple[str, tuple[int, ...]]
-"""A session, and the tokens of a prompt."""
-
-
-def begins(one: Key, other: Key) -> bool:
-    """Whether a prompt is the other's beginning, or the same, in one session."""
-    (session, tokens), (others, longer) = one, other
-    return session == others and longer[: len(tokens)] == tokens
 
 
 class RowFiles:
@@ -50,6 +42,7 @@ class RowFiles:
 
         most_bytes: of all files; the one that was used longest ago goes first.
         """
+        self._digest = digest
         self._folder = folder / digest[:_DIGITS]
         self._specs = {spec.name: spec for spec in states}
         self._most_bytes = most_bytes
@@ -67,12 +60,12 @@ class RowFiles:
 
     def keep(self, row: ParkedRow) -> None:
         """Write a row, in the place of those that it began with."""
-        for held in [one for one in self._paths if begins(one, row.key)]:
+        for held in [key for key in self._paths if begins(key, row.key)]:
             self._writer.submit(self._remove, self._paths.pop(held))
-        told = np.array(row.token_ids, np.int64).tobytes() + row.session.encode(
+        named = np.array(row.token_ids, np.int64).tobytes() + row.session.encode(
             errors="surrogatepass"
         )
-        path = self._folder / f"{hashlib.sha256(told).hexdigest()[:_DIGITS]}{_SUFFIX}"
+        path = self._folder / f"{hashlib.sha256(named).hexdigest()[:_DIGITS]}{_SUFFIX}"
         self._paths[row.key] = path
         self._pending[row.key] = row
         self._writer.submit(self._write, row, path)
@@ -82,10 +75,12 @@ class RowFiles:
         all."""
         key = session, tuple(prompt)
         found = [
-            one for one in self._paths if beyond < len(one[1]) < len(key[1]) and begins(one, key)
+            held
+            for held in self._paths
+            if beyond < len(held[1]) < len(key[1]) and begins(held, key)
         ]
-        for one in sorted(found, key=lambda one: len(one[1]), reverse=True):
-            if row := self._pending.get(one) or self._read(one):
+        for held in sorted(found, key=lambda held: len(held[1]), reverse=True):
+            if row := self._pending.get(held) or self._read(held):
                 return row
         return None
 
@@ -107,7 +102,10 @@ class RowFiles:
             del self._paths[key]
             return None
         session, tokens = key
-        return ParkedRow(tokens, states, session)
+        buffers = tuple(host_buffer(spec, states[name]) for name, spec in self._specs.items())
+        return ParkedRow(
+            tokens, Row(self._digest, "cpu", buffers, len(tokens), len(tokens)), session
+        )
 
     def _write(self, row: ParkedRow, path: Path) -> None:
         try:
@@ -116,7 +114,7 @@ class RowFiles:
                 arrays: Mapping[str, NDArray[Any]] = {
                     _TOKENS: np.array(row.token_ids, np.int64),
                     _SESSION: np.array(row.session),
-                    **row.states,
+                    **{part.name: part.host for part in row.row.buffers},
                 }
                 np.savez(file, **arrays)  # type: ignore[arg-type]
             self._shrink()

@@ -1,28 +1,26 @@
-"""Schedules each step: which batch slots to decode, and which chunks to prefill.
+"""Schedules each step: which batch slots to decode, and which pieces of prompts to take.
 
-Bookkeeping over prompt lengths and ended requests. Knows no executor, no text and no sampling.
+Bookkeeping over costs, order and batch slots. Knows no executor, no text and no sampling, and of a
+piece neither its kind nor its tokens.
 
-A step has `max_num_batched_tokens`. Running requests take one each. The rest is credit for prefill:
-a chunk costs `chunk` tokens, even if it is padded. Credit of less than a chunk is kept for later
-steps, so that a long prompt is spread over several decode steps. If nothing runs, no request can be
-stalled, and prefill starts at once. What a last chunk costs beyond its own tokens, as pseudo tokens
-do, is debt, which later steps pay before they prefill again. A prompt that is repeated has further
-chunks after its own, which cost as much.
+A step has `max_num_batched_tokens`. Running requests take one each. The rest is credit for prefill.
+Credit of less than a chunk is kept for later steps, so that a long prompt is spread over several
+decode steps. A piece goes if there is credit for it, or for a chunk where it costs more: the credit
+is then negative, a debt that later steps pay before they prefill again. If nothing runs, no request
+can be stalled, and prefill starts at once.
 
 Invariants
 - A request is waiting, in prefill, running, kept or gone. From prefill on it holds one batch slot,
   which no other request holds, and which is free again as soon as the request is finished.
 - At most one request is in prefill. Requests enter prefill in the order in which they were added.
-- A running request may be extended: it pauses, and goes on when its blocks are done. They come
-  before other prompts, and between the chunks of one, but not between the blocks of one: these
-  share a row.
-- The chunks of a prompt of length L are [0, C), [C, 2C) ... and a last one [L - C, L); one [0, L)
-  where L <= C. Onto a compressed row they are blocks, which follow each other (`block_end`).
-- A step takes no more than `max_num_batched_tokens`, or prefills no more than one chunk, apart from
-  what follows a last chunk. On average over many steps the limit holds.
+- A running request may be extended: it pauses, and goes on when its pieces are done. They come
+  before other prompts, and between the pieces of one, but not between those that keep a row.
+- The pieces of a request go in their order. A joined one goes in the step of the one before it.
+- A step takes no more than `max_num_batched_tokens`, or prefills no more than one piece and what
+  is joined to it. On average over many steps the limit holds.
 - A running request moves to a lower batch slot if all running requests then fit a smaller decode
   step. A request in prefill never moves.
-- A request is decoded in every step from the one after its last chunk until it is finished or
+- A request is decoded in every step from the one after its last piece until it is finished or
   kept.
 - A request that was prefilled elsewhere goes from waiting to running, before those that wait for
   prefill: its first token is overdue.
@@ -33,21 +31,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from snapexport.errors import UserError
+from snapexport.runtime.requests.pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Prompt tokens [start, end) of a request, to be prefilled for a batch slot.
-
-    repeated: which chunk of the prompt's repetition it is, and no own one; None: it is an own one.
-    """
+class Work:
+    """A piece of a request's prompt, to be taken for a batch slot."""
 
     request_id: int
     slot: int
-    start: int
-    end: int
-    is_last: bool
-    repeated: int | None = None
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +54,17 @@ class Schedule:
 
     moves: tuple[tuple[int, int], ...]
     decode: dict[int, int]
-    prefill: tuple[Chunk, ...]
+    prefill: tuple[Work, ...]
     adopt: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Prefill:
-    """in_blocks: onto a compressed row, which holds `done` tokens beforehand. behind: tokens that
-    the last chunk costs beyond its own. repeats: chunks that follow, `repeated` of them done."""
+    """A request's pieces that are left, and the batch slot that it holds or will hold."""
 
     request_id: int
-    prompt_length: int
-    done: int
-    in_blocks: bool
-    behind: int = 0
+    pieces: deque[Piece]
     slot: int = -1
-    repeats: int = 0
-    repeated: int = 0
 
 
 class Scheduler:
@@ -89,15 +76,13 @@ class Scheduler:
         chunk: int,
         max_num_batched_tokens: int | None = None,
         decode_batches: Sequence[int] = (),
-        block_voters: int = 0,
     ) -> None:
         """Raise UserError for a limit that leaves nothing for prefill.
 
         batch: batch slots. chunk: tokens. max_num_batched_tokens: None for `chunk + batch`.
-        decode_batches: those of `Limits`; if empty, every step runs all batch slots. block_voters:
-        as in `Limits`.
+        decode_batches: those of `Limits`; if empty, every step runs all batch slots.
         """
-        self._chunk, self._voters = chunk, block_voters
+        self._chunk = chunk
         self._decode_batches = decode_batches or (batch,)
         most = chunk + batch if max_num_batched_tokens is None else max_num_batched_tokens
         if most <= batch:
@@ -113,48 +98,35 @@ class Scheduler:
         self._prefilled: deque[int] = deque()
         self._running: dict[int, int] = {}
         self._kept: dict[int, int] = {}
-        self._credit = self._debt = 0
+        self._credit = 0
 
-    def add(
-        self,
-        request_id: int,
-        prompt_length: int,
-        done: int = 0,
-        in_blocks: bool = False,
-        behind: int = 0,
-        repeats: int = 0,
-    ) -> None:
-        """Queue a request behind all others.
-
-        done: tokens of the row that it begins with. behind: tokens that its last chunk costs beyond
-        its own. repeats: chunks in which its prompt is repeated.
-        """
-        queued = _Prefill(request_id, prompt_length, done, in_blocks, behind, repeats=repeats)
-        self._waiting.append(queued)
+    def add(self, request_id: int, pieces: Sequence[Piece]) -> None:
+        """Queue a request after all others, with the work of its prompt."""
+        self._waiting.append(_Prefill(request_id, deque(pieces)))
 
     def add_prefilled(self, request_id: int) -> None:
         """Queue a request that was prefilled elsewhere."""
         self._prefilled.append(request_id)
 
-    def extend(self, request_id: int, length: int, done: int) -> None:
-        """Pause a running request for blocks of its tokens [done, length)."""
+    def extend(self, request_id: int, pieces: Sequence[Piece]) -> None:
+        """Pause a running request for further work of its own."""
         slot = self._running.pop(request_id)
-        self._extended.append(_Prefill(request_id, length, done, in_blocks=True, slot=slot))
+        self._extended.append(_Prefill(request_id, deque(pieces), slot))
 
     def schedule(self) -> Schedule:
         """Schedule one step and count it as done: the caller carries it out in full."""
         moves = tuple(self._moves_to_front())
         decode = dict(self._running)
         adopt = dict(self._adoptions())
-        rest = self._pay(self._most - len(decode), decode)
-        self._credit = rest if rest >= self._chunk else self._credit + rest
-        chunks: list[Chunk] = []
-        while (one := self._next()) and (self._credit >= self._chunk or not (decode or chunks)):
-            chunks.append(self._chunk_of(one))
-            self._credit = self._pay(max(0, self._credit - self._chunk), decode)
-        if one is None:
-            self._credit = 0
-        return Schedule(moves, decode, tuple(chunks), adopt)
+        self._earn(self._most - len(decode), bool(decode))
+        work: list[Work] = []
+        while (current := self._next()) and (
+            self._affords(current.pieces[0]) or not (decode or work)
+        ):
+            work += self._taken(current, bool(decode))
+        if current is None:
+            self._credit = min(0, self._credit)
+        return Schedule(moves, decode, tuple(work), adopt)
 
     def keep(self, request_id: int) -> None:
         """Decode a running request no more, and keep its batch slot until `finish`."""
@@ -165,7 +137,7 @@ class Scheduler:
         if self._prefill and self._prefill.request_id == request_id:
             self._free.add(self._prefill.slot)
             self._prefill = None
-        elif paused := [one for one in self._extended if one.request_id == request_id]:
+        elif paused := [queued for queued in self._extended if queued.request_id == request_id]:
             self._extended.remove(paused[0])
             self._free.add(paused[0].slot)
         elif request_id in self._running:
@@ -175,7 +147,7 @@ class Scheduler:
         elif request_id in self._prefilled:
             self._prefilled.remove(request_id)
         else:
-            self._waiting = deque(one for one in self._waiting if one.request_id != request_id)
+            self._waiting = deque(p for p in self._waiting if p.request_id != request_id)
 
     @property
     def busy(self) -> bool:
@@ -186,7 +158,7 @@ class Scheduler:
     @property
     def waiting(self) -> frozenset[int]:
         """Requests without a batch slot."""
-        return frozenset((*(one.request_id for one in self._waiting), *self._prefilled))
+        return frozenset((*(queued.request_id for queued in self._waiting), *self._prefilled))
 
     @property
     def slots_used(self) -> int:
@@ -194,11 +166,20 @@ class Scheduler:
         paused = len(self._extended) + (self._prefill is not None)
         return len(self._running) + len(self._kept) + paused
 
-    def _pay(self, tokens: int, decode: dict[int, int]) -> int:
-        """What paying the debt leaves of a step's tokens. Nobody is owed if nothing runs."""
-        owed = self._debt if decode else 0
-        self._debt = max(0, owed - tokens)
-        return max(0, tokens - owed)
+    def _earn(self, tokens: int, runs: bool) -> None:
+        """Add a step's tokens to the credit. Nothing is owed if no request runs."""
+        credit = self._credit if runs else max(0, self._credit)
+        self._credit = tokens if credit >= 0 and tokens >= self._chunk else credit + tokens
+
+    def _affords(self, piece: Piece) -> bool:
+        return self._credit >= min(piece.cost, self._chunk)
+
+    def _pay(self, piece: Piece, runs: bool) -> None:
+        """A debt is owed to running requests, whose steps it delays."""
+        if runs:
+            self._credit -= piece.cost
+        elif not piece.joined:
+            self._credit = max(0, self._credit - piece.cost)
 
     def _moves_to_front(self) -> Iterator[tuple[int, int]]:
         """Move running requests to free lower slots if all of them then fit a smaller step."""
@@ -221,8 +202,8 @@ class Scheduler:
             yield request_id, slot
 
     def _next(self) -> _Prefill | None:
-        """Whose chunk is next. If nobody is in prefill, the next request takes a free slot."""
-        if self._extended and not (self._prefill and self._prefill.in_blocks):
+        """Whose piece is next. If nobody is in prefill, the next request takes a free slot."""
+        if self._extended and not (self._prefill and self._prefill.pieces[0].keeps_row):
             return self._extended[0]
         if self._prefill is None and self._waiting and self._free:
             self._prefill = self._waiting.popleft()
@@ -230,36 +211,21 @@ class Scheduler:
             self._free.remove(self._prefill.slot)
         return self._prefill
 
-    def _chunk_of(self, current: _Prefill) -> Chunk:
-        length, repeated = current.prompt_length, None
-        if current.repeats and current.done == length:
-            start = end = length
-            repeated = current.repeated
-            current.repeated += 1
-        elif current.in_blocks:
-            start = current.done
-            end = block_end(start, current.prompt_length, self._chunk, self._voters)
+    def _taken(self, current: _Prefill, runs: bool) -> Iterator[Work]:
+        """The next piece, and those that are joined to it. runs: whether any request does."""
+        is_joined = True
+        while is_joined:
+            piece = current.pieces.popleft()
+            self._pay(piece, runs)
+            yield Work(current.request_id, current.slot, piece)
+            is_joined = bool(current.pieces) and current.pieces[0].joined
+        if not current.pieces:
+            self._run(current)
+
+    def _run(self, prefilled: _Prefill) -> None:
+        """Its last piece is scheduled: it is decoded from the next step on."""
+        self._running[prefilled.request_id] = prefilled.slot
+        if prefilled is self._prefill:
+            self._prefill = None
         else:
-            end = min(current.done + self._chunk, current.prompt_length)
-            start = max(0, end - self._chunk)
-        current.done = end
-        if is_last := end == length and current.repeated == current.repeats:
-            self._debt += current.behind
-            self._running[current.request_id] = current.slot
-            if current is self._prefill:
-                self._prefill = None
-            else:
-                self._extended.popleft()
-        return Chunk(current.request_id, current.slot, start, end, is_last, repeated)
-
-
-def block_end(start: int, end: int, chunk: int, voters: int) -> int:
-    """Return the end of the block at `start` of a prompt that ends at `end`.
-
-    The prompt's last `voters` tokens go behind each block but the last, which has them. So counted
-    all blocks are equally long, up to one token: a short one would leave the vote to few.
-    """
-    if end - start <= chunk:
-        return end
-    blocks = -(-(end - voters - start) // (chunk - voters))
-    return start + -(-(end - voters - start) // blocks)
+            self._extended.popleft()

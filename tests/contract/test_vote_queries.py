@@ -8,6 +8,7 @@ import torch
 
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.pieces import pieces_of
 from snapexport.runtime.requests.prompts import PromptTooLongError
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -35,7 +36,8 @@ def test_prompt_that_the_cache_holds_whole_is_voted_on_by_nobody_else(
     prompt, outputs = cases.prompt(length), []
     for one in PLAIN, case:
         executor = opened(one)
-        assert not executor.limits.repeated_chunks(length) and not executor.limits.behind(length)
+        work = pieces_of(length, executor.limits.prefill)
+        assert not any(piece.only_votes for piece in work)
         first = executor.prefill_prompt(0, prompt).logits.copy()
         outputs.append([first, *decoded(executor, 0, length, [5, 6, 7])])
     assert np.array_equal(*outputs)

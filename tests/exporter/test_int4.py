@@ -23,6 +23,7 @@ from snapexport.errors import UserError
 from snapexport.exporter import int4
 from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.requests.llm import LLM
+from tests.exporter.test_weights import weights_of
 from tests.graphs import test_experts as experts
 from tests.oracle import checkpoints
 
@@ -96,8 +97,7 @@ def test_int4_build_equals_transformers_with_the_rounded_weights(
     original = load_file(checkpoint / "model.safetensors")
     save_file(original | stored(int4_build, original), rounded / "model.safetensors")
     engine = LLM(int4_build.directory).executor
-    engine.prefill(0, prompt, 0, 32)
-    got = engine.prefill(0, prompt, 18, 50).logits.copy()
+    got = engine.prefill_prompt(0, prompt).logits.copy()
     noise = np.abs(got - logits(rounded, prompt)).mean()
     assert noise < 0.25 * np.abs(got - logits(checkpoint, prompt)).mean()
     assert noise < 0.05 * got.std()
@@ -105,8 +105,7 @@ def test_int4_build_equals_transformers_with_the_rounded_weights(
 
 def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of the build's int4 file, as numbers."""
-    files = (made.directory / weights.file for weights in made.manifest.weights)
-    parts = {n: part for file in files for n, part in load_file(file).items()}
+    parts = weights_of(made)
     names = {int4.whole(part) for part in parts if int4.whole(part) != part}
     assert names == {n for n in original if n.endswith(("proj.weight", "lm_head.weight"))}
     return {
@@ -234,7 +233,7 @@ def test_experts_of_a_width_without_whole_blocks_are_not_quantized(tmp_path: Pat
     files = [Path(one.file).name for one in made.manifest.weights]
     assert "model.layers.0.mlp.experts.down.safetensors" in files
     assert not any(".experts." in name and ".int4" in name for name in files)
-    assert LLM(made.directory).executor.prefill(0, [5, 6, 7], 0, 3).logits.shape
+    assert LLM(made.directory).executor.prefill_prompt(0, [5, 6, 7]).logits.shape
 
 
 def test_int4_build_stores_no_matrix_in_two_forms(int4_build: Build, checkpoint: Path) -> None:

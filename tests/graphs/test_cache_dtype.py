@@ -111,7 +111,7 @@ def test_only_compressed_caches_have_the_cache_dtype() -> None:
 def test_diff_attributes_decode_differences_to_fp16_rounding(tmp_path: Path, capsys: Any) -> None:
     build = build_of(FP16)
     flags = ["--model", str(cases.checkpoint("llama")), "--steps", "4", "--lengths", "12", "70"]
-    assert main(["diff", str(build.directory), *flags, "--out", str(tmp_path / "d"), "--json"]) == 0
+    assert main(["diff", str(build.directory), *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     why = {
         (one["prompt_length"], one["output"].partition(".")[0]): (one["lossless"], one["rounded"])

@@ -110,8 +110,7 @@ def test_fp16_tensorrt_target_agrees_with_the_onnxruntime_target(
 def answer(made: Build) -> Array:
     """The logits [9, V] of a prompt's end and of eight tokens after it."""
     engine, prompt = open_executor(made, threads=1), cases.prompt(60)
-    engine.prefill(0, prompt, 0, 32)
-    logits = [engine.prefill(0, prompt, 28, 60).logits.copy()]
+    logits = [engine.prefill_prompt(0, prompt).logits.copy()]
     for step in range(8):
         ids, positions = np.array([step + 5, 0]), np.array([60 + step, 0])
         logits.append(engine.decode(ids, positions, np.array([60, 1])).logits[0].copy())

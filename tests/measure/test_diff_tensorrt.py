@@ -1,14 +1,8 @@
-"""diff on TensorRT's plans: Polygraphy's own TrtRunner, over FAKES of TensorRT and CUDA.
+"""diff on TensorRT's engines: Polygraphy's own TrtRunner, over fakes of TensorRT and CUDA."""
 
-And the plain commands, held against Polygraphy's own argument parser: a wrong flag fails.
-"""
-
-import argparse
 import ctypes
 import json
 import os
-import re
-import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +14,6 @@ import polygraphy.cuda.cuda as polygraphy_cuda
 import pytest
 from cuda import pathfinder
 from polygraphy.logger import G_LOGGER
-from polygraphy.tools.run import Run
 
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
@@ -29,7 +22,7 @@ from snapexport.measure.accuracy.graph_loader import find_cudart, on_tensorrt
 from snapexport.runtime.trt.engines import open_engines
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeCuda
-from tests.fakes.plans import ENTRY, LIBRARY, entry_of, file, install, with_engines
+from tests.fakes.plans import entry_of, install, with_engines
 
 
 class PolygraphyCuda:
@@ -152,86 +145,6 @@ def test_diff_refuses_other_backends(
     assert "choose from onnxruntime, tensorrt" in capsys.readouterr().err
 
 
-def parsed(command: str) -> argparse.Namespace:
-    """The arguments as Polygraphy's own parser reads them. It imports no TensorRT."""
-    command = command.replace('${PLUGINS:+--plugins "$PLUGINS"}', "--plugins registering.so")
-    command = re.sub(r'"\$\{PLUGINS:\?[^}]*\}"', "registering.so", command)
-    parser, run = argparse.ArgumentParser(), Run()
-    run.setup_parser(parser.add_subparsers())
-    program, *arguments = shlex.split(command)
-    assert program == "polygraphy"
-    known = parser.parse_args(arguments)
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
-        run.parse(known)
-    return known
-
-
-def test_plain_commands_parse_with_polygraphys_parser(
-    capsys: pytest.CaptureFixture[str], build: Build
-) -> None:
-    """Also after a diff of ONNX Runtime alone: its commands repeat it on a machine with a GPU."""
-    script = Path(diff(capsys, build, "--lengths", "30")["commands"])
-    lines = [line for line in script.read_text().splitlines() if "polygraphy run" in line]
-    commands = [parsed(line) for line in lines]
-    ways = [(known.runners, known.model_type, known.model_file) for known in commands]
-    names = ("baseline-prefill", "baseline-decode", "prefill", "decode")
-    onnx = [f"{build.directory}/{name}.onnx" for name in names]
-    plans = [f"{build.directory}/engines/sm_90/{name}.engine" for name in names]
-    assert ways == [
-        *((["onnxrt"], None, path) for path in onnx),
-        *((["trt"], None, path) for path in onnx),
-        *((["trt"], "engine", path) for path in plans),
-    ]
-    assert all(known.plugins == ["registering.so"] for known in commands[4:8])
-    assert all(not known.plugins for known in commands[8:]), "the engine was built without"
-    assert all(known.strongly_typed for known in commands[4:8])
-
-
-def test_polygraphys_parser_rejects_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed("polygraphy run x.onnx --trt --plugin-library x.so")
-    assert "unrecognized arguments" in capsys.readouterr().err
-
-
-def test_no_plain_commands_for_stripped_engines(
-    capsys: pytest.CaptureFixture[str], build: Build
-) -> None:
-    stripped = ENTRY.model_copy(update={"stripped": True})
-    with_engines(
-        build, sm_90=entry_of(build, build.directory / "engines/s", stripped)
-    ).manifest.write(build.directory)
-    text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
-    assert "is stripped" in text and "--model-type engine" not in text
-
-
-def test_plain_commands_only_for_engines_of_this_machine(
-    gpu: FakeCuda, capsys: pytest.CaptureFixture[str], build: Build
-) -> None:
-    folder = build.directory / "engines"
-    made = file(folder / "e" / "lib.so", LIBRARY)
-    library = made.model_copy(update={"file": "engines/e/lib.so"})
-    kinds: dict[str, dict[str, Any]] = {
-        "fused": {"plugins": library},
-        "portable": {"plugins": library, "version_compatible": True, "version": "10.15.1.2"},
-        "older": {"version": "10.15.1.2"},
-        "other": {"gpu": "NVIDIA Other"},
-        "alike": {"gpu": "NVIDIA Other", "hardware_compatibility": "same_compute_capability"},
-    }
-    entries = {
-        name: entry_of(build, folder / name, ENTRY.model_copy(update=options))
-        for name, options in kinds.items()
-    }
-    with_engines(build, **entries).manifest.write(build.directory)
-    text = Path(diff(capsys, build, "--lengths", "12")["commands"]).read_text()
-    offered = [line for line in text.splitlines() if "--model-type engine" in line]
-    named = {name: [line for line in offered if f"/engines/{name}/" in line] for name in kinds}
-    assert {name for name, lines in named.items() if lines} == {"fused", "portable", "alike"}
-    assert all(parsed(line).plugins == ["registering.so"] for line in named["fused"])
-    assert not any("PLUGINS" in line for line in named["portable"] + named["alike"])
-    assert "# The engine fused, on NVIDIA Fake with TensorRT 11.4.0.106: needs PLUGINS" in text
-    assert text.count("is for another machine") == 2
-
-
 def test_polygraphy_finds_cudart_in_a_wheel(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -284,23 +197,6 @@ def test_diff_reports_a_full_gpu(
     error = capsys.readouterr().err
     assert "error: Polygraphy's runner failed on baseline-prefill: CUDA Error: 2" in error
     assert "nvidia-smi" in error and "Traceback" not in error
-
-
-def test_the_data_loader_restores_bf16_tensors(tmp_path: Path) -> None:
-    import torch
-
-    from snapexport.measure.accuracy.repeat import _LOADER_FUNCTION, _LOADER_HEADER, _storable
-
-    values = np.array([1.5, -2.0, 0.1], ml_dtypes.bfloat16)
-    np.savez(tmp_path / "decode.npz", past=_storable(values), ids=np.array([7]))
-    inputs = 'load("decode.npz")'
-    text = _LOADER_HEADER
-    text += _LOADER_FUNCTION.format(function="decode", graph="decode", inputs=inputs)
-    scope: dict[str, Any] = {"__file__": str(tmp_path / "load_data.py")}
-    exec(text, scope)
-    (feed,) = scope["decode"]()
-    assert feed["ids"].dtype == np.int64
-    assert torch.equal(feed["past"], torch.tensor([1.5, -2.0, 0.1], dtype=torch.bfloat16))
 
 
 def test_the_fake_has_what_polygraphy_uses_of_tensorrt(gpu: FakeCuda) -> None:

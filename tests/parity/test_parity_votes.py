@@ -15,8 +15,9 @@ from snapexport.cli.app import main
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.engine.repetition import OVERLAP, repeated_chunk, repeated_starts
+from snapexport.runtime.engine.takers.repetition import repeated_chunk
 from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.pieces import CHUNK, OVERLAP, pieces_of, repeated_starts
 from tests.oracle import cases, masked, pseudo
 from tests.oracle.cases import LOGITS, Case
 from tests.oracle.masked import OracleRun
@@ -68,8 +69,8 @@ def voted_on(case: Case, prompt: tuple[int, ...]) -> OracleRun | None:
     """The oracle's run; None where rounding decides which pseudo tokens it has."""
     where = cases.checkpoint(case.checkpoint)
     if case.vote_queries == "repeat":
-        count = len(repeated_starts(len(prompt), case.prefill_chunk))
-        chunks = [repeated_chunk(prompt, case.prefill_chunk, index) for index in range(count)]
+        starts = repeated_starts(len(prompt), case.prefill_chunk)
+        chunks = [repeated_chunk(prompt, case.prefill_chunk, start) for start in starts]
         return pseudo.run_repeated(where, prompt, chunks, case.geometry, STEPS)
     first = masked.run(where, prompt, case.geometry, case.L_obs)
     if not first.is_clear:
@@ -100,7 +101,7 @@ def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
     case = Case(cache_dtype="int8", vote_queries="pseudo")
     prompt, executor = cases.prompt(57), opened(case)
     limits = executor.limits
-    executor.limits = replace(limits, pseudo_tokens=0)
+    executor.limits = replace(limits, prefill=replace(limits.prefill, passes=()))
     said = [int(executor.prefill_prompt(0, prompt).logits.argmax())]
     for _ in range(case.L_obs - 1):
         (row,) = decoded(executor, 0, len(prompt) + len(said) - 1, said[-1:], len(prompt))
@@ -116,7 +117,8 @@ def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
 def test_prompts_own_queries_vote_where_logits_are_not_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("snapexport.runtime.engine.pseudo_tokens.can_sample", lambda _: False)
+    module = "snapexport.runtime.engine.takers.pseudo_tokens"
+    monkeypatch.setattr(f"{module}.can_sample", lambda _: False)
     plain, own = opened(PLAIN), opened(PSEUDO)
     for executor in plain, own:
         executor.prefill_prompt(0, cases.prompt(88))
@@ -129,7 +131,7 @@ def test_baseline_runs_nothing_after_a_prompt(case: Case) -> None:
     """Its prompt of L_max tokens leaves no room for any."""
     executor = open_executor(build_of(case), threads=1, baseline=True)
     executor.prefill_prompt(0, cases.prompt(96))
-    assert executor.limits.repeated_chunks(96) == executor.limits.behind(96) == 0
+    assert {piece.kind for piece in pieces_of(96, executor.limits.prefill)} == {CHUNK}
 
 
 @pytest.mark.parametrize("length", [1, 5, 16, 17, 40, 100, 101])
@@ -138,7 +140,7 @@ def test_repeated_chunks_cover_the_prompt_and_begin_again_in_the_one_before(
     length: int, chunk: int
 ) -> None:
     prompt, starts = list(range(length)), repeated_starts(length, chunk)
-    pieces = [repeated_chunk(prompt, chunk, index) for index in range(len(starts))]
+    pieces = [repeated_chunk(prompt, chunk, start) for start in starts]
     assert {len(piece) for piece in pieces} == {chunk}
     assert set().union(*pieces) == set(prompt)
     assert pieces[-1] == (prompt * chunk)[-chunk:] or length < chunk

@@ -133,14 +133,14 @@ def test_timeout_ends_a_request(bench: Bench) -> None:
 def test_exception_of_the_executor_fails_its_own_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = FakeExecutor.prefill
+    real = FakeExecutor.take
 
-    def faulty(self: FakeExecutor, slot: int, ids: Any, past: int, length: int, heat: float) -> Any:
-        if length == 13:
+    def faulty(self: FakeExecutor, slot: int, ids: Any, piece: Any, heat: float) -> Any:
+        if piece.end == 13:
             raise RuntimeError("planted")
-        return real(self, slot, ids, past, length, heat)
+        return real(self, slot, ids, piece, heat)
 
-    monkeypatch.setattr(FakeExecutor, "prefill", faulty)
+    monkeypatch.setattr(FakeExecutor, "take", faulty)
     hit, spared = bench.request(13), bench.request(6, 30)
     bench.worker.accept(spared)
     bench.worker.accept(hit)

@@ -13,21 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.graph_kinds import MTP, MTP_PREFILL
 from snapexport.contract.manifest import Manifest, TensorSpec
+from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffer, Buffers, GraphBackend
-from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
 from snapexport.runtime.engine.fill_slot import new_row
+from snapexport.runtime.engine.followers.follower import NO_DRAFT, SlotFollower, Step
+from snapexport.runtime.engine.loaded import Loaded
 from snapexport.runtime.engine.predictions import Predictions
-from snapexport.runtime.engine.prefill import write_tokens
-
-Integers = NDArray[np.int64]
-
-NO_DRAFT = -1
-"""In the place of a draft: no hidden states are known yet."""
+from snapexport.runtime.requests.pieces import Piece
 
 _BY_STEPS = 4
 """Missing rows of a batch slot that steps write, each of them for all batch slots. More are written
@@ -62,8 +59,16 @@ class _Filled:
     row: int
 
 
-class MtpDrafts:
+class MtpDrafts(SlotFollower):
     """The graphs `mtp` and `mtp-prefill`, and the rings of all batch slots."""
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> "MtpDrafts | None":
+        """None where the graphs are not loaded."""
+        if MTP not in loaded.graphs.others:
+            return None
+        positions = loaded.limits.positions
+        return cls(loaded.manifest, positions, loaded.backend, loaded.weights)
 
     def __init__(
         self, manifest: Manifest, positions: int, backend: GraphBackend, weights: Buffers
@@ -84,12 +89,12 @@ class MtpDrafts:
         )
         self._states = self._chunk.buffers[names.HIDDEN_STATES]
         _, self._chunk_tokens, self._width = self._states.shape
-        self._places = max(_WAITING, self._several + 1)
+        self._most_waiting = max(_WAITING, self._several + 1)
         self._waiting = self._memory.allocate(
             TensorSpec(
                 name=names.HIDDEN_STATES,
                 dtype=self._states.dtype,
-                shape=[batch, self._places, self._width],
+                shape=[batch, self._most_waiting, self._width],
             )
         )
         self._filled: _Filled | None = None
@@ -105,15 +110,17 @@ class MtpDrafts:
         self._memory.zero(self._waiting.rows(slot, slot + 1))
         self._memory.zero(self._step.buffers[names.HIDDEN_STATES].rows(slot, slot + 1))
 
-    def take(
-        self, slot: int, prompt: Sequence[int], start: int, end: int, states: Buffer | None
+    def took(
+        self, slot: int, prompt: tuple[int, ...], piece: Piece, hidden_states: Buffer | None
     ) -> None:
-        """Write the rows of a prompt's chunk, of the tokens at positions [start, end).
+        """Write the rows of a piece's tokens.
 
-        states: the chunk's hidden states [1,C,E]; None if it was not run, since the prompt cache
-        has it. The ring begins behind such a chunk, unless the whole prompt is that of the call
-        before.
+        hidden_states: [1,C,E]; None if nothing was run, since the prompt cache has the piece. The
+        ring begins after such a piece, unless the whole prompt is that of the call before.
         """
+        if piece.only_votes:
+            return
+        start, end, states = piece.start, piece.end, hidden_states
         one = self._slots[slot]
         if start == 0 or not one.base <= start <= one.done:
             self.begin(slot, start)
@@ -130,13 +137,13 @@ class MtpDrafts:
         self._memory.copy(self._states, states)
         self._write_rows(slot, prompt[start + 1 : end + 1])
         if is_last:
-            self._filled = _Filled(tuple(prompt), one.base, end - 1 - start)
+            self._filled = _Filled(prompt, one.base, end - 1 - start)
             self._keep_last(slot, prompt[-1], self._filled.row)
 
     def _take_again(self, slot: int, prompt: Sequence[int]) -> None:
         """Fill the ring of a prompt that was not run, since the one before was the same."""
         filled = self._filled
-        if not filled or filled.prompt != tuple(prompt):
+        if not filled or filled.prompt != prompt:
             self.begin(slot, len(prompt))
             return
         self._slots[slot] = _Slot(filled.base, len(prompt) - 1)
@@ -147,36 +154,28 @@ class MtpDrafts:
         """Keep a prompt's last hidden states, which are in mtp-prefill's buffer at `row`."""
         self._slots[slot].fed = [token]
         whole = self._states.reshaped(self._chunk_tokens, self._width)
-        self._memory.copy(self._place(slot, 0), whole.rows(row, row + 1))
+        self._memory.copy(self._waiting_at(slot, 0), whole.rows(row, row + 1))
 
-    def decoded(
-        self,
-        states: Buffer,
-        input_ids: Integers,
-        position_ids: Integers,
-        prompt_length: Integers,
-    ) -> None:
-        """Keep a decode step's hidden states, [B,1,E] or [B,q,E]. Others: as in `Executor.decode`.
-
-        `accept` has to follow where they are of several tokens.
-        """
-        tokens = input_ids.reshape(len(input_ids), -1)
-        for slot in np.flatnonzero(prompt_length).tolist():
-            position = int(position_ids[slot])
+    def decoded(self, step: Step) -> None:
+        """Keep a step's hidden states."""
+        states = step.hidden_states
+        assert states, "a build with --mtp has hidden states"
+        tokens = step.input_ids.reshape(len(step.input_ids), -1)
+        for slot in np.flatnonzero(step.prompt_length).tolist():
+            position = int(step.position_ids[slot])
             if self._slots[slot].next_position != position:
                 self.begin(slot, position)
-            if len(self._slots[slot].fed) + self._several > self._places:
+            if len(self._slots[slot].fed) + self._several > self._most_waiting:
                 self._catch_up(slot)
             one, (_, count, width) = self._slots[slot], states.shape
             first = len(one.fed)
             self._memory.copy(
-                self._places_of(slot).rows(first, first + count),
+                self._waiting_of(slot).rows(first, first + count),
                 states.rows(slot, slot + 1).reshaped(count, width),
             )
             one.fed += tokens[slot].tolist()
 
     def accept(self, slot: int, count: int) -> None:
-        """Forget all but the first `count` of the tokens that the last step took."""
         fed = self._slots[slot].fed
         del fed[len(fed) - self._several + count :]
 
@@ -212,7 +211,7 @@ class MtpDrafts:
         """Write one row of each batch slot. left: steps until each one's last row is written.
 
         A batch slot that has fewer rows to write repeats its first one, to the same values. Others
-        write to the place of their next row, which that row will overwrite.
+        write where their next row will be, which that row will overwrite.
         """
         arrays, states = self._step.arrays, self._step.buffers[names.HIDDEN_STATES]
         if names.TEMPERATURE in arrays:
@@ -224,7 +223,8 @@ class MtpDrafts:
                 row = max(0, len(one.fed) - 1 - left)
                 arrays[names.INPUT_IDS][slot] = one.fed[row + 1]
                 self._memory.copy(
-                    states.rows(slot, slot + 1).reshaped(1, self._width), self._place(slot, row)
+                    states.rows(slot, slot + 1).reshaped(1, self._width),
+                    self._waiting_at(slot, row),
                 )
             position = one.done + 1 + row - one.base
             arrays[names.POSITION_IDS][slot] = min(position, self._last)
@@ -238,14 +238,14 @@ class MtpDrafts:
             some = tokens[first : first + self._chunk_tokens]
             self._memory.copy(
                 self._states.reshaped(len(some), self._width),
-                self._places_of(slot).rows(first, first + len(some)),
+                self._waiting_of(slot).rows(first, first + len(some)),
             )
             self._write_rows(slot, some)
         one.fed = one.fed[-1:]
-        self._memory.copy(self._place(slot, 0), self._place(slot, last))
+        self._memory.copy(self._waiting_at(slot, 0), self._waiting_at(slot, last))
 
     def _write_rows(self, slot: int, tokens: Sequence[int]) -> None:
-        """Run mtp-prefill: the tokens behind position `done`, beside the states in its buffer."""
+        """Run mtp-prefill: the tokens after position `done`, beside the states in its buffer."""
         one, chunk, self._filled = self._slots[slot], self._chunk, None
         for ring in self._rings[slot]:
             self._memory.copy(chunk.buffers[ring.name], ring)
@@ -261,8 +261,10 @@ class MtpDrafts:
         for ring in self._rings[slot]:
             self._memory.copy(ring, self._chunk.buffers[names.present_of(ring.name)])
 
+    def clear(self, slot: int) -> None:
+        self.begin(slot, 0)
+
     def move(self, source: int, target: int) -> None:
-        """Copy a batch slot's ring over another's. The source is idle from then on."""
         for over, ring in zip(self._rings[target], self._rings[source], strict=True):
             self._memory.copy(over, ring)
         self._memory.copy(
@@ -270,9 +272,9 @@ class MtpDrafts:
         )
         self._slots[target], self._slots[source] = self._slots[source], _Slot()
 
-    def _places_of(self, slot: int) -> Buffer:
+    def _waiting_of(self, slot: int) -> Buffer:
         """The hidden states of a batch slot that wait, [P,E]."""
-        return self._waiting.rows(slot, slot + 1).reshaped(self._places, self._width)
+        return self._waiting.rows(slot, slot + 1).reshaped(self._most_waiting, self._width)
 
-    def _place(self, slot: int, index: int) -> Buffer:
-        return self._places_of(slot).rows(index, index + 1)
+    def _waiting_at(self, slot: int, index: int) -> Buffer:
+        return self._waiting_of(slot).rows(index, index + 1)

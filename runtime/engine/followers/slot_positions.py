@@ -5,42 +5,50 @@ next step writes over them. A step that would reach beyond the ring's end begins
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
 from snapexport.runtime.engine.bound_graph import HostArrays
-
-Integers = NDArray[np.int64]
+from snapexport.runtime.engine.followers.follower import SlotFollower
+from snapexport.runtime.engine.loaded import Loaded
 
 EMPTY = -1
 _KEPT = 0
-"""What is told of a kept position: any number up to the step's own position would do."""
+"""Kept cache slots only need a position that the mask lets through: 0 is such a position."""
 
 
-class CachePlaces:
+class SlotPositions(SlotFollower):
     """The cache slots of all batch slots, for each shape of layers."""
 
     def __init__(self, geometry: CacheGeometry, batch: int) -> None:
         shapes = dict.fromkeys(geometry.layers)
-        self._shapes = [_ShapePlaces(shape, batch) for shape in shapes]
+        self._shapes = [_ShapePositions(shape, batch) for shape in shapes]
+        self._tokens = geometry.tokens_per_step
+        self._was_fed = np.zeros(batch, bool)
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> "SlotPositions | None":
+        """None for a build whose steps take one token, and for a full cache."""
+        geometry = loaded.manifest.geometry
+        if geometry.tokens_per_step == 1 or loaded.graphs.full_cache:
+            return None
+        return cls(geometry, loaded.limits.batch)
 
     def fill(self, slot: int, prompt_length: int) -> None:
-        """A prompt was compressed into a batch slot."""
+        self._was_fed[slot] = False
         for shape in self._shapes:
             shape.fill(slot, prompt_length)
 
     def move(self, source: int, target: int) -> None:
-        """A batch slot's caches were copied over another's."""
+        self._was_fed[target] = self._was_fed[source]
         for shape in self._shapes:
             shape.move(source, target)
 
-    def write(self, arrays: HostArrays, position_ids: Integers) -> None:
-        """Choose cache slots for a step, and write the step's inputs of them.
-
-        position_ids: [N,C], of every batch slot that the graph runs, idle ones too.
-        """
+    def feed(self, arrays: HostArrays) -> None:
+        """Choose cache slots for a step of every batch slot that the graph runs, idle ones too."""
+        position_ids = arrays[names.POSITION_IDS]
         count, tokens = position_ids.shape
+        self._was_fed[:count] = True
         for index, shape in enumerate(self._shapes):
             for slot in range(count):
                 shape.write(slot, int(position_ids[slot, 0]), tokens)
@@ -48,13 +56,20 @@ class CachePlaces:
             arrays[write_slot][:] = shape.first[:count]
             arrays[slot_positions][:] = shape.held[:count]
 
-    def accept(self, slot: int, count: int, tokens: int) -> None:
-        """Keep the first `count` of the `tokens` that the last step wrote to a batch slot."""
+    def accept(self, slot: int, count: int) -> None:
         for shape in self._shapes:
-            shape.accept(slot, count, tokens)
+            shape.accept(slot, count, self._tokens)
+
+    def discard(self, slot: int) -> None:
+        for shape in self._shapes:
+            shape.accept(slot, 0, 1)
+
+    def is_in_caches(self, slot: int) -> bool:
+        """After prefill, where the ring's order follows from the prompt's length."""
+        return not self._was_fed[slot]
 
 
-class _ShapePlaces:
+class _ShapePositions:
     """held: int64 [B,S]. first: int64 [B], the cache slot of the last step's first token."""
 
     def __init__(self, shape: LayerGeometry, batch: int) -> None:

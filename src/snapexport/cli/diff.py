@@ -25,7 +25,7 @@ from snapexport.cli import prompt
 from snapexport.cli.console import ERR, OUT
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.prompts import load_tokenizer, read
 
@@ -39,7 +39,7 @@ BACKENDS: tuple[BackendName, ...] = ("onnxruntime", "tensorrt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The build, the sequences, and where the plain commands go."""
+    """The build, the sequences and the backends."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
     prompt.add_arguments(parser, required=False)
     parser.add_argument(
@@ -66,12 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint of the reference (default: the build's own weights)",
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where the plain polygraphy commands go (default: BUILD.diff)",
-    )
-    parser.add_argument(
         "--backends",
         type=_backends_named,
         default=("onnxruntime",),
@@ -83,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, print, and write the commands that repeat it."""
+    """Compare and print."""
     build = Build.open(arguments.build)
     build.require_one_rank("`snapexport diff`")
     if "onnxruntime" in arguments.backends:
@@ -94,16 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
     with needs_extra("build"):
         from snapexport.measure.accuracy.compare import compare_build
     loaders = _loaders(build, arguments.backends)
-    out = arguments.out or _beside(build.directory.resolve())
-    _require_ours(out)
     with ERR.status("comparing") if ERR.is_terminal else nullcontext():
-        found, commands = compare_build(
-            build, arguments.model, prompts, arguments.steps, out, loaders
-        )
+        found = compare_build(build, arguments.model, prompts, arguments.steps, loaders)
     if arguments.json:
-        print(json.dumps({"differences": [asdict(d) for d in found], "commands": str(commands)}))
+        print(json.dumps({"differences": [asdict(difference) for difference in found]}))
     else:
-        _print_differences(build, found, commands)
+        _print_differences(build, found)
     return int(any(difference.broken for difference in found))
 
 
@@ -118,7 +108,7 @@ def _backends_named(text: str) -> tuple[str, ...]:
 
 
 def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
-    """Loaders of the graphs by backend; none for ONNX Runtime alone, which is not named."""
+    """Loaders of the graphs by backend; none if ONNX Runtime is the only one."""
     from snapexport.measure.accuracy.graph_loader import on_onnxruntime, on_tensorrt
 
     if "tensorrt" not in chosen:
@@ -134,18 +124,6 @@ def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
         ) from error
     loaders = {"onnxruntime": on_onnxruntime(build), "tensorrt": on_tensorrt(engines.load)}
     return {name: loaders[name] for name in chosen}
-
-
-def _require_ours(out: Path) -> None:
-    """Raise a UserError for a directory that holds anything but results of a diff."""
-    from snapexport.measure.accuracy.repeat import COMMANDS
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / COMMANDS).is_file():
-        raise UserError(f"{out} exists, and holds no results of a diff", "choose another --out")
-
-
-def _beside(directory: Path) -> Path:
-    return directory.with_name(directory.name + ".diff")
 
 
 def _prompts(build: Build, arguments: argparse.Namespace) -> list[list[int]]:
@@ -207,8 +185,8 @@ if TYPE_CHECKING:
     from snapexport.measure.accuracy.difference import Difference
 
 
-def _print_differences(build: Build, found: "list[Difference]", commands: Path) -> None:
-    """Print a row for each sequence, output and pair, and how to repeat the comparison."""
+def _print_differences(build: Build, found: "list[Difference]") -> None:
+    """Print a row for each sequence, output and pair."""
     table = Table("prompt", "output", "compared", "max error", "top-1", "KL", "", box=None)
     for column in table.columns:
         column.no_wrap = column.header != "compared"  # two names can be long
@@ -218,9 +196,6 @@ def _print_differences(build: Build, found: "list[Difference]", commands: Path) 
     OUT.print(Text(_legend(build, found), style="dim"))
     if not build.has_baseline and build.manifest.geometry.compresses:
         OUT.print("the build has no full-cache graphs to compare with: build it with --baseline")
-    OUT.print(
-        Text("repeat the comparison without snapexport: ").append(str(commands), style="bold")
-    )
 
 
 def _legend(build: Build, found: "list[Difference]") -> str:

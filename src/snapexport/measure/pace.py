@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.requests.pieces import pieces_of
 
 _STEPS = 3
 
@@ -19,18 +20,18 @@ class Estimate:
     nbytes: int
 
 
-def chunk_seconds(executor: Executor, prompt_length: int) -> float:
+def chunk_seconds(executor: BatchExecutor, prompt_length: int) -> float:
     """Seconds of one chunk amid a prompt of that length: they grow with the chunks before it.
 
     A prompt of one chunk, or of a single-shot build, is run whole.
     """
-    cuts = executor.limits.cuts(prompt_length)
-    start, end = cuts[(len(cuts) - 1) // 2]
+    work = pieces_of(prompt_length, executor.limits.prefill)
+    own = [piece for piece in work if not piece.only_votes]
     prompt = [prompt_length % 97] * prompt_length
-    return seconds(lambda: executor.prefill(0, prompt, start, end))
+    return seconds(lambda: executor.take(0, prompt, own[(len(own) - 1) // 2]))
 
 
-def step_seconds(executor: Executor, active: int) -> float:
+def step_seconds(executor: BatchExecutor, active: int) -> float:
     """Seconds of a decode step of the first `active` batch slots, whose contents are lost."""
     ones = np.ones(active, np.int64)
 

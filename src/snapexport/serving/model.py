@@ -19,7 +19,7 @@ from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
 from snapexport.runtime.chat.end_token import Template
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, encode, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams

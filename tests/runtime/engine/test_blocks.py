@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport import LLM, SamplingParams
+from snapexport.contract.manifest import TensorSpec
 from snapexport.errors import UserError
-from snapexport.runtime.engine.blocks import ParkedRow
+from snapexport.runtime.engine.rows import Row, host_buffer
+from snapexport.runtime.requests.parked_row import ParkedRow
 from snapexport.runtime.requests.parked_rows import ParkedRows
-from snapexport.runtime.requests.scheduler import Scheduler
+from snapexport.runtime.requests.pieces import Piece, Prefill, pieces
 from tests.oracle import cases, turns
 from tests.oracle.cases import Case
 from tests.oracle.checkpoints import VOCABULARY
@@ -88,13 +90,13 @@ def test_a_turn_runs_its_own_tokens_alone() -> None:
     seen: list[int] = []
     request = model.read(first + second, GREEDY)
     executor, blocks = model.executor, []
-    run = executor.extend
+    run = executor.take
 
-    def noted(slot: int, prompt: Any, start: int, end: int, *more: Any) -> Any:
-        blocks.append((start, end))
-        return run(slot, prompt, start, end, *more)
+    def noted(slot: int, prompt: Any, piece: Piece, *more: Any) -> Any:
+        blocks.append((piece.start, piece.end))
+        return run(slot, prompt, piece, *more)
 
-    executor.extend = noted  # type: ignore[method-assign]
+    executor.take = noted  # type: ignore[method-assign]
     deltas = list(model.stream(request, on_prefill=seen.append))
     assert blocks == [(90, 99)]
     assert [delta.cached_tokens for delta in deltas] == [90] + [0] * (len(deltas) - 1)
@@ -182,7 +184,10 @@ def test_full_caches_have_no_extend_graph() -> None:
 
 
 def row(*token_ids: int) -> ParkedRow:
-    return ParkedRow(token_ids, {"past": np.zeros(3, np.float32)})
+    zeros = np.zeros(3, np.float32)
+    spec = TensorSpec(name="past", dtype="float32", shape=[3])
+    count = len(token_ids)
+    return ParkedRow(token_ids, Row("", "cpu", (host_buffer(spec, zeros),), count, count))
 
 
 def found(rows: ParkedRows, *prompt: int) -> ParkedRow:
@@ -221,11 +226,11 @@ def test_the_row_that_was_used_longest_ago_goes_first() -> None:
 @pytest.mark.parametrize("voters", [0, 1, 4])
 @pytest.mark.parametrize(("done", "length"), [(0, 1), (0, 8), (0, 9), (5, 30), (0, 33), (31, 32)])
 def test_blocks_follow_each_other_and_are_equally_long(done: int, length: int, voters: int) -> None:
-    scheduler = Scheduler(batch=1, chunk=8, block_voters=voters)
-    scheduler.add(0, length, done, in_blocks=True)
-    blocks: list[tuple[int, int]] = []
-    while not blocks or blocks[-1][1] < length:
-        blocks += [(one.start, one.end) for one in scheduler.schedule().prefill]
+    work = pieces(length, done, Prefill(8, 0, voters), onto_row=True)
+    blocks = [(piece.start, piece.end) for piece in work]
+    assert blocks[-1][1] == length and [piece.is_last for piece in work].index(True) + 1 == len(
+        work
+    )
     sizes = [end - start + voters * (end < length) for start, end in blocks]
     assert [start for start, _ in blocks] == [done, *(end for _, end in blocks[:-1])]
     assert max(sizes) <= 8 and max(sizes) - min(sizes) <= 1

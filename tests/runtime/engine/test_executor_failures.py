@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapexport.runtime.engine.decode_steps import Integers, Temperatures
+from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.requests.llm import LLM
+from snapexport.runtime.requests.pieces import Piece
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
@@ -26,15 +27,10 @@ class FailingExecutor(FakeExecutor):
         self.fails_in_prefill, self.fails_in_decode = in_prefill, in_decode
         self.cleared: list[int] = []
 
-    def prefill(
-        self,
-        slot: int,
-        prompt: Sequence[int],
-        start: int,
-        end: int,
-        temperature: float = 1.0,
+    def take(
+        self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0
     ) -> Prediction:
-        prediction = super().prefill(slot, prompt, start, end, temperature)
+        prediction = super().take(slot, prompt, piece, temperature)
         if self.fails_in_prefill and len(prompt) == LENGTH:
             raise RuntimeError("planted")
         return prediction
@@ -44,7 +40,7 @@ class FailingExecutor(FakeExecutor):
         input_ids: Integers,
         position_ids: Integers,
         prompt_length: Integers,
-        temperature: Temperatures | None = None,
+        temperature: Floats | None = None,
     ) -> Predictions:
         if self.fails_in_decode and LENGTH in prompt_length:
             raise RuntimeError("planted")
@@ -95,8 +91,8 @@ def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
 class UnreadableExecutor(FakeExecutor):
     """An executor whose logits can't be fetched after the prefill of a prompt of LENGTH."""
 
-    def prefill(self, *chunk: Any, **more: Any) -> Prediction:
-        prediction = super().prefill(*chunk, **more)
+    def take(self, *work: Any, **more: Any) -> Prediction:
+        prediction = super().take(*work, **more)
         return Prediction(lambda: 1 / 0) if len(self.in_prefill) == LENGTH else prediction
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.hand_over import Prefilled, Row, digest_of
 from snapexport.runtime.engine.open_executor import open_executor
+from snapexport.runtime.engine.rows import Row, digest_of
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.request import OutputDelta, Request, SamplingParams
+from snapexport.runtime.requests.request import OutputDelta, Prefilled, Request, SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
@@ -47,6 +48,12 @@ Outputs = tuple[int, ...]
 
 def build_of(case: Case) -> Build:
     return Build.open(cases.built(case).directory)
+
+
+def opened(build: Build, **options: Any) -> Executor:
+    executor = open_executor(build, **options)
+    assert isinstance(executor, Executor)
+    return executor
 
 
 def together(build: Build, prompts: list[tuple[int, ...]], params: SamplingParams) -> list[Outputs]:
@@ -112,19 +119,19 @@ def test_seed_gives_the_tokens_of_one_process_after_a_hand_over() -> None:
 
 
 def test_a_build_of_several_tokens_a_step_hands_over_before_it_decodes() -> None:
-    executor = open_executor(build_of(CASES["several tokens a step"]), threads=1)
+    executor = opened(build_of(CASES["several tokens a step"]), threads=1)
     prompt = cases.prompt(20)
     token = int(executor.prefill_prompt(0, prompt).logits.argmax())
-    assert executor.export_row(0).next_position == len(prompt)
+    assert executor.rows.view(0).next_position == len(prompt)
     executor.decode(*(np.array([n]) for n in (token, len(prompt), len(prompt))))
     with pytest.raises(UserError, match="hands a prompt over before"):
-        executor.export_row(0)
+        executor.rows.view(0)
 
 
 def test_roles_load_only_their_own_graphs() -> None:
     build = build_of(CASES["fp32"])
-    prefill = open_executor(build, threads=1, role="prefill")
-    decode = open_executor(build, threads=1, role="decode")
+    prefill = opened(build, threads=1, role="prefill")
+    decode = opened(build, threads=1, role="decode")
     assert set(prefill.backend.operators()) == {"prefill", "compress"}
     assert set(decode.backend.operators()) == {"decode"}
     with pytest.raises(UserError, match="decodes alone"):
@@ -136,13 +143,13 @@ def test_roles_load_only_their_own_graphs() -> None:
 
 def test_row_exported_amid_decode_goes_on_elsewhere_as_here() -> None:
     build, prompt = build_of(CASES["int8 with scales"]), cases.prompt(75)
-    first, second = (open_executor(build, threads=1) for _ in range(2))
+    first, second = (opened(build, threads=1) for _ in range(2))
     tokens = [int(first.prefill_prompt(1, prompt).logits.argmax())]
     for _ in range(4):
         tokens.append(step(first, 1, tokens[-1], 75 + len(tokens) - 1))
-    row = first.export_row(1)
+    row = first.rows.view(1)
     assert (row.prompt_length, row.next_position) == (75, 79)
-    second.adopt_row(2, row)
+    second.rows.copy_in(2, row)
     for _ in range(4):
         position, token = 75 + len(tokens) - 1, tokens[-1]
         tokens.append(step(first, 1, token, position))
@@ -159,7 +166,7 @@ def step(executor: Executor, slot: int, token: int, position: int) -> int:
 def halves() -> tuple[Executor, Executor]:
     """A prefilled batch slot 0, and an executor to adopt it."""
     build = build_of(CASES["int8 with scales"])
-    prefill, decode = (open_executor(build, threads=1, role=r) for r in ("prefill", "decode"))
+    prefill, decode = (opened(build, threads=1, role=r) for r in ("prefill", "decode"))
     prefill.prefill_prompt(0, cases.prompt(40))
     return prefill, decode
 
@@ -179,7 +186,7 @@ def truncated(row: Row) -> Row:
     ("spoil", "why"),
     [
         (lambda row: replace(row, digest="0" * 64), "another build: .* 000000000000, this one's"),
-        (lambda row: replace(row, place="cuda"), "lie in memory of cuda, this build's in .* cpu"),
+        (lambda row: replace(row, device="cuda"), "lie in memory of cuda, this build's in .* cpu"),
         (lambda row: replace(row, buffers=row.buffers[1:]), r"has \d+ caches, this build \d+"),
         (lambda row: spoilt(row, dtype="float16"), "float16 .*, this build's is .* float32"),
         (lambda row: spoilt(row, shape=(1, 2, 3, 4)), r"\[1, 2, 3, 4\], this build's is"),
@@ -196,41 +203,41 @@ def test_row_that_does_not_fit_is_refused_and_changes_nothing(
     prefill, decode = halves
     before = [one.host.copy() for one in copied(decode_row(decode)).buffers]
     with pytest.raises(UserError, match=why):
-        decode.adopt_row(1, spoil(prefill.export_row(0)))  # type: ignore[operator]
+        decode.rows.copy_in(1, spoil(prefill.rows.view(0)))  # type: ignore[operator]
     after = [one.host for one in decode_row(decode).buffers]
     assert all((a == b).all() for a, b in zip(after, before, strict=True))
     with pytest.raises(UserError, match="batch slot 1 holds no prompt"):
-        decode.export_row(1)
+        decode.rows.view(1)
 
 
 def decode_row(executor: Executor) -> Row:
     """The memory of batch slot 1, whatever it holds."""
-    return Row("", "cpu", tuple(executor._rows[1]), 1, 1)
+    return Row("", "cpu", executor.rows.buffers(1), 1, 1)
 
 
 def test_batch_slot_in_use_is_refused_until_it_is_released(
     halves: tuple[Executor, Executor],
 ) -> None:
     prefill, decode = halves
-    row = prefill.export_row(0)
-    decode.adopt_row(0, row)
+    row = prefill.rows.view(0)
+    decode.rows.copy_in(0, row)
     with pytest.raises(UserError, match="batch slot 0 is in use"):
-        decode.adopt_row(0, row)
+        decode.rows.copy_in(0, row)
     decode.release(0)
-    decode.adopt_row(0, row)
+    decode.rows.copy_in(0, row)
     decode.clear(0)
     with pytest.raises(UserError, match="batch slot 0 holds no prompt"):
-        decode.export_row(0)
+        decode.rows.view(0)
 
 
 def test_decode_step_loses_idle_batch_slots_but_no_running_one() -> None:
-    executor = open_executor(build_of(CASES["fp32"]), threads=1)
+    executor = opened(build_of(CASES["fp32"]), threads=1)
     for slot in (0, 1):
         executor.prefill_prompt(slot, cases.prompt(20, slot))
     executor.decode(*np.array([[3, 0], [20, 0], [20, 0]]))
-    assert executor.export_row(0).next_position == 21
+    assert executor.rows.view(0).next_position == 21
     with pytest.raises(UserError, match="batch slot 1 holds no prompt"):
-        executor.export_row(1)
+        executor.rows.view(1)
 
 
 def test_kept_rows_hold_their_batch_slots_until_release() -> None:

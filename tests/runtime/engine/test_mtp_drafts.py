@@ -1,6 +1,6 @@
 """The runtime drafts by multi-token prediction as transformers does, and the output stays."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from snapexport.runtime.requests.drafters.drafter import Draft, StepInputs
+from snapexport.runtime.requests.drafters.mtp import MtpDrafter
+from snapexport.runtime.requests.drafters.payoff import Payoff
+from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.loop import Loop
 from snapexport.runtime.requests.request import SamplingParams
-from snapexport.runtime.requests.speculation import Draft, StepTimes
 from tests.oracle import cases, drafts
 from tests.oracle.cases import Case
 from tests.oracle.drafts import Drafts
@@ -46,15 +48,18 @@ def expected(length: int) -> Drafts:
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """The drafts of a loop that decides by chance whether to draft, and to check."""
     found: Made = []
-    random, inner = Random(0), Loop._by_mtp
+    random, inner = Random(0), MtpDrafter.propose
 
-    def watched(self: Loop, *arguments: object) -> dict[int, Draft]:
-        drafted = inner(self, *arguments)  # type: ignore[arg-type]
-        found.extend((one, self._live[one].position, d.tokens[0]) for one, d in drafted.items())
+    def watched(
+        self: MtpDrafter, lives: Sequence[Generation], step: StepInputs
+    ) -> Mapping[int, Draft]:
+        drafted = inner(self, lives, step)
+        positions = {live.request_id: live.position for live in lives}
+        found.extend((request, positions[request], d.tokens[0]) for request, d in drafted.items())
         return drafted
 
-    monkeypatch.setattr(Loop, "_by_mtp", watched)
-    monkeypatch.setattr(StepTimes, "pays", lambda *_: random.random() < 0.7)
+    monkeypatch.setattr(MtpDrafter, "propose", watched)
+    monkeypatch.setattr(Payoff, "pays", lambda *_: random.random() < 0.7)
     yield found
 
 
@@ -78,6 +83,8 @@ def test_drafts_beside_cancels_and_broken_requests_are_those_of_transformers(
         request = llm.submit(list(want.run.prompt), PARAMS)
         wants[request], tokens[request] = want, []
     cancelled = {1, 6}
+    rows = llm.executor.rows
+    assert rows
     while llm.busy:
         for delta in llm.step():
             tokens[delta.request_id] += delta.token_ids
@@ -87,7 +94,7 @@ def test_drafts_beside_cancels_and_broken_requests_are_those_of_transformers(
             if len(tokens[request]) > random.randrange(3, 12):
                 llm.cancel(request)
         if not broken and len(tokens[0]) > 4:
-            for part in llm.executor.row_buffers(0):
+            for part in rows.buffers(0):
                 part.host[:] = np.nan
     assert len(broken) == 1
     for request, want in wants.items():
@@ -103,7 +110,7 @@ def test_drafts_beside_cancels_and_broken_requests_are_those_of_transformers(
 def outputs(llm: LLM, params: list[SamplingParams]) -> list[tuple[int, ...]]:
     prompts = [list(cases.prompt(length)) for length in (1, 12, 90, 40)]
     done = llm.generate(prompts, params)
-    if llm.executor.limits.drafts:
+    if llm.executor.drafts:
         assert 0 < sum(one.accepted for one in done) < sum(one.drafted for one in done)
     return [one.token_ids for one in done]
 
@@ -141,7 +148,7 @@ def test_graphs_are_not_loaded_without_speculation_nor_for_prefill() -> None:
     for name, options in {"none": {"speculates": False}, "prefill": {"role": "prefill"}}.items():
         llm = LLM(directory, threads=1, **options)  # type: ignore[arg-type]
         found[name] = set(llm.executor.backend.operators())  # type: ignore[attr-defined]
-        assert not llm.executor.limits.drafts
+        assert not llm.executor.drafts
     assert found["none"] == {"prefill", "compress", "decode", "verify"}
     assert found["prefill"] == {"prefill", "compress"}
 

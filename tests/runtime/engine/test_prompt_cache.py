@@ -10,6 +10,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.predictions import Logits
+from snapexport.runtime.requests.pieces import pieces_of
 
 C = 24  # the tiny build's prefill chunk
 
@@ -27,7 +28,7 @@ def prefill(executor: Executor, ids: list[int]) -> Logits:
 
 def runs(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each chunk that is really run."""
-    (bound,), counted = executor._prefill._graphs.values(), []
+    (bound,), counted = executor._takers["chunk"]._graphs.values(), []
     run = bound.run
     monkeypatch.setattr(bound, "run", lambda: (counted.append(1), run())[1])
     return counted
@@ -97,7 +98,7 @@ def test_a_prompt_that_was_left_half_way_is_run_again(
 ) -> None:
     executor, ids = open_executor(tiny_build), prompt(60)
     prefill(executor, ids)
-    executor.prefill(0, prompt(60, seed=1), 0, C)
+    executor.take(0, prompt(60, seed=1), pieces_of(60, executor.limits.prefill)[0])
     counted = runs(executor, monkeypatch)
     prefill(executor, ids)
     assert len(counted) == 3

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapexport.contract.geometry import CacheGeometry, LayerGeometry
-from snapexport.runtime.engine.followers.slot_positions import CachePlaces
+from snapexport.runtime.engine.followers.slot_positions import SlotPositions
 
 Held = list[int]
 Step = tuple[int, int, Held]
@@ -32,8 +32,8 @@ def steps_of(
     geometry: CacheGeometry, length: int, sizes: list[tuple[bool, int]]
 ) -> Iterator[tuple[int, list[int], Held]]:
     """(first position, accepted, positions held) of each step of one batch slot."""
-    places, q = CachePlaces(geometry, batch=2), geometry.tokens_per_step
-    places.fill(0, length)
+    positions, q = SlotPositions(geometry, batch=2), geometry.tokens_per_step
+    positions.fill(0, length)
     position = length
     for is_single, wanted in sizes:
         tokens = 1 if is_single else q
@@ -41,14 +41,15 @@ def steps_of(
         arrays = {
             "write_slot": np.zeros(1, np.int64),
             "slot_positions": np.zeros((1, geometry.layers[0].cache_slots), np.int64),
+            "position_ids": position + np.arange(tokens)[None],
         }
-        places.write(arrays, position + np.arange(tokens)[None])
+        positions.feed(arrays)
         held = arrays["slot_positions"][0].tolist()
         first = int(arrays["write_slot"][0])
         assert held[first : first + tokens] == list(range(position, position + tokens))
         yield position, list(range(count)), held
         if tokens > 1:
-            places.accept(0, count, tokens)
+            positions.accept(0, count)
         position += count
 
 
@@ -93,11 +94,12 @@ def test_a_moved_batch_slot_goes_on_as_before() -> None:
     geometry = CacheGeometry(
         "streaming", 50, 1, L_sink=2, L_recent=5, K=0, L_obs=1, tokens_per_step=4
     )
-    places = CachePlaces(geometry, 2)
-    places.fill(1, 20)
-    places.move(1, 0)
+    positions = SlotPositions(geometry, 2)
+    positions.fill(1, 20)
+    positions.move(1, 0)
     arrays = {"write_slot": np.zeros(2, np.int64), "slot_positions": np.zeros((2, 13), np.int64)}
-    places.write(arrays, 20 + np.array([range(4)] * 2))
+    arrays["position_ids"] = 20 + np.array([range(4)] * 2)
+    positions.feed(arrays)
     moved, left = arrays["slot_positions"].tolist()
     assert moved == left and {20, 21, 22, 23} < set(moved)
     assert len(set(arrays["write_slot"].tolist())) == 1

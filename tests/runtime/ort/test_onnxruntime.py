@@ -149,7 +149,7 @@ def test_every_executor_call_raises_after_close() -> None:
     executor.close()
     executor.close()
     uses: list[Callable[[], object]] = [
-        lambda: executor.prefill(0, cases.prompt(20), 0, 20),
+        lambda: executor.prefill_prompt(0, cases.prompt(20)),
         lambda: executor.decode(zeros, zeros, zeros),
         lambda: executor.move(0, 1),
         lambda: executor.clear(0),
@@ -193,7 +193,7 @@ def test_fp16_build_gives_fp32_logits_close_to_an_fp32_builds(tmp_path: Path) ->
     build(cases.checkpoint("llama"), out, L_max=96, L_recent=16, K=12, batch=3, dtype="fp16")
     half, single = open_executor(Build.open(out), threads=1), executor_of(CHUNKED)
     ids = cases.prompt(20)
-    expected, got = single.prefill(0, ids, 0, 20).logits, half.prefill(0, ids, 0, 20).logits
+    expected, got = single.prefill_prompt(0, ids).logits, half.prefill_prompt(0, ids).logits
     assert got.dtype == np.float32 and np.abs(got - expected).max() < 0.1
     zeros = np.zeros(3, np.int64)
     assert half.decode(zeros, zeros, zeros).logits.dtype == np.float32

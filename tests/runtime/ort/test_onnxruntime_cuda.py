@@ -118,7 +118,7 @@ def test_cuda_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, builds: dict[st
 
 def test_a_cleared_slot_is_zeros(gpu: FakeCuda, builds: dict[str, Build]) -> None:
     executor = on_gpu(builds["portable"])
-    executor.prefill(1, cases.prompt(30), 0, 30)
+    executor.prefill_prompt(1, cases.prompt(30))
     executor.move(1, 2)
     executor.clear(2)
     executor.clear(1)

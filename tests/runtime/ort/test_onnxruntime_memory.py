@@ -177,7 +177,7 @@ def test_prefill_and_decode_share_the_mapped_weights(
         """
 before = {n: of_process(n, "smaps_rollup") for n in ("Pss_Anon", "Pss")}
 engine = make()
-engine.prefill(0, [1] * 20, 0, 20)
+engine.prefill_prompt(0, [1] * 20)
 decode(engine, 20)
 print(json.dumps({n: of_process(n, "smaps_rollup") - before[n] for n in before}))
 """,

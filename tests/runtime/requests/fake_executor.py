@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.bound_graph import HostArrays
-from snapexport.runtime.engine.decode_steps import Integers, Temperatures
 from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.followers.follower import Drafts
+from snapexport.runtime.engine.graph_set import Role
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Logits, Prediction, Predictions
+from snapexport.runtime.requests.pieces import Piece, Prefill
 
 
 def make_limits(
@@ -28,20 +31,17 @@ def make_limits(
     eos_token_id: frozenset[int] = frozenset(),
     decode_batches: tuple[int, ...] = (),
     tokens_per_step: int = 1,
-    drafts: bool = False,
 ) -> Limits:
     sizes = decode_batches or (batch,)
     return Limits(
         batch=batch,
         decode_batches=sizes,
-        prefill_chunk=prefill_chunk,
         tokens_per_step=tokens_per_step,
-        longest_prefill=longest_prompt,
         longest_prompt=longest_prompt,
         positions=positions,
         vocab_size=vocab_size,
         eos_token_id=eos_token_id,
-        drafts=drafts,
+        prefill=Prefill(prefill_chunk, longest_prompt),
     )
 
 
@@ -59,8 +59,15 @@ class FakeGraph:
 
 
 class FakeExecutor:
-    def __init__(self, limits: Limits, broken_token: int | None = None) -> None:
+    role: Role = "both"
+    rows = parking = prompt_cache = None
+    captured = False
+
+    def __init__(
+        self, limits: Limits, broken_token: int | None = None, drafts: bool = False
+    ) -> None:
         self.limits = limits
+        self.drafts: Drafts | None = self if drafts else None
         self.broken_token = broken_token
         self.slots: list[list[int]] = [[] for _ in range(limits.batch)]
         self.in_prefill: list[int] = []
@@ -72,20 +79,16 @@ class FakeExecutor:
         self.accepted: dict[int, int] = {}
         self._logits = np.zeros((limits.batch, limits.vocab_size), np.float32)
 
-    def prefill(
-        self,
-        slot: int,
-        prompt: Sequence[int],
-        start: int,
-        end: int,
-        temperature: float = 1.0,
+    def take(
+        self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0
     ) -> Prediction:
+        start, end = piece.start, piece.end
         self.steps.append("prefill")
         assert start <= len(self.in_prefill) or start == 0, "a chunk was left out"
         self.in_prefill[start:] = prompt[start:end]
         self._last_prefilled = slot
         self.prefill_is_broken |= self.broken_token in prompt[start:end]
-        if end == len(prompt):
+        if piece.is_last:
             self.slots[slot] = list(self.in_prefill)
             self._mark(slot, self.prefill_is_broken)
         logits = self._next(self.in_prefill, self.prefill_is_broken)
@@ -98,7 +101,7 @@ class FakeExecutor:
         input_ids: Integers,
         position_ids: Integers,
         prompt_length: Integers,
-        temperature: Temperatures | None = None,
+        temperature: Floats | None = None,
     ) -> Predictions:
         if input_ids.ndim > 1:
             return self._decode_several(input_ids, position_ids, prompt_length, temperature)
@@ -157,6 +160,15 @@ class FakeExecutor:
 
     def topk_positions(self) -> None:
         return None
+
+    def release(self, slot: int) -> None:
+        pass
+
+    def compress(self, slot: int, prompt_length: int) -> None:
+        raise AssertionError("nothing is compressed")
+
+    def close(self) -> None:
+        pass
 
     def _mark(self, slot: int, broken: bool) -> None:
         (self.broken_slots.add if broken else self.broken_slots.discard)(slot)

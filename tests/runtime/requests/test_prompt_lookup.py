@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.runtime.requests.prompt_lookup import PromptLookup
+from snapexport.runtime.requests.drafters.prompt_lookup import RepeatingText
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -22,20 +22,20 @@ def by_definition(text: list[int], count: int) -> list[int]:
 
 @given(TEXTS, st.integers(0, 8))
 def test_draft_is_that_of_the_definition(text: list[int], count: int) -> None:
-    assert PromptLookup(text).draft(count) == by_definition(text, count)
+    assert RepeatingText(text).draft(count) == by_definition(text, count)
 
 
 @given(TEXTS, TEXTS)
 def test_appended_tokens_count_like_a_prompt(prompt: list[int], more: list[int]) -> None:
-    lookup = PromptLookup(prompt)
+    lookup = RepeatingText(prompt)
     for token in more:
         lookup.append(token)
-    assert lookup.draft(5) == PromptLookup(prompt + more).draft(5)
+    assert lookup.draft(5) == RepeatingText(prompt + more).draft(5)
 
 
 def test_draft_goes_on_with_itself_at_the_end_of_the_text() -> None:
-    assert PromptLookup([7, 8, 9, 7, 8]).draft(6) == [9, 7, 8, 9, 7, 8]
+    assert RepeatingText([7, 8, 9, 7, 8]).draft(6) == [9, 7, 8, 9, 7, 8]
 
 
 def test_new_text_has_no_draft() -> None:
-    assert PromptLookup(range(100)).draft(4) == []
+    assert RepeatingText(range(100)).draft(4) == []

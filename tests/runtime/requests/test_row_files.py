@@ -10,7 +10,8 @@ import pytest
 from snapexport import LLM, SamplingParams
 from snapexport.contract.manifest import TensorSpec
 from snapexport.errors import UserError
-from snapexport.runtime.engine.blocks import ParkedRow
+from snapexport.runtime.engine.rows import Row, host_buffer
+from snapexport.runtime.requests.parked_row import ParkedRow
 from snapexport.runtime.requests.row_files import RowFiles
 from tests.oracle import cases
 from tests.oracle.cases import Case
@@ -26,7 +27,9 @@ def files(folder: Path, digest: str = DIGEST, most_bytes: int = 1 << 20) -> RowF
 
 
 def row(*token_ids: int) -> ParkedRow:
-    return ParkedRow(token_ids, {"past.0.key": np.full((1, 2, 3), token_ids[-1], np.float32)})
+    array = np.full((1, 2, 3), token_ids[-1], np.float32)
+    count = len(token_ids)
+    return ParkedRow(token_ids, Row(DIGEST, "cpu", (host_buffer(STATES[0], array),), count, count))
 
 
 def written(folder: Path, *rows: ParkedRow, **options: Any) -> list[Path]:
@@ -97,7 +100,7 @@ def test_the_longest_row_beyond_those_in_memory_is_read(tmp_path: Path) -> None:
     written(tmp_path, row(1), row(5, 6), row(9, 1, 2))
     again = files(tmp_path)
     found = again.longest([5, 6, 7], 0)
-    assert found and found.token_ids == (5, 6) and found.states["past.0.key"].max() == 6
+    assert found and found.token_ids == (5, 6) and found.row.buffers[0].host.max() == 6
     assert again.longest([5, 6, 7], 2) is None, "memory has one as long"
     assert again.longest([9, 1, 2], 0) is None, "its row has nothing left to run"
 

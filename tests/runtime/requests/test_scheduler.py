@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Prediction
-from snapexport.runtime.requests.scheduler import Chunk, Schedule, Scheduler
+from snapexport.runtime.requests.pieces import Piece, Prefill, PseudoTokens, pieces
+from snapexport.runtime.requests.scheduler import Schedule, Scheduler, Work
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
 
@@ -23,9 +24,9 @@ class Job:
     prompt_length: int
     tokens: int
     cancelled_at: int | None
-    in_blocks: bool = False
+    onto_row: bool = False
     extended_every: int | None = None
-    behind: int = 0
+    pseudo_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,24 @@ jobs = st.lists(
         prompt_length=st.integers(1, 40),
         tokens=st.integers(1, 12),
         cancelled_at=st.none() | st.integers(0, 80),
-        in_blocks=st.booleans(),
+        onto_row=st.booleans(),
         extended_every=st.none() | st.integers(1, 12),
-        behind=st.sampled_from([0, 0, 9]),
+        pseudo_tokens=st.sampled_from([0, 0, 9]),
     ),
     max_size=12,
 )
 
 
-def expected_chunks(length: int, chunk: int, in_blocks: bool) -> list[tuple[int, int]]:
-    if in_blocks:
+def work_of(
+    length: int, chunk: int, *, onto_row: bool = False, pseudo_tokens: int = 0, done: int = 0
+) -> tuple[Piece, ...]:
+    """Of a prompt of any length, in chunks or in blocks."""
+    passes = (PseudoTokens(pseudo_tokens, 0),) if pseudo_tokens else ()
+    return pieces(length, done, Prefill(chunk, length, passes=passes), onto_row=onto_row)
+
+
+def expected_chunks(length: int, chunk: int, onto_row: bool) -> list[tuple[int, int]]:
+    if onto_row:
         return expected_blocks(0, length, chunk)
     if length <= chunk:
         return [(0, length)]
@@ -96,6 +105,7 @@ class Simulation:
         """Whose blocks have begun and not ended."""
         self.chunks: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.started: list[int] = []
+        self.last_chunk = -1
         self.added: list[int] = []
 
     def run(self) -> None:
@@ -113,7 +123,13 @@ class Simulation:
         for i, job in enumerate(self.jobs):
             if job.arrives == time:
                 self.added.append(i)
-                self.scheduler.add(i, job.prompt_length, 0, job.in_blocks, job.behind)
+                work = work_of(
+                    job.prompt_length,
+                    self.config.chunk,
+                    onto_row=job.onto_row,
+                    pseudo_tokens=job.pseudo_tokens,
+                )
+                self.scheduler.add(i, work)
         for i in [i for i in self.added if self.jobs[i].cancelled_at == time]:
             if i in self.remaining:
                 self.end(i)
@@ -124,7 +140,8 @@ class Simulation:
             self.fresh[i] = 0
             self.running.remove(i)
             self.paused[i] = expected_blocks(done, self.held[i], self.config.chunk)
-            self.scheduler.extend(i, self.held[i], done)
+            work = work_of(self.held[i], self.config.chunk, onto_row=True, done=done)
+            self.scheduler.extend(i, work)
 
     def carry_out(self, schedule: Schedule) -> None:
         self.move(schedule)
@@ -132,8 +149,8 @@ class Simulation:
         for i, slot in schedule.decode.items():
             assert self.slots[i] == slot
             self.token(i)
-        for chunk in schedule.prefill:
-            self.prefill(chunk)
+        for work in schedule.prefill:
+            self.prefill(work)
 
     def move(self, schedule: Schedule) -> None:
         for source, target in schedule.moves:
@@ -153,36 +170,50 @@ class Simulation:
         assert self.on_row in (None, i), "blocks of two requests share a row"
         self.on_row = None if is_last else i
 
-    def prefill(self, chunk: Chunk) -> None:
-        i = chunk.request_id
-        if self.jobs[i].in_blocks or i in self.paused:
-            self.block(i, chunk.is_last)
+    def prefill(self, work: Work) -> None:
+        i, piece = work.request_id, work.piece
+        if piece.joined:
+            self.joined(i, work)
+            return
+        if self.jobs[i].onto_row or i in self.paused:
+            self.block(i, piece.is_last)
         if blocks := self.paused.get(i):
-            assert self.slots[i] == chunk.slot
-            assert blocks.pop(0) == (chunk.start, chunk.end)
-            assert chunk.is_last == (not blocks)
-            if chunk.is_last:
+            assert self.slots[i] == work.slot
+            assert blocks.pop(0) == (piece.start, piece.end)
+            assert piece.is_last == (not blocks)
+            if piece.is_last:
                 del self.paused[i]
                 self.running.add(i)
                 self.token(i)
             return
         assert i in self.remaining and i not in self.running
         if i not in self.slots:
-            assert chunk.slot in range(self.config.batch)
-            assert chunk.slot not in self.slots.values(), "a slot is held twice"
+            assert work.slot in range(self.config.batch)
+            assert work.slot not in self.slots.values(), "a slot is held twice"
             others = self.running | self.paused.keys()
             assert all(j in others for j in self.slots), "two prompts are in prefill"
-            self.slots[i] = chunk.slot
+            self.slots[i] = work.slot
             self.started.append(i)
-        assert self.slots[i] == chunk.slot
-        self.chunks[i].append((chunk.start, chunk.end))
+        assert self.slots[i] == work.slot
+        self.chunks[i].append((piece.start, piece.end))
+        self.last_chunk = i
         job = self.jobs[i]
-        expected = expected_chunks(job.prompt_length, self.config.chunk, job.in_blocks)
+        expected = expected_chunks(job.prompt_length, self.config.chunk, job.onto_row)
         assert self.chunks[i] == expected[: len(self.chunks[i])]
-        assert chunk.is_last == (self.chunks[i] == expected)
-        if chunk.is_last:
+        has_pass = bool(job.pseudo_tokens) and not job.onto_row
+        assert piece.is_last == (self.chunks[i] == expected and not has_pass)
+        if piece.is_last:
             self.running.add(i)
             self.token(i)
+
+    def joined(self, i: int, work: Work) -> None:
+        """What is joined to a last chunk follows it at once: nobody else was scheduled since."""
+        assert work.piece.is_last and i not in self.running
+        assert self.slots[i] == work.slot and self.last_chunk == i
+        job = self.jobs[i]
+        assert self.chunks[i] == expected_chunks(job.prompt_length, self.config.chunk, False)
+        self.running.add(i)
+        self.token(i)
 
     def token(self, i: int) -> None:
         self.remaining[i] -= 1
@@ -212,7 +243,7 @@ def test_invariants_hold_whatever_arrives_ends_and_is_cancelled(
 def running_scheduler(batch: int, chunk: int, most: int | None) -> Scheduler:
     """A scheduler with one request that runs for ever."""
     scheduler = Scheduler(batch, chunk, most)
-    scheduler.add(0, 1)
+    scheduler.add(0, work_of(1, chunk))
     scheduler.schedule()
     return scheduler
 
@@ -222,7 +253,7 @@ def test_steps_keep_to_max_num_batched_tokens(
     batch: int, chunk: int, spare: int, prompt_length: int
 ) -> None:
     scheduler = running_scheduler(batch + 1, chunk, batch + 1 + spare)
-    scheduler.add(1, prompt_length)
+    scheduler.add(1, work_of(prompt_length, chunk))
     most, spent = batch + 1 + spare, 0
     for steps in range(1, 1000):
         schedule = scheduler.schedule()
@@ -230,14 +261,14 @@ def test_steps_keep_to_max_num_batched_tokens(
         assert cost <= most or len(schedule.prefill) == 1
         spent += cost
         assert spent <= steps * most
-        if any(c.is_last for c in schedule.prefill):
+        if any(work.piece.is_last for work in schedule.prefill):
             return
     raise AssertionError("prefill never ends")
 
 
 def test_by_default_every_step_prefills_a_chunk() -> None:
     scheduler = running_scheduler(batch=4, chunk=8, most=None)
-    scheduler.add(1, 40)
+    scheduler.add(1, work_of(40, 8))
     for _ in range(5):
         schedule = scheduler.schedule()
         assert schedule.decode == {0: 0} and len(schedule.prefill) == 1
@@ -245,51 +276,51 @@ def test_by_default_every_step_prefills_a_chunk() -> None:
 
 def test_a_small_token_limit_spreads_a_chunk_over_decode_steps() -> None:
     scheduler = running_scheduler(batch=2, chunk=8, most=3)
-    scheduler.add(1, 16)
+    scheduler.add(1, work_of(16, 8))
     chunks = [len(scheduler.schedule().prefill) for _ in range(8)]
     assert chunks == [0, 0, 0, 1, 0, 0, 0, 1]  # 3 - 1 running = 2 of 8 tokens a step
 
 
 def test_prefill_goes_at_once_when_nothing_runs() -> None:
     scheduler = Scheduler(batch=2, chunk=8, max_num_batched_tokens=3)
-    scheduler.add(1, 24)
+    scheduler.add(1, work_of(24, 8))
     assert [len(scheduler.schedule().prefill) for _ in range(3)] == [1, 1, 1]
 
 
 def test_what_follows_a_last_chunk_is_paid_before_the_next_prompt() -> None:
     scheduler = running_scheduler(batch=3, chunk=8, most=None)
-    scheduler.add(1, 8, behind=15)
-    scheduler.add(2, 8)
+    scheduler.add(1, work_of(8, 8, pseudo_tokens=8))
+    scheduler.add(2, work_of(8, 8))
     # Of 11 tokens the first step has 10 - 8 left for the 15; the next two have 9 each.
-    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [1, 0, 0, 1]
+    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [2, 0, 0, 1]
 
 
 def test_what_follows_a_last_chunk_delays_no_prompt_when_nothing_runs() -> None:
     scheduler = Scheduler(batch=3, chunk=8)
-    scheduler.add(1, 8, behind=15)
-    scheduler.add(2, 8)
-    assert [len(scheduler.schedule().prefill) for _ in range(2)] == [1, 1]
+    scheduler.add(1, work_of(8, 8, pseudo_tokens=8))
+    scheduler.add(2, work_of(8, 8))
+    assert [len(scheduler.schedule().prefill) for _ in range(2)] == [2, 1]
 
 
 def test_steps_without_prefill_save_no_credit() -> None:
     scheduler = running_scheduler(batch=2, chunk=8, most=3)
     for _ in range(100):
         scheduler.schedule()
-    scheduler.add(1, 16)
+    scheduler.add(1, work_of(16, 8))
     assert [len(scheduler.schedule().prefill) for _ in range(4)] == [0, 0, 0, 1]
 
 
 def test_a_large_token_limit_prefills_several_prompts_in_one_step() -> None:
     scheduler = Scheduler(batch=3, chunk=4, max_num_batched_tokens=12)
     for i in range(3):
-        scheduler.add(i, 4)
-    assert [chunk.slot for chunk in scheduler.schedule().prefill] == [0, 1, 2]
+        scheduler.add(i, work_of(4, 4))
+    assert [work.slot for work in scheduler.schedule().prefill] == [0, 1, 2]
 
 
 def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds() -> None:
     scheduler = Scheduler(batch=4, chunk=4, decode_batches=(1, 2, 4))
     for i in range(4):
-        scheduler.add(i, 4)
+        scheduler.add(i, work_of(4, 4))
     while len(scheduler.schedule().decode) < 4:
         pass
     scheduler.finish(0)
@@ -304,23 +335,23 @@ def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds()
 def test_requests_get_the_slots_that_moved_ones_left() -> None:
     scheduler = Scheduler(batch=2, chunk=4, decode_batches=(1, 2))
     for i in range(2):
-        scheduler.add(i, 4)
+        scheduler.add(i, work_of(4, 4))
     while len(scheduler.schedule().decode) < 2:
         pass
     scheduler.finish(0)
     assert scheduler.schedule().moves == ((1, 0),)
-    scheduler.add(2, 4)
-    assert [chunk.slot for chunk in scheduler.schedule().prefill] == [1]
+    scheduler.add(2, work_of(4, 4))
+    assert [work.slot for work in scheduler.schedule().prefill] == [1]
 
 
 def test_a_cancel_in_prefill_frees_the_slot_for_the_next_request() -> None:
     scheduler = Scheduler(batch=1, chunk=4)
-    scheduler.add(0, 100)
-    scheduler.add(1, 4)
+    scheduler.add(0, work_of(100, 4))
+    scheduler.add(1, work_of(4, 4))
     scheduler.schedule()
     scheduler.finish(0)
-    (chunk,) = scheduler.schedule().prefill
-    assert (chunk.request_id, chunk.slot) == (1, 0)
+    (work,) = scheduler.schedule().prefill
+    assert (work.request_id, work.slot) == (1, 0)
 
 
 def test_a_token_limit_that_starves_prefill_is_refused() -> None:
@@ -333,10 +364,11 @@ def test_a_token_limit_that_starves_prefill_is_refused() -> None:
 @pytest.mark.parametrize("length", [3, 4, 5, 8, 10])
 def test_a_prompt_alone_is_prefilled_in_the_scheduled_chunks(length: int) -> None:
     scheduler = Scheduler(batch=1, chunk=4)
-    scheduler.add(0, length)
+    scheduler.add(0, work_of(length, 4))
     scheduled: list[tuple[int, int]] = []
     while not scheduled or scheduled[-1][1] < length:
-        scheduled += [(one.start, one.end) for one in scheduler.schedule().prefill]
+        taken = [work.piece for work in scheduler.schedule().prefill]
+        scheduled += [(piece.start, piece.end) for piece in taken]
     executor = RecordingExecutor(make_limits(prefill_chunk=4))
     executor.prefill_prompt(0, list(range(length)))
     assert executor.ranges == scheduled
@@ -349,8 +381,8 @@ class RecordingExecutor(FakeExecutor):
         super().__init__(limits)
         self.ranges: list[tuple[int, int]] = []
 
-    def prefill(
-        self, slot: int, prompt: Sequence[int], start: int, end: int, temperature: float = 1.0
+    def take(
+        self, slot: int, prompt: Sequence[int], piece: Piece, temperature: float = 1.0
     ) -> Prediction:
-        self.ranges.append((start, end))
-        return super().prefill(slot, prompt, start, end, temperature)
+        self.ranges.append((piece.start, piece.end))
+        return super().take(slot, prompt, piece, temperature)

@@ -11,26 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapexport.build import build
+from snapexport.runtime.requests.drafters.drafter import Acceptance
+from snapexport.runtime.requests.drafters.mtp import MtpDrafter
+from snapexport.runtime.requests.drafters.payoff import Kind, Payoff
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, SamplingParams
-from snapexport.runtime.requests.speculation import Acceptance, Kind, StepTimes
 from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
 
-PAYS = StepTimes.pays
+PAYS = Payoff.pays
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every draft is checked, however long a step takes."""
-    monkeypatch.setattr(StepTimes, "pays", lambda *_: True)
+    monkeypatch.setattr(Payoff, "pays", lambda *_: True)
     yield
 
 
-def fake(tokens_per_step: int, **limits: Any) -> LLM:
+def fake(tokens_per_step: int, drafts: bool = False, **limits: Any) -> LLM:
     """Three tokens: any two of them repeat soon, and a third of the drafts are right."""
     made = make_limits(vocab_size=3, tokens_per_step=tokens_per_step, **limits)
-    return LLM.from_executor(FakeExecutor(made))
+    return LLM.from_executor(FakeExecutor(made, drafts=drafts))
 
 
 def outputs(completions: list[Completion]) -> list[Any]:
@@ -71,13 +73,13 @@ def test_output_with_drafts_of_the_executor_is_that_of_single_tokens(
     ]
     single = fake(1).generate(prompts, params)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepTimes, "pays", lambda *_: random.random() < 0.7)
+        patch.setattr(Payoff, "pays", lambda *_: random.random() < 0.7)
         several = fake(q, drafts=True).generate(prompts, params)
     assert outputs(several) == outputs(single)
 
 
 def test_executor_drafts_where_nothing_was_looked_up() -> None:
-    llm = LLM.from_executor(FakeExecutor(make_limits(tokens_per_step=2, drafts=True)))
+    llm = LLM.from_executor(FakeExecutor(make_limits(tokens_per_step=2), drafts=True))
     one = llm.generate([[7]], SamplingParams(max_tokens=31, ignore_eos=True))[0]
     assert isinstance(llm.executor, FakeExecutor)
     assert one.drafted == llm.executor.steps.count("draft")
@@ -85,9 +87,7 @@ def test_executor_drafts_where_nothing_was_looked_up() -> None:
 
 
 def test_executor_does_not_draft_where_it_is_told_not_to() -> None:
-    llm = LLM.from_executor(
-        FakeExecutor(make_limits(tokens_per_step=2, drafts=True)), speculates=False
-    )
+    llm = LLM.from_executor(FakeExecutor(make_limits(tokens_per_step=2), drafts=True), drafters=())
     llm.generate([[7]], SamplingParams(max_tokens=31, ignore_eos=True))
     assert isinstance(llm.executor, FakeExecutor)
     assert set(llm.executor.steps) == {"prefill", "decode"}
@@ -118,7 +118,7 @@ def test_a_repeating_text_is_drafted() -> None:
 
 def test_drafts_can_be_left_out() -> None:
     executor = FakeExecutor(make_limits(vocab_size=3, tokens_per_step=4))
-    llm = LLM.from_executor(executor, speculates=False)
+    llm = LLM.from_executor(executor, drafters=())
     one = llm.generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30, ignore_eos=True))[0]
     assert one.drafted == 0 and "several" not in executor.steps
 
@@ -178,16 +178,16 @@ def test_conversations_go_on_with_drafts(builds: Any) -> None:
 
 
 def test_acceptance_follows_what_was_right() -> None:
-    good, bad = Acceptance(), Acceptance()
+    good, bad = Acceptance(0.3), Acceptance(0.3)
     for _ in range(50):
         good.saw(3, 0)
         bad.saw(0, 1)
     assert good.expected(4) > 3.9 and bad.expected(4) < 0.1
 
 
-def times(single: float, several: float, draft: float) -> StepTimes:
+def times(single: float, several: float, draft: float) -> Payoff:
     """Measured seconds of each kind of step, of one batch slot."""
-    made = StepTimes()
+    made = Payoff()
     seconds: dict[Kind, float] = {"single": single, "several": several, "draft": draft}
     for _ in range(3):
         for kind, one in seconds.items():
@@ -214,23 +214,24 @@ def test_time_of_a_draft_counts(
     by_mtp: float,
     pays: bool,
 ) -> None:
-    monkeypatch.setattr(StepTimes, "pays", PAYS)
+    monkeypatch.setattr(Payoff, "pays", PAYS)
     assert times(1.0, several, draft).pays(1, 1, looked_up, by_mtp) == pays
 
 
 def test_a_layer_that_is_seldom_right_is_tried_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(StepTimes, "pays", PAYS)
-    step_times, rate, drafts = times(1.0, 1.2, 0.1), Acceptance.of_mtp(), []
+    monkeypatch.setattr(Payoff, "pays", PAYS)
+    step_times, drafts = times(1.0, 1.2, 0.1), list[int]()
+    drafter = MtpDrafter(FakeExecutor(make_limits(), drafts=True))
     for step in range(2000):
-        if step_times.pays(1, 1, 0.0, rate.rate):
+        if step_times.pays(1, 1, 0.0, drafter.expected(0)):
             drafts.append(step)
-            rate.saw(0, 1)
+            drafter.learn(0, 0, 1)
             step_times.saw(1, "several", 1.2)
             step_times.saw(1, "draft", 0.1)
         else:
-            rate.rest()
+            drafter.rest(0)
     assert len(drafts) < 2000 * 0.03
     assert drafts[-1] > 1500
 

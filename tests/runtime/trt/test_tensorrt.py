@@ -110,10 +110,7 @@ def test_tensorrt_decode_step_is_one_launch_and_allocates_nothing(
     assert gpu.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
     assert not np.array_equal(first, executor.decode(ZEROS + 6, ZEROS, ZEROS + 1).logits)
     for slot in range(3):
-        prompt = cases.prompt(70, slot)
-        chunks = [(0, 70)] if case is SINGLE_SHOT else [(0, 32), (32, 64), (38, 70)]
-        for start, end in chunks:
-            executor.prefill(slot, prompt, start, end)
+        executor.prefill_prompt(slot, cases.prompt(70, slot))
     grown = gpu.calls - before
     assert not {"cudaMalloc", "cudaMallocHost", "cudaFree", "cudaGraphInstantiate"} & grown.keys()
 
@@ -195,19 +192,15 @@ def test_clear_leaves_no_nan_of_a_broken_prompt(gpu: FakeCuda, tmp_path: Path, c
 
 
 def feed_whole(ours: LLM, theirs: LLM, slot: int) -> None:
-    prompt, chunk = cases.prompt(70, slot), ours.executor.limits.prefill_chunk
-    ends = [70] if chunk >= 70 else [32, 64, 70]
     for llm in (ours, theirs):
-        for end in ends:
-            start = max(0, end - chunk)
-            llm.executor.prefill(slot, prompt, start, end)
+        llm.executor.prefill_prompt(slot, cases.prompt(70, slot))
 
 
 def break_slot(gpu: FakeCuda, executor: Executor, slot: int) -> None:
     """NaN in all that the slot's prompt left, as a model that overflows does."""
     gpu.run_queue()
     shared = executor.prompt_cache.buffers.values() if executor.prompt_cache else ()
-    for cache in (*executor._rows[slot], *shared):
+    for cache in (*executor.rows.buffers(slot), *shared):
         gpu.bytes_at(cache.address, cache.nbytes).fill(0xFF)
 
 

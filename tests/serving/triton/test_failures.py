@@ -27,12 +27,13 @@ class TritonPythonModel(Model):
     def load(self, *given):
         model = super().load(*given)
         executor = model.llm.executor
-        prefill, decode = executor.prefill, executor.decode
+        take, decode = executor.take, executor.decode
 
-        def faulty_prefill(slot, token_ids, past_length, prompt_length, temperature=1.0):
+        def faulty_take(slot, token_ids, piece, temperature=1.0):
+            prompt_length = piece.end
             if prompt_length == {PREFILL_FAILS}:
                 raise RuntimeError("planted in prefill")
-            prediction = prefill(slot, token_ids, past_length, prompt_length, temperature)
+            prediction = take(slot, token_ids, piece, temperature)
             no_numbers = Prediction(lambda: np.full_like(prediction.logits, np.nan))
             return no_numbers if prompt_length == {NOT_FINITE} else prediction
 
@@ -41,7 +42,7 @@ class TritonPythonModel(Model):
                 raise RuntimeError("planted in decode")
             return decode(input_ids, position_ids, prompt_length, temperature)
 
-        executor.prefill, executor.decode = faulty_prefill, faulty_decode
+        executor.take, executor.decode = faulty_take, faulty_decode
         return model
 """
 

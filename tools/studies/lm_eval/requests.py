@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 

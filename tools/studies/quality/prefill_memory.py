@@ -31,7 +31,7 @@ def allocated() -> float:
 
 def measure(build: Path, prefill: str, length: int, threads: int | None) -> dict[str, Any]:
     """Take one prompt, and watch the memory meanwhile."""
-    llm = LLM(build, threads=threads, prefill=prefill)  # type: ignore[arg-type]
+    llm = LLM(build, threads=threads, prefill=prefill)
     vocabulary = llm.executor.limits.vocab_size
     prompt = np.random.default_rng(length).integers(3, vocabulary, length).tolist()
     found, done = [allocated()], threading.Event()

@@ -21,6 +21,7 @@ from snapexport.measure.bench.devices import Device
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.systems import ExecutorSystem
 from snapexport.measure.bench.turns import Case, Row, alone, clocked
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
@@ -89,7 +90,8 @@ def _opened(
 class FilledSystem:
     """A system without prefill. prompt: the length of the prompt that a GPU prefills."""
 
-    def __init__(self, build: Build, executor: Executor, prompt: int | None = None) -> None:
+    def __init__(self, build: Build, executor: BatchExecutor, prompt: int | None = None) -> None:
+        assert isinstance(executor, Executor), "one process measures"
         self.build, self.executor = build, executor
         if prompt is None:
             self.refill()

@@ -34,9 +34,7 @@ def test_ring_and_naive_graph_give_the_same_logits_beyond_a_turn_of_the_ring(
     vocab_size = build.manifest.model.vocab_size
     for slot in range(2):
         tokens = rng.integers(0, vocab_size, length).tolist()
-        for start in range(0, length, 16):
-            begin = min(start, length - 16)
-            ring.prefill(slot, tokens, begin, begin + 16)
+        ring.prefill_prompt(slot, tokens)
     for name in filter(names.is_past, naive.inputs):
         naive.inputs[name][...] = ring.decode_buffers[name]
     lengths = np.full(2, length)

@@ -1,8 +1,7 @@
-"""Compares a build with transformers: runs all systems, measures, and writes plain commands."""
+"""Compares a build with transformers: runs all systems, and measures their differences."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import onnxruntime
 import transformers
@@ -15,7 +14,6 @@ from snapexport.measure.accuracy.difference import Difference, differences
 from snapexport.measure.accuracy.graph_loader import GraphLoader
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.measure.accuracy.reference import ReferenceRunner, reference_model
-from snapexport.measure.accuracy.repeat import write_repeat
 from snapexport.measure.accuracy.sequence import feed
 
 
@@ -33,23 +31,19 @@ def compare_build(
     checkpoint: str | None,
     prompts: list[list[int]],
     steps: int,
-    out: Path,
     loaders: Mapping[str, GraphLoader] | None = None,
-) -> tuple[list[Difference], Path]:
-    """Differences of all systems over all prompts, and the commands that repeat the last prompt.
+) -> list[Difference]:
+    """Differences of all systems over all prompts.
 
     loaders: of the build's graphs, by backend; ONNX Runtime's if none are given.
     """
     with _quiet():
         reference = ReferenceRunner(reference_model(build, checkpoint))
         feeds = [feed(prompt, reference.continuation(prompt, steps)) for prompt in prompts]
-        graphs = _graphs(build, loaders or {})
-        runners = [reference, *graphs]
+        runners = [reference, *_graphs(build, loaders or {})]
         # Polygraphy's own loop: one runner after the other, each over all sequences.
         results = Comparator.run(runners, data_loader=feeds, streaming=False)
-        found = differences(build, runners, feeds, results)
-        commands = write_repeat(out, build, graphs, results[reference.name][-1])
-    return found, commands
+        return differences(build, runners, feeds, results)
 
 
 def _graphs(build: Build, loaders: Mapping[str, GraphLoader]) -> list[GraphRunner]:

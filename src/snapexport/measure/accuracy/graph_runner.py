@@ -4,9 +4,7 @@ Slow on purpose: every cache travels through the feeds, so that the runtime isn'
 graphs' contract, and no backend.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import ml_dtypes  # noqa: F401 (teaches NumPy the name "bfloat16")
 import numpy as np
@@ -17,26 +15,12 @@ from snapexport.contract.manifest import GraphEntry, GraphName
 from snapexport.exporter.tensor_file import NUMPY_DTYPE
 from snapexport.measure.accuracy.graph_loader import GraphLoader, on_onnxruntime
 from snapexport.measure.accuracy.sequence import Array, Feed, SequenceRunner
-from snapexport.runtime.engine.repetition import repeated_chunk, repeated_starts
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One run of one graph: its inputs, and the logits that came out."""
-
-    graph: GraphName
-    feed: Feed
-    logits: Array
+from snapexport.runtime.engine.takers.repetition import repeated_chunk
+from snapexport.runtime.requests.pieces import repeated_starts
 
 
 class GraphRunner(SequenceRunner):
-    """prefill, compress and decode of a build, or with `baseline` its full-cache graphs.
-
-    last_prefill, first_decode: of the latest sequence; they hold caches, so no others are kept.
-    """
-
-    last_prefill: Call
-    first_decode: Call
+    """prefill, compress and decode of a build, or with `baseline` its full-cache graphs."""
 
     def __init__(
         self,
@@ -74,30 +58,15 @@ class GraphRunner(SequenceRunner):
 
     def logits(self, token_ids: Array, prompt_length: int) -> Array:
         """The graphs' logits [1 + N, V], with the continuation forced."""
-        decoded: list[Array] = []
-        for call in self._calls(token_ids, prompt_length):
-            if call.graph == self._prefill:
-                self.last_prefill = call
-                continue
-            if not decoded:
-                self.first_decode = call
-            decoded.append(call.logits[0])
-        return np.stack([self.last_prefill.logits[0], *decoded]).astype(np.float32)
-
-    def _calls(self, token_ids: Array, prompt_length: int) -> Iterator[Call]:
-        """Every run of prefill and decode that the sequence [L + N] takes, in order."""
-        out: Feed = {}
-        for scalars in self._prefill_scalars(token_ids[:prompt_length]):
-            feed = scalars | self._past(self._prefill, out)
-            out = self._run(self._prefill, feed)
-            yield Call(self._prefill, feed, out[names.LOGITS])
+        out = self.prompt_states(token_ids[:prompt_length])
+        rows = [out[names.LOGITS][0]]
         if self._compresses:
             out = self._compressed(out, token_ids[:prompt_length])
         for position in range(prompt_length, len(token_ids)):
             scalars = self._decode_scalars(int(token_ids[position]), position, prompt_length)
-            feed = scalars | self._past(self._decode, out)
-            out = self._run(self._decode, feed)
-            yield Call(self._decode, feed, out[names.LOGITS])
+            out = self._run(self._decode, scalars | self._past(self._decode, out))
+            rows.append(out[names.LOGITS][0])
+        return np.stack(rows).astype(np.float32)
 
     def prompt_states(self, prompt: Array) -> Feed:
         """The outputs of prefill's last chunk: caches of the whole prompt, and what votes."""
@@ -124,9 +93,9 @@ class GraphRunner(SequenceRunner):
         votes = {name: np.zeros(states[name].shape, np.float32) for name in wanted}
         manifest = self.build.manifest
         chunk, starts = manifest.prefill_chunk, repeated_starts(len(prompt), manifest.prefill_chunk)
-        for index in range(len(starts) if len(prompt) > manifest.geometry.held_whole else 0):
+        for start in starts if len(prompt) > manifest.geometry.held_whole else ():
             feed = self._temperature(1) | {
-                names.INPUT_IDS: np.array([repeated_chunk(prompt.tolist(), chunk, index)]),
+                names.INPUT_IDS: np.array([repeated_chunk(prompt.tolist(), chunk, start)]),
                 names.PAST_LENGTH: np.array([len(prompt)]),
                 names.CHUNK_LENGTH: np.array([chunk]),
             }

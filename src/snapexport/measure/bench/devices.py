@@ -80,8 +80,11 @@ class Device:
     def open(self, build: Build) -> Executor:
         """A build's executor, as a user's own run would open it. Raises UserError."""
         if self.name == "cuda" and not self.dry:
-            return open_executor(build, backend="onnxruntime-cuda")
-        return open_executor(build, backend="onnxruntime", threads=self.threads)
+            executor = open_executor(build, backend="onnxruntime-cuda")
+        else:
+            executor = open_executor(build, backend="onnxruntime", threads=self.threads)
+        assert isinstance(executor, Executor), "one process measures"
+        return executor
 
     def probes(self) -> list[Case]:
         if self.name == "cpu":

@@ -7,7 +7,8 @@ from snapexport.measure.bench.speed import Plan
 from snapexport.measure.bench.systems import SystemSpec
 from snapexport.measure.bench.turns import SHORT
 from snapexport.measure.pace import Estimate, chunk_seconds, seconds, step_seconds
-from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.requests.pieces import pieces_of
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -30,10 +31,10 @@ def _of_system(plan: Plan, spec: SystemSpec) -> float:
         executor.close()
 
 
-def _at_context(plan: Plan, executor: Executor, context: int, decode: float) -> float:
+def _at_context(plan: Plan, executor: BatchExecutor, context: int, decode: float) -> float:
     """All visits of a context: the longest one also warms up, and is where memory is measured."""
     limits, rounds = executor.limits, plan.options.repeat
-    chunks = len(limits.cuts(context)) + limits.repeated_chunks(context)
+    chunks = sum(piece.cost for piece in pieces_of(context, limits.prefill)) / limits.prefill.chunk
     prefill = fill = chunk_seconds(executor, context) * chunks
     compression = 0.0
     if executor.prompt_cache:  # the further batch slots take the first one's prompt from there

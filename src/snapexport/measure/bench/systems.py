@@ -14,8 +14,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
 from snapexport.errors import UserError
 from snapexport.measure.bench.costs import Costs
-from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.graph_set import Limits
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.runtime.requests.sampling import generator, sample
@@ -61,13 +61,13 @@ class SystemSpec:
 
 
 class ExecutorSystem:
-    """An executor driven without a scheduler's queue: prompts alone, then decode steps alone.
+    """An executor driven without a scheduler's queue: first prompts, then decode steps.
 
     Chunks and greedy sampling are the runtime's own. The cost of its queue, its text and its stop
     strings is not in here: `load.py` measures whole requests.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: BatchExecutor) -> None:
         self.executor = executor
         self._inputs = np.zeros((3, executor.limits.batch), np.int64)
         self._rng = generator(_GREEDY)

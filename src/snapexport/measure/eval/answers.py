@@ -18,7 +18,7 @@ from snapexport.measure.eval.documents import Passage
 from snapexport.measure.eval.sample import Frame, Text, continuing_ids
 from snapexport.measure.eval.side_by_side import Executors, full_of, groups, is_measured, prefill
 from snapexport.measure.eval.systems import System
-from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 
 Key = tuple[str, int, int, str, str]
 
@@ -129,7 +129,7 @@ def _pending(
 
 
 def _written(
-    executor: Executor, group: Sequence[Instruction], first: Sequence[int]
+    executor: BatchExecutor, group: Sequence[Instruction], first: Sequence[int]
 ) -> list[list[int]]:
     """Greedy tokens of each batch slot, beginning with `first`. All go on until the last ends."""
     ends = executor.limits.eos_token_id

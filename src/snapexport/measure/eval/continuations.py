@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from snapexport.measure.eval.documents import Passage
 from snapexport.measure.eval.side_by_side import Executors, full_of, groups, is_measured, prefill
 from snapexport.measure.eval.systems import System
-from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests.sampling import log_softmax
 
 Rows = NDArray[np.float32]
@@ -105,7 +105,7 @@ def _pending(system: System, group: Sequence[Prompt], done: frozenset[Key]) -> l
     ]
 
 
-def _log_probabilities(executor: Executor, group: Sequence[Prompt]) -> Rows:
+def _log_probabilities(executor: BatchExecutor, group: Sequence[Prompt]) -> Rows:
     """float32 [tokens, prompts, V], while the continuations are forced."""
     forced = np.array([prompt.continuation_ids for prompt in group], np.int64)
     lengths = np.array([prompt.length for prompt in group], np.int64)

@@ -119,6 +119,7 @@ def _watch(
     sample: Sample, prompt: Sequence[int], watcher: LLM, votes: Sequence[Vote], steps: int
 ) -> None:
     """Count each decode step of the full cache's answer."""
+    assert isinstance(watcher.executor, Executor), "one process measures"
     params = SamplingParams(max_tokens=min(sample.max_tokens, steps), stop=sample.stop)
     # The first token comes from prefill: there is no decode step to watch.
     for step, _ in enumerate(watcher.stream(prompt, params), start=-1):

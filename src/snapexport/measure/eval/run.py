@@ -17,7 +17,7 @@ from snapexport.measure.eval.grid import Cell, Grid
 from snapexport.measure.eval.outcomes import Journal, Key, Outcome, results
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.systems import LoadedSystems, System, loading
-from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
@@ -81,11 +81,11 @@ class Evaluation:
                 self.answers.append(record)
 
 
-def run(grid: Grid, out: Path | None, tell: Callable[[Record], None]) -> dict[str, Any]:
-    """Run a whole grid, `tell` each record, and return the report. Raises UserError."""
+def run(grid: Grid, out: Path | None, show: Callable[[Record], None]) -> dict[str, Any]:
+    """Run a whole grid, `show` each record, and return the report. Raises UserError."""
     evaluation = Evaluation(grid, out)
     for record in evaluation.run():
-        tell(record)
+        show(record)
     return evaluation.report()
 
 
@@ -140,7 +140,7 @@ def _answers_about_documents(
         yield from answers.measure(grid.instructions, executors, grid.requests.tokenizer, done)
 
 
-def _executors(grid: Grid, loaded: LoadedSystems) -> dict[System, Executor]:
+def _executors(grid: Grid, loaded: LoadedSystems) -> dict[System, BatchExecutor]:
     llms = loaded.load(grid.systems)
     return {one: llm.executor for one, llm in zip(grid.systems, llms, strict=True)}
 

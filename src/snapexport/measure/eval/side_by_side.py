@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from snapexport.measure.eval.systems import System
-from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.batch_executor import BatchExecutor
 
 
 class HasPrompt(Protocol):
@@ -21,7 +21,7 @@ class HasPrompt(Protocol):
 
 
 One = TypeVar("One", bound=HasPrompt)
-Executors = Mapping[System, Executor]
+Executors = Mapping[System, BatchExecutor]
 
 
 def is_measured(system: System, prompt: HasPrompt) -> bool:

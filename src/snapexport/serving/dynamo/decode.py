@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffer
-from snapexport.runtime.engine.executor import Executor
-from snapexport.runtime.engine.hand_over import Prefilled, Row, place_of
-from snapexport.runtime.requests.request import OutputDelta, Request
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.rows import Row, Rows, device_of
+from snapexport.runtime.requests.request import OutputDelta, Prefilled, Request
 from snapexport.serving.dynamo.landing import Borrowed, Landing, LandingRows
 from snapexport.serving.dynamo.leases import END, HOLD, note
 from snapexport.serving.dynamo.message import HandOver
@@ -51,7 +51,7 @@ class Fetcher:
     """Brings prompts into this worker's batch slots."""
 
     def __init__(
-        self, executor: Executor, transport: Transport, moved: Moved, hold_seconds: float
+        self, executor: BatchExecutor, transport: Transport, moved: Moved, hold_seconds: float
     ) -> None:
         """hold_seconds: seconds between two notes to a prefill worker that its row is wanted."""
         self.moved = moved
@@ -98,8 +98,8 @@ class Fetcher:
             _LOG.warning("%s", error)
 
     def _require_own(self, given: HandOver, request: Request) -> None:
-        landing = self._executor.row_buffers(0)
-        self._executor.require_adoptable(_row(given, landing))
+        landing = self._own.buffers(0)
+        self._own.require_fits(_row(given, landing))
         if [span.nbytes for span in given.row] != [buffer.nbytes for buffer in landing]:
             raise UserError("the prefill worker's row has other sizes", "serve the same build")
         if given.prompt_length != len(request.prompt_token_ids):
@@ -111,9 +111,15 @@ class Fetcher:
                 f"{given.first_token} is not a token of the model", "serve the same build"
             )
 
+    @property
+    def _own(self) -> Rows:
+        rows = self._executor.rows
+        assert rows, "a build with --tensor-parallel has no role"
+        return rows
+
     def _new_landing(self) -> Landing:
-        landing = Landing(self._executor.new_row())
-        self._transport.register(Spans.of(place_of(landing.row), landing.row))
+        landing = Landing(self._own.new())
+        self._transport.register(Spans.of(device_of(landing.row), landing.row))
         self._transport.register(Spans("cpu", (landing.stamp_span,)))
         return landing
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.hand_over import Place
+from snapexport.runtime.engine.rows import Device
 from snapexport.runtime.requests.request import TokenLogprobs
 from snapexport.serving.openai.logprobs import LEAST
 
@@ -55,7 +55,7 @@ class HandOver(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     digest: str
-    place: Place
+    place: Device
     agent: str
     lease: Annotated[int, Field(ge=1, lt=1 << 63)]
     stamp: Span

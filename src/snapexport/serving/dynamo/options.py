@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from snapexport.errors import UserError
-from snapexport.runtime.engine.hand_over import Role
+from snapexport.runtime.engine.graph_set import Role
 from snapexport.serving.options import ModelOptions
 
 Discovery = Literal["file", "etcd", "kubernetes"]

@@ -7,7 +7,7 @@ import asyncio
 import time
 from contextlib import suppress
 
-from snapexport.runtime.engine.hand_over import Row, place_of
+from snapexport.runtime.engine.rows import Row, device_of
 from snapexport.runtime.requests.request import OutputDelta
 from snapexport.serving.dynamo.leases import END, HOLD, Leases, parse
 from snapexport.serving.dynamo.message import HandOver, Logprob, Span
@@ -35,9 +35,10 @@ class Lender:
         self._stamps = [
             Span(address=int(stamps[i:].ctypes.data), nbytes=stamps.itemsize) for i in range(batch)
         ]
+        assert executor.rows, "a build with --tensor-parallel has no role"
         for slot in range(batch):
-            row = executor.row_buffers(slot)
-            transport.register(Spans.of(place_of(row), row))
+            row = executor.rows.buffers(slot)
+            transport.register(Spans.of(device_of(row), row))
         transport.register(Spans("cpu", tuple(self._stamps)))
         self._metadata = transport.metadata  # of all that is registered
         self._task = asyncio.get_running_loop().create_task(self._listen())
@@ -55,11 +56,11 @@ class Lender:
         lease, stamp = found
         return HandOver(
             digest=row.digest,
-            place=row.place,
+            place=row.device,
             agent=self._metadata,
             lease=lease,
             stamp=self._stamps[stamp],
-            row=list(Spans.of(row.place, row.buffers).spans),
+            row=list(Spans.of(row.device, row.buffers).spans),
             prompt_length=row.prompt_length,
             first_token=delta.token_ids[0],
             logprobs=[Logprob.of(token) for token in delta.logprobs],

@@ -25,12 +25,12 @@ from nixl._bindings import (
 )
 
 from snapexport.runtime.engine.backend import Buffer
-from snapexport.runtime.engine.hand_over import Place
+from snapexport.runtime.engine.rows import Device
 from snapexport.serving.dynamo.landing import Landing
 from snapexport.serving.dynamo.message import HandOver, Span
 
 FETCH_SECONDS = 30.0
-_MEMORY: dict[Place, str] = {"cpu": "DRAM", "cuda": "VRAM"}
+_MEMORY: dict[Device, str] = {"cpu": "DRAM", "cuda": "VRAM"}
 _POLL_SECONDS = 0.0005
 _ERRORS = (  # they share no base of their own
     nixlBackendError,
@@ -56,11 +56,11 @@ class StuckError(FetchError):
 class Spans:
     """Bytes in one kind of memory."""
 
-    place: Place
+    place: Device
     spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, place: Place, buffers: Sequence[Buffer]) -> "Spans":
+    def of(cls, place: Device, buffers: Sequence[Buffer]) -> "Spans":
         return cls(place, tuple(Span(address=b.address, nbytes=b.nbytes) for b in buffers))
 
     @property

@@ -17,6 +17,7 @@ from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.requests.pieces import CHUNK, Piece
 from tools.studies.speed.filled import fill_prompt
 from tools.studies.speed.setup import Experiment, Setup
 
@@ -118,7 +119,7 @@ class Prefill:
     def chunk(self, past: int) -> None:
         """One that is not its prompt's last."""
         size = self.executor.limits.prefill_chunk
-        self.executor.prefill(0, self._tokens(past + size + 1), past, past + size)
+        self.executor.take(0, self._tokens(past + size + 1), Piece(CHUNK, past, past + size, size))
 
     def _tokens(self, count: int) -> list[int]:
         drawn: list[int] = self._rng.integers(0, self.executor.limits.vocab_size, count).tolist()

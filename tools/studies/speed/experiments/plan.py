@@ -59,7 +59,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     model = setup.model(options.checkpoint)
     setup.work.mkdir(parents=True, exist_ok=True)
     for done, name in enumerate(options.only):
-        results.tell(name, done, len(options.only))
+        results.progress(name, done, len(options.only))
         if not results.has("memory", {"setting": name}):
             with scratch(setup.work / "plan") as directory:
                 found = _compared(model, directory, name, options)

@@ -35,7 +35,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     """Each setting in a process of its own."""
     build = setup.builds(options.checkpoint).get(options.L_max, options.kv_budget, options.batch)
     for done, prepack in enumerate((False, True)):
-        results.tell("prepack" if prepack else "no prepack", done, 2)
+        results.progress("prepack" if prepack else "no prepack", done, 2)
         action = partial(measured, build.directory, setup.threads, prepack, options.rounds)
         results.add("memory", apart("measuring memory", action))
 
@@ -46,7 +46,7 @@ def measured(directory: Path, threads: int, prepack: bool, rounds: int) -> Row:
     loaded, limits = share(), executor.limits
     prompt = list(range(2, 2 + limits.prefill_chunk))
     for slot in range(limits.batch):
-        executor.prefill(slot, prompt, 0, len(prompt))
+        executor.prefill_prompt(slot, prompt)
     lengths = np.full(limits.batch, len(prompt))
     seconds = [
         clocked(partial(executor.decode, np.ones_like(lengths), lengths + step, lengths))()

@@ -8,75 +8,31 @@ request's drafts turn out right. That is also seen where a draft of prompt looku
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal
 
 _SHARE = 0.2
 """Share of the newest sample in a running mean."""
-_FIRST_GUESS = 0.3
-"""Share of right drafts of prompt lookup before any was seen."""
-_FIRST_GUESS_MTP = 0.8
-"""The same of multi-token prediction: DeepSeek-V3's report has 0.85 to 0.9."""
-_REST = 0.002
-"""How fast that guess comes back while nothing is drafted: a few drafts in hundreds of steps."""
 _MARGIN = 1.15
 """How much better a step of several tokens has to look: both sides are estimates."""
 _WARM_UP = 2
 """Steps of a kind until its time counts: the first one allocates memory."""
-_FORGET = 0.99
+_EXPLORE = 0.99
 """A step that was once slow, as beside other work, is tried again after a while."""
-_FORGET_MTP = 0.999
+_EXPLORE_MTP = 0.999
 """The same where multi-token prediction may draft, which it can in every step."""
 
 Kind = Literal["single", "several", "draft"]
 """Decode steps of a single token and of several, and drafts by multi-token prediction."""
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """How often a request's drafts are right: `rate` of single tokens."""
+class Payoff:
+    """Running means of the seconds of steps, by the batch slots that they run.
 
-    rate: float = _FIRST_GUESS
-
-    @classmethod
-    def of_mtp(cls) -> "Acceptance":
-        """Of drafts by multi-token prediction, of which none was seen."""
-        return cls(_FIRST_GUESS_MTP)
-
-    def rest(self) -> None:
-        """A step went by in which multi-token prediction did not draft."""
-        self.rate += _REST * (_FIRST_GUESS_MTP - self.rate)
-
-    def saw(self, right: int, wrong: int) -> None:
-        """Take in drafted tokens that were compared with the text; after a wrong one none is."""
-        for hit in (*[1.0] * right, *[0.0] * wrong):
-            self.rate += _SHARE * (hit - self.rate)
-
-    def expected(self, drafted: int) -> float:
-        """Right tokens to expect of a draft: each counts only if those before it are right."""
-        return sum(self.rate**length for length in range(1, drafted + 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Tokens that may follow a request's last one. acceptance: of their source, which learns from
-    them; None for those of a continuation, which are given.
+    A kind of step that does not pay is tried again after a while: its time may have been measured
+    beside other work.
     """
-
-    tokens: Sequence[int] = ()
-    acceptance: Acceptance | None = field(default=None, compare=False)
-
-    @property
-    def expected(self) -> float:
-        """How many of them are likely to be right."""
-        count = len(self.tokens)
-        return self.acceptance.expected(count) if self.acceptance else count
-
-
-class StepTimes:
-    """Running means of the seconds of steps, by the batch slots that they run."""
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, Kind], float] = {}
@@ -111,13 +67,14 @@ class StepTimes:
         gained, lookup = running + expected + by_mtp, running + expected
         if _MARGIN * (several + draft) / single < gained / running:
             return not by_mtp or (several + draft) / several < gained / lookup
-        self._forget(size, "several", single, _FORGET_MTP if by_mtp else _FORGET)
+        self._explore(size, "several", single, _EXPLORE_MTP if by_mtp else _EXPLORE)
         if by_mtp:
-            self._forget(size, "draft", 0.0, _FORGET_MTP)
+            self._explore(size, "draft", 0.0, _EXPLORE_MTP)
         return False
 
     def _knows(self, size: int, kind: Kind) -> bool:
         return self._samples[size, kind] >= _WARM_UP
 
-    def _forget(self, size: int, kind: Kind, least: float, share: float) -> None:
+    def _explore(self, size: int, kind: Kind, least: float, share: float) -> None:
+        """Believe a little less in a time, so that it looks worth a trial some day."""
         self._seconds[size, kind] = max(least, share * self._seconds[size, kind])

@@ -1,0 +1,76 @@
+"""Says what an executor can take, by its build and the graphs that are loaded."""
+
+from dataclasses import dataclass
+
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.manifest import Manifest
+from snapexport.runtime.engine.graph_set import PrefillForm
+from snapexport.runtime.requests.pieces import Pass, Prefill, PseudoTokens, Repetition
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an executor can take.
+
+    batch: batch slots.
+    decode_batches: how many of the first batch slots a decode step can run, ascending; the last is
+    `batch`. A step of fewer costs as much as the next of these.
+    tokens_per_step: most tokens of a batch slot that a decode step takes.
+    longest_prompt: tokens of a prompt.
+    positions: tokens are fed at positions below it.
+    prefill: how prompts are taken.
+    """
+
+    batch: int
+    decode_batches: tuple[int, ...]
+    tokens_per_step: int
+    longest_prompt: int
+    positions: int
+    vocab_size: int
+    eos_token_id: frozenset[int]
+    prefill: Prefill
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a chunk, or of a block."""
+        return self.prefill.chunk
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        *,
+        full_cache: bool,
+        verifies: bool = False,
+        form: PrefillForm = "chunks",
+    ) -> "Limits":
+        """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
+        geometry, model = manifest.geometry, manifest.model
+        longest = min(geometry.L_max, model.max_position_embeddings)
+        positions = longest if full_cache else model.max_position_embeddings
+        if not full_cache:
+            longest -= geometry.L_max - geometry.longest_prompt
+        return cls(
+            batch=manifest.batch,
+            decode_batches=tuple(manifest.decode_graphs()),
+            tokens_per_step=geometry.tokens_per_step if verifies else 1,
+            longest_prompt=longest if form == "chunks" else positions,
+            positions=positions,
+            vocab_size=model.vocab_size,
+            eos_token_id=frozenset(model.eos_token_id),
+            prefill=Prefill(
+                chunk=manifest.prefill_chunk,
+                longest=0 if form == "blocks" else longest,
+                voters=geometry.block_voters(manifest.prefill_chunk),
+                passes=() if full_cache else _passes(geometry),
+            ),
+        )
+
+
+def _passes(geometry: CacheGeometry) -> tuple[Pass, ...]:
+    """What follows the chunks of a prompt that is compressed."""
+    if geometry.repeats:
+        return (Repetition(geometry.held_whole),)
+    if geometry.pseudo_tokens:
+        return (PseudoTokens(geometry.pseudo_tokens, geometry.held_whole),)
+    return ()

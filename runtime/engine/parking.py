@@ -1,0 +1,25 @@
+"""Copies a prompt's row to the host, and goes on from it: for the next turn, or a long output."""
+
+from snapexport.runtime.engine.rows import Row, Rows
+from snapexport.runtime.engine.takers.blocks import Blocks
+from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.requests.pieces import Piece
+
+
+class Parking:
+    """Of an executor that takes blocks: they follow a parked row."""
+
+    def __init__(self, rows: Rows, takers: Takers, blocks: Blocks) -> None:
+        self._rows, self._takers, self._blocks = rows, takers, blocks
+
+    def park(self, slot: int, last: Piece) -> Row:
+        """A copy of the batch slot's row, right after its prompt's last piece."""
+        prompt_length = int(self._rows.held[0, slot])
+        beside = self._takers[last.kind].slot_positions(prompt_length)
+        return self._rows.copy_out(slot, beside)
+
+    def resume(self, slot: int, row: Row) -> None:
+        """Go on from a parked row: the prompt's next block follows it."""
+        self._blocks.resume(row)
+        for follower in self._rows.followers:
+            follower.begin(slot, row.prompt_length)

@@ -1,0 +1,1 @@
+"""One taker for each kind of prefill work: it carries out a `Piece` of a prompt."""

@@ -1,0 +1,145 @@
+"""Takes a chunk at a time into the prompt cache, which fills the batch slot at the end.
+
+Work that follows a prompt's chunks, such as another vote, runs more tokens after those in the cache
+(`append`) and then fills the batch slot (`fill`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapexport.contract import names
+from snapexport.contract.manifest import GraphName
+from snapexport.runtime.engine.backend import Buffer, Buffers
+from snapexport.runtime.engine.bound_graph import BoundGraph, allocate, write_tokens
+from snapexport.runtime.engine.fill_slot import FillByCopy, FillByGraph, FillSlot
+from snapexport.runtime.engine.kept_positions import slot_positions
+from snapexport.runtime.engine.loaded import Loaded
+from snapexport.runtime.engine.predictions import FIRST, Prediction, Predictions
+from snapexport.runtime.engine.prompt_cache import PromptCache
+from snapexport.runtime.engine.takers.single_shot import SingleShot
+from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.requests.pieces import Piece
+
+
+class Chunks:
+    """A chunk runs in the graph of the smallest capacity that holds the prompt so far.
+
+    buffers: of the largest one, whose cache `into_slot` reads. kept: where the vote's positions are
+    after a prompt; empty if nothing is compressed.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        *_, (self._largest, name) = loaded.graphs.prefill.items()
+        memory, entry = loaded.backend.memory, loaded.manifest.graphs[name]
+        cache = self.cache = loaded.prompt_cache or PromptCache(memory, entry)
+        self._loaded = loaded
+        given = loaded.weights | cache.buffers | cache.outputs(entry)
+        self.buffers = allocate(memory, entry, given)
+        self._graphs = {
+            capacity: self._bind(name, self.buffers | cache.of_capacity(capacity))
+            for capacity, name in loaded.graphs.prefill.items()
+        }
+        self.kept: Buffers = {}
+        self.into_slot = self._fill_slot()
+        graph = self._graphs[self._largest]
+        self._chunk: int = graph.arrays[names.INPUT_IDS].shape[1]
+        self._no_logits = np.zeros_like(graph.arrays[names.LOGITS][0])
+        self._outputs = frozenset((name, buffer.shape) for name, buffer in graph.buffers.items())
+        self._is_tempered = names.TEMPERATURE in graph.arrays
+        self.hidden_states: Buffer | None = None
+        self._after_prompt: Prediction | None = None
+
+    def _bind(self, name: GraphName, buffers: Buffers) -> BoundGraph:
+        entry = self._loaded.manifest.graphs[name]
+        return BoundGraph(self._loaded.backend, name, entry, buffers | self._loaded.weights)
+
+    def _fill_slot(self) -> FillSlot:
+        loaded = self._loaded
+        if "compress" not in loaded.graphs.others:
+            decode = loaded.decode
+            return FillByCopy(loaded.backend.memory, self.buffers, decode.buffers, decode.rows())
+        by_graph = FillByGraph.of(loaded, "compress", self.buffers)
+        self.kept = by_graph.graph.buffers
+        return by_graph
+
+    def take(
+        self, slot: int, prompt: tuple[int, ...], piece: Piece, temperature: float
+    ) -> Prediction:
+        """Run a chunk; the prompt's last piece fills the batch slot.
+
+        A chunk that is in the cache already gives zeros: nobody reads logits amid a prompt. Nothing
+        is run for the last prompt's tokens.
+        """
+        is_end, given = piece.end == len(prompt), temperature if self._is_tempered else None
+        is_finished = self.cache.is_finished(prompt, given, self._outputs)
+        tokens = prompt[piece.start : piece.end]
+        self.hidden_states = None
+        if not is_end and (is_finished or self.cache.holds(tokens, piece.start)):
+            return Prediction(lambda: self._no_logits)
+        if not is_finished:
+            self._run(tokens, piece.start, temperature)
+            self.cache.wrote(prompt, piece.start, piece.end, given, self._outputs)
+            self.hidden_states = self._graphs[self._largest].buffers.get(names.HIDDEN_STATES)
+        prediction = Predictions(self._graphs[self._largest], FIRST)[0]
+        if piece.is_last:
+            self.fill(slot, len(prompt), len(prompt))
+        elif is_end:
+            self._after_prompt = prediction = prediction.copied()
+        return prediction
+
+    @property
+    def after_prompt(self) -> Prediction:
+        """The prediction of the token after the prompt, for work that follows its chunks."""
+        assert self._after_prompt, "the prompt's chunks were run before"
+        return self._after_prompt
+
+    def append(
+        self, prompt: tuple[int, ...], tokens: Sequence[int], *, whole_cache: bool
+    ) -> Prediction:
+        """Run a chunk that ends with tokens that follow the prompt in the cache.
+
+        It computes the prompt's end again before them if there are fewer than a chunk. whole_cache:
+        in the graph of the largest capacity, whose cache other graphs read.
+        """
+        whole = (*prompt, *tokens)
+        start = max(0, len(whole) - self._chunk)
+        self._run(whole[start:], start, 1.0, self._largest if whole_cache else 0)
+        given = 1.0 if self._is_tempered else None
+        self.cache.wrote(whole, start, len(whole), given, self._outputs)
+        return Predictions(self._graphs[self._largest], FIRST)[0]
+
+    def fill(self, slot: int, prompt_length: int, count: int) -> None:
+        """Fill the batch slot. count: tokens in the cache, the prompt's and those after it."""
+        self.cache.resize(self._largest, count)
+        self.into_slot.fill(slot, prompt_length)
+
+    def _run(
+        self, tokens: Sequence[int], start: int, temperature: float, capacity: int = 0
+    ) -> None:
+        """capacity: of the graph; 0: the smallest one that suffices."""
+        least = start + self._chunk
+        capacity = capacity or next(size for size in self._graphs if size >= least)
+        self.cache.resize(capacity, start)
+        graph = self._graphs[capacity]
+        write_tokens(graph.arrays, tokens, temperature)
+        graph.arrays[names.PAST_LENGTH][:] = start
+        graph.arrays[names.CHUNK_LENGTH][:] = len(tokens)
+        graph.run()
+
+    def slot_positions(self, prompt_length: int) -> Mapping[str, NDArray[Any]]:
+        """Of the ring by the prompt's length, of the others as the vote kept them."""
+        return slot_positions(self._loaded, self.kept, prompt_length)
+
+    def clear(self) -> None:
+        """Clear the prompt cache."""
+        self.cache.clear()
+
+
+def make_chunks(loaded: Loaded, takers: Takers) -> Chunks | SingleShot | None:
+    """Chunks, or a single shot where a chunk is a whole prompt."""
+    if not loaded.graphs.prefill or loaded.graphs.role == "decode":
+        return None
+    return SingleShot(loaded) if loaded.manifest.single_shot else Chunks(loaded)

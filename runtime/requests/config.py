@@ -1,0 +1,96 @@
+"""Holds how a build is loaded, checked, with the defaults of `LLM`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from snapexport.contract.build_directory import Build
+from snapexport.errors import UserError
+from snapexport.runtime.engine.batch_executor import BatchExecutor
+from snapexport.runtime.engine.graph_set import Role
+from snapexport.runtime.engine.open_executor import BackendName, open_executor
+from snapexport.runtime.engine.rows import digest_of
+from snapexport.runtime.engine.takers.blocks import row_states
+from snapexport.runtime.requests.parked_rows import ParkedRows
+from snapexport.runtime.requests.row_files import DEFAULT_BYTES, RowFiles
+
+
+@dataclass(frozen=True, slots=True)
+class LLMConfig:
+    """How a build is loaded. Raises UserError for a value that can't be used.
+
+    baseline: run the uncompressed graphs.
+    threads: the CPU's; None for one a core.
+    prepack: a second copy of the weights, laid out for faster decoding of up to 7 batch slots or
+    more than 32.
+    max_num_batched_tokens: tokens of one step, prefill and decode; None for a prefill chunk and all
+    batch slots.
+    backend: None takes TensorRT if the build has engines, else ONNX Runtime on the CPU.
+    role: "prefill" and "decode" take only requests that hand a prompt over, or that were handed
+    over.
+
+    Of a build with --tokens-per-step: speculates guesses further tokens from the prompt and the
+    output, and checks them together where that is faster. The output stays the same.
+
+    Of a build with extend.onnx: prefill "blocks" takes all prompts block by block onto a compressed
+    row, in memory that does not grow with them, up to the model's own positions. parked_rows: how
+    many prompts' rows are kept for prompts that begin with them, as the turns of a conversation do.
+    A turn then costs its own tokens. compress_every: tokens of an output after which what left the
+    ring, and the output itself, are voted on; 0: never. Both keep copies of rows in the host's
+    memory, and take longer prompts than L_max too, block by block. parked_dir: a folder where
+    parked rows are written as well, up to parked_dir_bytes, and found again by a later process.
+    """
+
+    baseline: bool = False
+    threads: int | None = None
+    prepack: bool = False
+    max_num_batched_tokens: int | None = None
+    backend: BackendName | None = None
+    prefill: Literal["chunks", "blocks"] = "chunks"
+    parked_rows: int = 0
+    parked_dir: Path | str | None = None
+    parked_dir_bytes: int = DEFAULT_BYTES
+    role: Role = "both"
+    speculates: bool = True
+    compress_every: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("parked_rows", "compress_every", "parked_dir_bytes"):
+            _require_count(name, getattr(self, name))
+        if self.parked_dir is not None and not self.parked_rows:
+            raise UserError("parked_dir needs parked_rows", "park one row or more in memory, too")
+
+    @property
+    def extends_rows(self) -> bool:
+        """Whether blocks follow rows that were filled before."""
+        return bool(self.parked_rows or self.compress_every)
+
+    def open(self, build: Build) -> BatchExecutor:
+        """Load a build. Raises UserError."""
+        return open_executor(
+            build,
+            backend=self.backend,
+            baseline=self.baseline,
+            threads=self.threads,
+            prepack=self.prepack,
+            prefill="both" if self.extends_rows and self.prefill == "chunks" else self.prefill,
+            role=self.role,
+            speculates=self.speculates,
+        )
+
+    def parked(self, build: Build) -> ParkedRows | None:
+        """Where rows are kept for later prompts. Raises UserError."""
+        if not self.parked_rows:
+            return None
+        files = self.parked_dir and RowFiles(
+            Path(self.parked_dir),
+            digest_of(build.manifest),
+            row_states(build.manifest),
+            self.parked_dir_bytes,
+        )
+        return ParkedRows(self.parked_rows, files or None)
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UserError(f"{name} {value!r} cannot be used", f"{name} must be 0 or more")

@@ -1,0 +1,1 @@
+"""Guesses the next tokens of running requests, for decode steps that check several at once."""

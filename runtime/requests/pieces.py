@@ -1,0 +1,154 @@
+"""Cuts a prompt into pieces of prefill work: the only place that knows what a prompt needs.
+
+    chunk     tokens into a cache of full length, which is compressed after the last piece
+    block     tokens onto a compressed row
+    repeat    a chunk of the prompt's repetition, so that the queries of all its tokens vote
+    pseudo    tokens that the model writes after the prompt, whose queries vote
+
+Work that follows a prompt's chunks, such as another vote, is a row of `Prefill.passes`; the taker
+of its kind does it (`engine/takers/`). Knows no graph and no batch slot.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+CHUNK, BLOCK, REPEAT, PSEUDO = "chunk", "block", "repeat", "pseudo"
+"""Kinds of pieces. A taker names the kind that it takes."""
+
+OVERLAP = 8
+"""Tokens with which a repeated chunk begins again, so that the model recognises where in the prompt
+it is. KVzip's prompt names as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Prefill work of one step: tokens [start, end) of a prompt, by one kind of graph.
+
+    cost: tokens of a step's budget.
+    keeps_row: nobody else's piece comes between those of this prompt, since they share a row.
+    joined: goes in the same step as the piece before it, and its cost is paid afterwards.
+    only_votes: the cache has its tokens already.
+    is_last: the batch slot is filled by it, and the request runs from then on.
+    """
+
+    kind: str
+    start: int
+    end: int
+    cost: int
+    keeps_row: bool = False
+    joined: bool = False
+    only_votes: bool = False
+    is_last: bool = False
+
+
+class Pass(Protocol):
+    """Further work after a prompt's chunks."""
+
+    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
+        """None for a prompt that does not need it. chunk: tokens of a prefill chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """The prompt is fed once more, a chunk at a time, if the vote can't keep all of it.
+
+    kept_whole: tokens of the longest prompt that is kept whole.
+    """
+
+    kept_whole: int
+
+    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
+        """As many chunks as the prompt has, and a few more where they overlap."""
+        if prompt_length <= self.kept_whole:
+            return ()
+        return [
+            Piece(REPEAT, start, min(start + chunk, prompt_length), chunk, only_votes=True)
+            for start in repeated_starts(prompt_length, chunk)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class PseudoTokens:
+    """`count` tokens are decoded after the prompt, and run as one more chunk."""
+
+    count: int
+    kept_whole: int
+
+    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
+        """One piece, in the step of the last chunk: the first token is overdue."""
+        if prompt_length <= self.kept_whole:
+            return ()
+        cost = self.count - 1 + chunk
+        return [Piece(PSEUDO, prompt_length, prompt_length, cost, joined=True, only_votes=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """How the prompts of a build are taken.
+
+    chunk: tokens of a chunk or a block.
+    longest: tokens of the longest prompt that is taken in chunks; 0: all go in blocks.
+    voters: tokens of a prompt's end that each block but the last has room for, and that vote on it.
+    passes: what follows the chunks of a prompt.
+    """
+
+    chunk: int
+    longest: int
+    voters: int = 0
+    passes: tuple[Pass, ...] = ()
+
+    def is_too_long(self, prompt_length: int) -> bool:
+        """Whether a prompt goes in blocks, even if no row begins it."""
+        return prompt_length > self.longest
+
+
+def pieces(prompt_length: int, done: int, prefill: Prefill, *, onto_row: bool) -> tuple[Piece, ...]:
+    """The work from token `done` of a prompt on.
+
+    onto_row: in blocks, onto a compressed row that has `done` tokens. In chunks nothing is done.
+    """
+    if onto_row:
+        found = _blocks(done, prompt_length, prefill)
+    else:
+        assert not done
+        found = _chunks(prompt_length, prefill.chunk)
+        for further in prefill.passes:
+            found += further.pieces(prompt_length, prefill.chunk)
+    return (*found[:-1], replace(found[-1], is_last=True))
+
+
+def pieces_of(prompt_length: int, prefill: Prefill) -> tuple[Piece, ...]:
+    """The work of a prompt that no row begins."""
+    return pieces(prompt_length, 0, prefill, onto_row=prefill.is_too_long(prompt_length))
+
+
+def _chunks(length: int, chunk: int) -> list[Piece]:
+    """[0, C), [C, 2C) ... and [length - C, length), which overlaps the one before."""
+    ends = [*range(chunk, length, chunk), length]
+    return [Piece(CHUNK, max(0, end - chunk), end, chunk) for end in ends]
+
+
+def _blocks(start: int, end: int, prefill: Prefill) -> list[Piece]:
+    """As few as possible.
+
+    The prompt's last tokens follow each block but the last, which has them. With these all are
+    equally long, up to one token: a short block would leave the vote to few.
+    """
+    found: list[Piece] = []
+    while start < end:
+        stop = end
+        if end - start > prefill.chunk:
+            left, most = end - prefill.voters - start, prefill.chunk - prefill.voters
+            count = -(-left // most)
+            stop = start + -(-left // count)
+        found.append(Piece(BLOCK, start, stop, prefill.chunk, keeps_row=True))
+        start = stop
+    return found
+
+
+def repeated_starts(prompt_length: int, chunk: int) -> list[int]:
+    """Where in the prompt each repeated chunk begins; the last one ends with the prompt."""
+    step = chunk - min(OVERLAP, chunk // 2)
+    last = max(0, prompt_length - chunk)
+    return [*range(0, last, step), last]
