@@ -260,7 +260,7 @@ def torch_compression(data: Data) -> None:
 
 
 def timing(machine: Machine, case: Case, speed: dict[str, float]) -> dict[str, Any]:
-    """Times of a case, and their ratios to the time that memory alone would take.
+    """Times of a case, and their ratios to the time that its memory traffic would take.
 
     Rooflines: keys read once (no algorithm does less), keys read twice (as our two passes do); in
     both the gather's rows are read and written.
@@ -297,8 +297,8 @@ def sanitize(library: Path) -> dict[str, str]:
         command = [tool, "--tool", kind, "--error-exitcode", "9", sys.executable, __file__]
         command += ["--only-small", str(library)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        told = done.stdout[-2000:] + done.stderr[-500:]
-        verdicts[kind] = told if done.returncode else "clean"
+        output = done.stdout[-2000:] + done.stderr[-500:]
+        verdicts[kind] = output if done.returncode else "clean"
     return verdicts
 
 

@@ -140,6 +140,18 @@ FAULTS = (
         "return True",
         ("build/test_staging.py",),
     ),
+    Fault(
+        "staging: what took an overwritten build's place meanwhile is replaced",
+        "if _identity(replaced) != former or not _is_replaceable(replaced, marker):",
+        "if not replaced.exists():",
+        ("build/test_staging.py",),
+    ),
+    Fault(
+        "lint: a TopK beyond the target's limit is accepted",
+        "if not 0 < kept <= largest:",
+        "if not 0 < kept:",
+        ("build/test_lint.py",),
+    ),
     # The runtime.
     Fault(
         "scheduler: a cancelled request keeps its batch slot",

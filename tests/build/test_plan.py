@@ -110,7 +110,7 @@ def options_of(line: str) -> BuildOptions:
 def test_plan_counts_the_cache_bytes_of_llama_3_1(
     model: PlannedModel, flags: dict[str, Any], request_cache: float, prompt_cache: int
 ) -> None:
-    options = BuildOptions(model="m", out=Path("o"), L_max=131072, kv_budget=8192, **flags)
+    options = BuildOptions.of(model="m", out=Path("o"), L_max=131072, kv_budget=8192, **flags)
     geometry = options.geometry(model.facts)
     counted = PlannedTensors.of(model.facts, options, geometry, options.chunk(geometry))
     assert counted.request_cache == request_cache * GIB
@@ -303,7 +303,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too little": (["--memory", "50MB"], "nothing fits into 47.68 MiB: the least is"),
     "L_max above the model's": (["--L-max", "99999"], "--L-max 99999 is above the model's"),
     "L_max 0": (["--L-max", "0"], "--L-max 0 is below 1"),
-    "full, compressed": (["--policy", "full", "--K", "3"], "--policy full keeps everything"),
+    "full, compressed": (
+        ["--policy", "full", "--K", "3"],
+        "--K 3 is not supported with --policy full",
+    ),
     "budget and parts": (
         ["--kv-budget", "30", "--K", "3", "--L-recent", "9"],
         "--kv-budget is given together with both",

@@ -4,7 +4,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,27 +65,6 @@ def build_flags(checkpoint: Path, out: Path) -> list[str]:
     return ["build", "--model", str(checkpoint), "--L-max", "64", "--out", str(out)]
 
 
-def start_build(checkpoint: Path, out: Path) -> tuple["subprocess.Popen[str]", Path]:
-    """A build that is under way, and its unfinished directory."""
-    command = [sys.executable, "-m", "snapexport", *build_flags(checkpoint, out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if partial := list(out.parent.glob(f".{out.name}.partial-*")):
-            return process, partial[0]
-        time.sleep(0.01)
-    raise AssertionError("the build never began to write")
-
-
-def test_an_interrupted_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    process, _ = start_build(checkpoint, tmp_path / "b")
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors
-    assert process.returncode == 128 + signal.SIGTERM
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("where", ["fcntl.flock", "pathlib.Path.touch"])
 def test_a_signal_before_the_marker_is_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -101,35 +79,43 @@ def test_a_signal_before_the_marker_is_written_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_build_interrupted_while_it_writes_weights_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """Ctrl-C, in this process: a new one would first load PyTorch."""
+    """In this process: a new one would first load PyTorch."""
     unfinished = []
 
     def interrupt(_: BuildProgress, nbytes: int) -> None:
         unfinished.extend(path.name for path in tmp_path.iterdir())
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
     monkeypatch.setattr(BuildProgress, "written", interrupt)
     with pytest.raises(SystemExit) as left:
         main(build_flags(checkpoint, tmp_path / "b"))
-    assert left.value.code == 128 + signal.SIGINT
+    assert left.value.code == 128 + number
     assert [name.startswith(".b.partial-") for name in unfinished] == [True]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_next_build_removes_the_unfinished_directory_of_a_killed_one(
-    checkpoint: Path, tmp_path: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process, partial = start_build(checkpoint, tmp_path / "b")
-    process.kill()
-    process.communicate(timeout=60)
-    assert partial.is_dir()
-    assert not (tmp_path / "b").exists()
+    """`tests.fuzz.kills` kills real builds."""
+    staging_process = f"""
+import os, pathlib, signal
+from snapexport.build.staging import staged
+with staged(pathlib.Path({str(tmp_path / "b")!r}), overwrite=False) as directory:
+    (directory / "file").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", staging_process])
+    assert done.returncode == -signal.SIGKILL
+    (partial,) = tmp_path.iterdir()
     with staged(tmp_path / "b", overwrite=False):
         pass
-    assert not partial.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert capsys.readouterr().err == f"note: removed {partial}: its process was killed\n"
 
 
 def test_target_name_with_an_asterisk_is_not_a_pattern(tmp_path: Path) -> None:
@@ -248,18 +234,6 @@ def test_users_directory_with_a_name_like_ours_is_kept(
         pass
     assert (mine / "thesis.txt").is_file()
     assert capsys.readouterr().err == ""
-
-
-def test_removal_of_leftovers_is_noted_on_stderr(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left = tmp_path / ".b.partial-0a1b2c3d"
-    left.mkdir()
-    (left / MARKER).touch()
-    with staged(tmp_path / "b", overwrite=False):
-        pass
-    assert capsys.readouterr().err == f"note: removed {left}: its process was killed\n"
-    assert not left.exists()
 
 
 def test_users_directory_that_a_kill_left_exchanged_is_kept_with_a_note(

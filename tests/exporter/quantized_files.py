@@ -1,4 +1,4 @@
-"""Quantized tensors and checkpoints for tests, made with torch alone."""
+"""Makes quantized tensors and checkpoints for tests, and dequantizes them by transformers."""
 
 import json
 from collections.abc import Iterable
@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from snapexport.files.safetensors import TensorSpan
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FP8_BLOCK = 16
 """Rows and columns that share a scale: the tests' models are too small for 128."""
 
@@ -73,6 +76,31 @@ def edit_tensors(directory: Path, **changes: Tensor | None) -> None:
         if tensor is not None:
             tensors[name] = tensor
     save_file(tensors, file)
+
+
+def by_transformers(quantized: Tensor, scales: Tensor, dtype: str) -> Tensor:
+    """An fp8 matrix by transformers, which takes whole blocks: cut-off ones are padded here."""
+    rows, columns = quantized.shape
+    whole = torch.zeros([FP8_BLOCK * size for size in scales.shape], dtype=torch.float8_e4m3fn)
+    whole.view(torch.uint8)[:rows, :columns] = quantized.view(torch.uint8)
+    found: Tensor = Fp8Dequantize(None)._dequantize_one(whole, scales, DTYPES[dtype])
+    return found[:rows, :columns].contiguous()
+
+
+def dequantized_checkpoint(directory: Path, dtype: str) -> dict[str, Tensor]:
+    """All tensors of an fp8 or mxfp4 checkpoint in `dtype`, dequantized by transformers."""
+    stored = load_file(directory / "model.safetensors")
+    found = {}
+    for name, tensor in stored.items():
+        if name.endswith("_blocks"):
+            stem = name.removesuffix("_blocks")
+            scales = stored[f"{stem}_scales"]
+            found[stem] = convert_moe_packed_tensors(tensor, scales, dtype=DTYPES[dtype])
+        elif (scale := f"{name}_scale_inv") in stored:
+            found[name] = by_transformers(tensor, stored[scale], dtype)
+        elif not name.endswith(("_scales", "_scale_inv")):
+            found[name] = tensor.to(DTYPES[dtype])
+    return found
 
 
 def punch_holes(file: Path, spans: Iterable[TensorSpan]) -> None:

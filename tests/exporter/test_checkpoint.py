@@ -48,7 +48,7 @@ def refused(directory: Path) -> str:
     return error.value.message
 
 
-def test_sound_checkpoint_is_resolved(mine: Path) -> None:
+def test_checkpoint_without_faults_is_resolved(mine: Path) -> None:
     resolve(mine)
 
 
@@ -151,16 +151,21 @@ def test_shards_are_read_by_their_index(mine: Path) -> None:
     assert open_checkpoint(mine).tensors.keys() == expected
 
 
-@pytest.mark.parametrize("place", ["../mine/b.safetensors", "/dev/zero", "", ".", "a\0"])
-def test_index_that_leads_out_of_the_checkpoint_is_refused(mine: Path, place: str) -> None:
+OUTSIDE = ("../mine/b.safetensors", "/dev/zero", "", ".", "a\0")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        *((place, "no name of a file beside it") for place in OUTSIDE),
+        ("a.safetensors", r"names the tensor model\.norm\.weight"),
+    ],
+)
+def test_index_that_names_no_file_with_the_tensor_is_refused(
+    mine: Path, place: str, message: str
+) -> None:
     shard(mine, **{"model.norm.weight": place})
-    with pytest.raises(UserError, match="no name of a file beside it"):
-        open_checkpoint(mine)
-
-
-def test_tensor_that_its_shard_lacks_is_refused(mine: Path) -> None:
-    shard(mine, **{"model.norm.weight": "a.safetensors"})
-    with pytest.raises(UserError, match=r"names the tensor model\.norm\.weight"):
+    with pytest.raises(UserError, match=message):
         open_checkpoint(mine)
 
 

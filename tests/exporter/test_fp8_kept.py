@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto
@@ -20,8 +19,13 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.files.safetensors import TensorSpan, read_header
 from snapexport.measure.accuracy.reference import reference_model
-from tests.exporter.quantized_files import edit_tensors, quantize_to_fp8
-from tests.exporter.test_quantized import DTYPES, by_transformers
+from tests.exporter.quantized_files import (
+    DTYPES,
+    dequantized_checkpoint,
+    edit_tensors,
+    quantize_to_fp8,
+)
+from tests.exporter.test_weights import weights_of
 from tests.oracle import checkpoints, masked
 from tests.oracle.compare import assert_decodes, assert_logits, prefill_and_compress
 from tests.oracle.raw import RawBuild
@@ -44,25 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def stored_in(made: Build) -> dict[str, torch.Tensor]:
-    files = (made.directory / weights.file for weights in made.manifest.weights)
-    return {name: one for file in files for name, one in load_file(file).items()}
-
-
 def original(model: Path) -> dict[str, torch.Tensor]:
     return load_file(model / "model.safetensors")
-
-
-def by_transformers_whole(model: Path, dtype: str) -> dict[str, torch.Tensor]:
-    """All tensors of an fp8 checkpoint, dequantized."""
-    stored = original(model)
-    return {
-        name: by_transformers(one, stored[f"{name}_scale_inv"], dtype)
-        if f"{name}_scale_inv" in stored
-        else one.to(DTYPES[dtype])
-        for name, one in stored.items()
-        if not name.endswith("_scale_inv")
-    }
 
 
 def stacked(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -87,7 +74,7 @@ def test_fp8_bytes_of_a_build_are_those_of_the_checkpoint(
     name: str, folder: Path, tmp_path: Path
 ) -> None:
     made = build(folder / name, tmp_path / "b", **SMALL, **TENSORRT, dtype="bf16")
-    written, want = stored_in(made), original(folder / name)
+    written, want = weights_of(made), original(folder / name)
     kept = {n for n, one in written.items() if one.dtype == torch.float8_e4m3fn}
     whole = {n for n in want if f"{n}_scale_inv" in want and "kv_b_proj" not in n}
     assert {n for n in whole if ".experts." not in n} == {n for n in kept if ".experts." not in n}
@@ -142,10 +129,10 @@ def test_weights_that_a_graph_dequantizes_equal_transformers_bit_for_bit(
 ) -> None:
     options = SMALL | TENSORRT | {"dtype": dtype}
     made = build(folder / name, tmp_path / "b", **options)
-    want = by_transformers_whole(folder / name, dtype)
+    want = dequantized_checkpoint(folder / name, dtype)
     for graph in ("prefill", "decode"):
         got = dequantized_by_onnx(made, graph)
-        assert len(got) == sum(one.endswith(SCALES) for one in stored_in(made))
+        assert len(got) == sum(one.endswith(SCALES) for one in weights_of(made))
         for weight, values in got.items():
             assert values.dtype == DTYPES[dtype]
             assert torch.equal(bits(values), stacked(want, weight)), weight
@@ -157,7 +144,7 @@ def test_graphs_with_fp8_weights_agree_with_transformers_on_the_dequantized_ones
 ) -> None:
     """ONNX Runtime runs the tensorrt graphs of an fp32 build."""
     plain = checkpoints.make(name, tmp_path / "plain")
-    save_file(by_transformers_whole(folder / name, "fp32"), plain / "model.safetensors")
+    save_file(dequantized_checkpoint(folder / name, "fp32"), plain / "model.safetensors")
     options = FULL | TENSORRT | {"share_weights": False, "batch": 2, "decode_batches": (2,)}
     made = RawBuild(build(folder / name, tmp_path / "b", **options).directory)
     wants, requests = [], []
@@ -193,7 +180,7 @@ def test_the_reference_of_a_build_with_fp8_weights_has_transformers_values(
 ) -> None:
     made = build(folder / "deepseek-v3", tmp_path / "b", **SMALL, **TENSORRT)
     state = reference_model(made, None).state_dict()
-    want = by_transformers_whole(folder / "deepseek-v3", "fp32")
+    want = dequantized_checkpoint(folder / "deepseek-v3", "fp32")
     same = [name for name in want if name in state]
     assert len(same) > 20 and all(torch.equal(state[name], want[name]) for name in same)
     gates = state["model.layers.1.mlp.experts.gate_up_proj"][0]
@@ -255,27 +242,3 @@ def test_a_scale_that_fp16_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fp16 cannot hold") as error:
         build(model, tmp_path / "b", **SMALL, **TENSORRT, dtype="fp16")
     assert error.value.hint == "use --dtype bf16" and not (tmp_path / "b").exists()
-
-
-def test_onnxruntime_dequantizes_fp8_blocks_on_the_cpu_in_fp32_alone(tmp_path: Path) -> None:
-    """Why other targets refuse: bf16 has no kernel, and no graph holds a matrix once it is made."""
-    values = np.zeros((4, 32), np.uint8)
-    for kind, runs in ((TensorProto.FLOAT, True), (TensorProto.BFLOAT16, False)):
-        attributes = {"axis": 1, "block_size": 16, "output_dtype": kind}
-        node = onnx.helper.make_node("DequantizeLinear", ["q", "s"], ["w"], **attributes)
-        output = onnx.helper.make_tensor_value_info("w", kind, [4, 32])
-        q = onnx.helper.make_tensor(
-            "q", TensorProto.FLOAT8E4M3FN, [4, 32], values.tobytes(), raw=True
-        )
-        s = onnx.numpy_helper.from_array(np.ones((4, 2), np.float32), "s")
-        graph = onnx.helper.make_graph([node], "w", [], [output], [q, s])
-        opset = [onnx.helper.make_opsetid("", 24)]
-        model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=12)
-        try:
-            ort.InferenceSession(model.SerializeToString()).run(None, {})
-        except (NotImplementedError, RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail):
-            assert not runs
-        except ort.capi.onnxruntime_pybind11_state.NotImplemented:
-            assert not runs
-        else:
-            assert runs

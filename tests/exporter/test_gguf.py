@@ -110,20 +110,15 @@ def llama_build(llama: Path) -> Build:
 def test_graphs_give_the_logits_of_transformers(
     capsys: pytest.CaptureFixture[str], llama: Path, llama_build: Build, tmp_path: Path
 ) -> None:
-    flags = ["--out", str(tmp_path), "--json", "--steps", "4", "--lengths", "12", "60"]
-    assert main(["diff", str(llama_build.directory), "--model", str(llama), *flags]) == 0
-    rows = json.loads(capsys.readouterr().out)["differences"]
-    assert rows and all(row["passed"] and row["lossless"] for row in rows)
-
-
-def test_compressed_graphs_of_qwen2_give_the_logits_of_transformers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = gguf_files.make("qwen2", tmp_path, Kind.Q8_0)
-    made = build(file, tmp_path / "b", L_max=64, L_recent=12, K=8, L_obs=4, prefill_chunk=24)
-    flags = ["--out", str(tmp_path / "d"), "--json", "--steps", "4", "--lengths", "12"]
-    assert main(["diff", str(made.directory), "--model", str(file), *flags]) == 0
-    assert all(row["passed"] for row in json.loads(capsys.readouterr().out)["differences"])
+    """The full cache of a Llama, and a compressed one of a Qwen2 before it drops a position."""
+    qwen2 = gguf_files.make("qwen2", tmp_path, Kind.Q8_0)
+    sizes = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24}
+    compressed = build(qwen2, tmp_path / "b", **sizes)
+    for file, made, lengths in ((llama, llama_build, ("12", "60")), (qwen2, compressed, ("12",))):
+        flags = ["--out", str(tmp_path / file.stem), "--json", "--steps", "4", "--lengths"]
+        assert main(["diff", str(made.directory), "--model", str(file), *flags, *lengths]) == 0
+        rows = json.loads(capsys.readouterr().out)["differences"]
+        assert rows and all(row["passed"] and row["lossless"] for row in rows)
 
 
 def test_tokenizer_chat_template_and_end_tokens_are_taken_along(
@@ -167,7 +162,7 @@ def test_plan_reads_a_gguf_file(capsys: pytest.CaptureFixture[str], llama: Path)
     assert f"snapexport build --model {llama}" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_folder_of_the_configs_goes_with_the_checkpoint(tmp_path: Path) -> None:
+def test_gguf_config_folder_is_removed_with_its_checkpoint(tmp_path: Path) -> None:
     opened = open_checkpoint(gguf_files.make("llama", tmp_path))
     folder = opened.directory
     assert folder.is_dir()

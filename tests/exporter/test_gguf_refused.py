@@ -90,6 +90,17 @@ def test_header_of_random_changes_is_read_or_refused(sound: Path, tmp_path: Path
     assert outcomes == {"read", "refused"}
 
 
+def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
+    """None: the tensor is removed."""
+
+    def spoil(writer: GGUFWriter) -> None:
+        tensors = writer.tensors[0].copy()
+        tensor = tensors.pop(name)
+        writer.tensors[0] = tensors | ({other: tensor} if other else {})
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -124,26 +135,6 @@ def test_header_of_random_changes_is_read_or_refused(sound: Path, tmp_path: Path
         (set_to(tokenizer__ggml__model="rwkv"), "has no usable tokenizer"),
         (set_to(tokenizer__ggml__bos_token_id=9999), "has no usable tokenizer"),
         (set_to(tokenizer__ggml__merges=["x"]), "has no usable tokenizer"),
-    ],
-)
-def test_metadata_of_another_or_no_model_is_refused(
-    spoil: Callable[[GGUFWriter], object], reason: str, tmp_path: Path
-) -> None:
-    assert reason in message(gguf_files.make("llama", tmp_path, spoil=spoil))
-
-
-def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
-    def spoil(writer: GGUFWriter) -> None:
-        tensors = writer.tensors[0].copy()
-        one = tensors.pop(name)
-        writer.tensors[0] = tensors | ({other: one} if other else {})
-
-    return spoil
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
         (renamed("blk.1.ffn_up.weight", None), "lacks 1 tensors"),
         (
             renamed("blk.1.ffn_up.weight", "blk.1.ffn_up_exps.weight"),
@@ -152,7 +143,7 @@ def renamed(name: str, other: str | None) -> Callable[[GGUFWriter], object]:
         (renamed("blk.1.ffn_norm.weight", "rope_freqs.weight"), "its rope_freqs are not those"),
     ],
 )
-def test_missing_and_unknown_tensors_are_refused(
+def test_metadata_and_tensors_of_another_or_no_model_are_refused(
     spoil: Callable[[GGUFWriter], object], reason: str, tmp_path: Path
 ) -> None:
     assert reason in message(gguf_files.make("llama", tmp_path, spoil=spoil))
@@ -175,7 +166,7 @@ def test_type_that_cannot_be_dequantized_is_refused(
     assert reason in message(spoiled(sound, tmp_path / "bad.gguf", at(where, "<I", kind)))
 
 
-def test_what_is_no_regular_file_is_refused(
+def test_gguf_that_is_no_regular_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder.gguf").mkdir()
@@ -199,7 +190,7 @@ def test_links_to_a_gguf_file_are_refused(sound: Path, capsys: pytest.CaptureFix
     assert f"--link-weights cannot link {sound}" in line
 
 
-def test_missing_package_is_named_with_the_extra(
+def test_missing_gguf_package_is_named_with_its_extra(
     sound: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -208,5 +199,5 @@ def test_missing_package_is_named_with_the_extra(
     )
 
 
-def test_missing_file_is_not_asked_of_the_hub() -> None:
+def test_missing_gguf_file_is_not_asked_of_the_hub() -> None:
     assert hub.resolve("models/missing.gguf") == Path("models/missing.gguf")

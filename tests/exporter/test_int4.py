@@ -23,6 +23,7 @@ from snapexport.errors import UserError
 from snapexport.exporter import int4
 from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.requests.llm import LLM
+from tests.exporter.test_weights import weights_of
 from tests.graphs import test_experts as experts
 from tests.oracle import checkpoints
 
@@ -104,8 +105,7 @@ def test_int4_build_equals_transformers_with_the_rounded_weights(
 
 def stored(made: Build, original: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of the build's int4 file, as numbers."""
-    files = (made.directory / weights.file for weights in made.manifest.weights)
-    parts = {n: part for file in files for n, part in load_file(file).items()}
+    parts = weights_of(made)
     names = {int4.whole(part) for part in parts if int4.whole(part) != part}
     assert names == {n for n in original if n.endswith(("proj.weight", "lm_head.weight"))}
     return {

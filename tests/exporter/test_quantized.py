@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from snapexport.build import build
@@ -21,7 +20,9 @@ from snapexport.exporter.quantized import Quantization, dequantized, read_quanti
 from snapexport.exporter.tensor_file import Tensor, blocks
 from snapexport.files.safetensors import read_header
 from tests.exporter.quantized_files import (
-    FP8_BLOCK,
+    DTYPES,
+    by_transformers,
+    dequantized_checkpoint,
     edit_quantization,
     edit_tensors,
     punch_holes,
@@ -35,7 +36,6 @@ from tests.oracle import checkpoints
 
 pytestmark = pytest.mark.slow
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MXFP4 = Quantization("mxfp4")
 
 
@@ -49,18 +49,6 @@ def opened(file: Path, quantization: Quantization, **tensors: torch.Tensor) -> d
     return dequantized(read_header(file), quantization)
 
 
-def by_transformers(quantized: torch.Tensor, scales: torch.Tensor, dtype: str) -> torch.Tensor:
-    """transformers takes whole blocks alone, so those that are cut off are padded here."""
-    rows, columns = quantized.shape
-    whole = torch.zeros([FP8_BLOCK * size for size in scales.shape], dtype=torch.float8_e4m3fn)
-    whole.view(torch.uint8)[:rows, :columns] = quantized.view(torch.uint8)
-    return (
-        Fp8Dequantize(None)
-        ._dequantize_one(whole, scales, DTYPES[dtype])[:rows, :columns]
-        .contiguous()
-    )
-
-
 @pytest.fixture(scope="module")
 def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantize_to_fp8(checkpoints.make("qwen3", tmp_path_factory.mktemp("fp8") / "m"))
@@ -71,62 +59,30 @@ def test_fp8_weights_of_a_build_equal_transformers(
     fp8_checkpoint: Path, tmp_path: Path, dtype: Any
 ) -> None:
     made = build(fp8_checkpoint, tmp_path / "b", L_max=32, dtype=dtype)
-    stored = load_file(fp8_checkpoint / "model.safetensors")
-    written = weights_of(made)
-    assert written.keys() == {name for name in stored if not name.endswith("_scale_inv")}
-    for name, got in written.items():
-        scales = stored.get(f"{name}_scale_inv")
-        plain = stored[name].to(DTYPES[dtype])
-        want = plain if scales is None else by_transformers(stored[name], scales, dtype)
-        assert torch.equal(got, want), name
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [("qwen3", {"weights": "int4"}), ("deepseek-v3", {"dtype": "fp32"})]
-)
-def test_a_build_of_an_fp8_checkpoint_is_that_of_its_dequantized_weights(
-    name: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    """int4, and DeepSeek's matrices of keys and values, which a build stores apart."""
-    plain = checkpoints.make(name, tmp_path / "plain")
-    quantized = quantize_to_fp8(checkpoints.make(name, tmp_path / "fp8"))
-    stored = load_file(quantized / "model.safetensors")
-    save_file(
-        {
-            name: by_transformers(one, stored[f"{name}_scale_inv"], "fp32")
-            if f"{name}_scale_inv" in stored
-            else one
-            for name, one in stored.items()
-            if not name.endswith("_scale_inv")
-        },
-        plain / "model.safetensors",
-    )
-    made = [
-        build(model, tmp_path / f"{model.name}.b", L_max=32, **options)
-        for model in (quantized, plain)
-    ]
-    ours, want = (weights_of(one) for one in made)
-    assert is_same(ours, want)
+    assert is_same(weights_of(made), dequantized_checkpoint(fp8_checkpoint, dtype))
 
 
 OPTIONS: list[dict[str, Any]] = [{"dtype": one} for one in DTYPES] + [{"weights": "int4"}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_build_of_an_mxfp4_checkpoint_is_that_of_its_dequantized_weights(
-    options: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "quantize", "options"),
+    [
+        ("qwen3", quantize_to_fp8, {"weights": "int4"}),
+        ("deepseek-v3", quantize_to_fp8, {"dtype": "fp32"}),
+        *(("gpt-oss", quantize_to_mxfp4, options) for options in OPTIONS),
+    ],
+)
+def test_build_of_a_quantized_checkpoint_is_that_of_its_dequantized_weights(
+    name: str, quantize: Callable[[Path], Path], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """test_parity_architectures.py compares builds of plain weights with transformers."""
-    quantized = quantize_to_mxfp4(checkpoints.make("gpt-oss", tmp_path / "mxfp4"))
-    stored, plain = load_file(quantized / "model.safetensors"), tmp_path / "plain"
-    whole = {name: one for name, one in stored.items() if one.dtype != torch.uint8}
-    for name, packed in stored.items():
-        if name.endswith("_blocks"):
-            stem = name.removesuffix("_blocks")
-            scales = stored[f"{stem}_scales"]
-            whole[stem] = convert_moe_packed_tensors(packed, scales, dtype=torch.float32)
-    checkpoints.make("gpt-oss", plain)
-    save_file(whole, plain / "model.safetensors")
+    """Builds of plain weights are compared with transformers by test_parity_architectures.py.
+
+    DeepSeek's matrices of keys and values are stored apart.
+    """
+    plain = checkpoints.make(name, tmp_path / "plain")
+    quantized = quantize(checkpoints.make(name, tmp_path / "quantized"))
+    save_file(dequantized_checkpoint(quantized, "fp32"), plain / "model.safetensors")
     made = [
         build(model, tmp_path / f"{model.name}.b", L_max=32, **options)
         for model in (quantized, plain)

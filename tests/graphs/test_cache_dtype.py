@@ -163,7 +163,7 @@ def test_inspect_shows_cache_dtype_and_decode_attention(capsys: Any) -> None:
         ({"dtype": "bf16", "target": "portable"}, "--target portable --dtype bf16"),
         ({"dtype": "fp16", "cache_dtype": "fp32"}, "fp32 is not supported with"),
         ({"cache_dtype": "bf16"}, "bf16 is not supported with"),
-        ({"policy": "full"}, "--policy is full"),
+        ({"policy": "full"}, "with --policy full"),
         ({"decode_attention": "valid"}, "fp16 is not supported with --decode-attention valid"),
         ({"cache_dtype": "fp4"}, "--cache-dtype 'fp4' is not known"),
     ],

@@ -144,7 +144,7 @@ def test_valid_slot_attention_leaves_the_baseline_graphs_unchanged() -> None:
     [
         ({"target": "portable"}, "valid is not supported with --target portable"),
         ({"target": "tensorrt"}, "valid is not supported with --target tensorrt"),
-        ({"policy": "full"}, "--policy is full"),
+        ({"policy": "full"}, "with --policy full"),
     ],
 )
 def test_valid_slot_attention_is_refused_with_unsupported_options(

@@ -237,7 +237,7 @@ def test_diff_names_int8_rounding_as_the_cause(tmp_path: Path, capsys: Any) -> N
         ({"target": "portable"}, "int8 is not supported with --target portable"),
         ({"target": "tensorrt"}, "int8 is not supported with --target tensorrt"),
         ({"dtype": "fp16"}, "int8 is not supported with --target onnxruntime --dtype fp16"),
-        ({"policy": "full"}, "--policy is full"),
+        ({"policy": "full"}, "with --policy full"),
         ({"decode_attention": "all"}, "int8 is not supported with --decode-attention all"),
     ],
 )

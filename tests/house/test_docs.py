@@ -15,6 +15,7 @@ from snapexport.cli.app import parser
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest, ModelFacts
+from snapexport.runtime.requests.config import LLMConfig
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import (
     Completion,
@@ -216,7 +217,7 @@ def test_names_that_fenced_blocks_import_exist(page: str) -> None:
 
 def test_every_argument_of_llm_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "python.md").read_text()
-    arguments = set(inspect.signature(LLM).parameters) - {"unknown"}
+    arguments = {*inspect.signature(LLM).parameters, *LLMConfig.__annotations__}
     assert [name for name in arguments if f"`{name}`" not in text] == []
 
 

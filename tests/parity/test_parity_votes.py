@@ -162,23 +162,23 @@ def test_request_that_leaves_during_the_repetition_changes_no_other() -> None:
 
 REFUSED: dict[str, list[tuple[Sequence[str], str]]] = {
     "pseudo": [
-        (["--policy", "streaming"], "--policy streaming keeps no top-k, but --vote-queries"),
-        (["--policy", "full"], "--policy full keeps everything, but --vote-queries"),
+        (["--policy", "streaming"], "is not supported with --policy streaming: it keeps no top-k"),
+        (["--policy", "full"], "is not supported with --policy full: it keeps every position"),
         (["--extend"], "--extend is not supported with --vote-queries pseudo"),
         (["--tensor-parallel", "2"], "--vote-queries pseudo is not supported with --tensor-par"),
         (["--prefill-chunk", "96"], "--vote-queries pseudo needs the prompt's full-length cache"),
         (["--L-obs", "96", "--L-recent", "96", "--K", "4"], "for which --L-max 96 leaves no room"),
     ],
     "repeat": [
-        (["--policy", "streaming"], "--policy streaming keeps no top-k, but --vote-queries"),
-        (["--policy", "sage"], "--policy sage lets the last token vote"),
+        (["--policy", "streaming"], "is not supported with --policy streaming: it keeps no top-k"),
+        (["--policy", "sage"], "--vote-queries repeat is not supported with --policy sage"),
         (["--extend"], "--extend is not supported with --vote-queries repeat"),
         (["--tensor-parallel", "2"], "--vote-queries repeat is not supported with --tensor-par"),
         (["--prefill-chunk", "96"], "for which --L-max 96 leaves no room"),
-        (["--L-obs", "8"], "--L-obs is not used with --vote-queries repeat"),
-        (["--vote", "sum"], "--vote is not used with --vote-queries repeat"),
-        (["--softmax", "causal"], "--softmax is not used with --vote-queries repeat"),
-        (["--group", "max"], "--group is not used with --vote-queries repeat"),
+        (["--L-obs", "8"], "--L-obs 8 is not supported with --vote-queries repeat"),
+        (["--vote", "sum"], "--vote sum is not supported with --vote-queries repeat"),
+        (["--softmax", "causal"], "--softmax causal is not supported with --vote-queries repeat"),
+        (["--group", "max"], "--group max is not supported with --vote-queries repeat"),
     ],
 }
 

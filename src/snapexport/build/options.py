@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from snapexport.build.exclusions import require_apart
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, require_preset
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import (
     BUDGETS,
     DEFAULT_L_OBS,
@@ -24,9 +24,10 @@ from snapexport.contract.geometry import (
     topk_per_layer,
 )
 from snapexport.contract.graph_options import GraphOptions, require_one_of
+from snapexport.contract.head_groups import MOST_GROUPS
 from snapexport.contract.manifest import QUANTIZATIONS, Quantization
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.contract.targets import TARGETS, Target, capabilities, targets_with
+from snapexport.contract.targets import TARGETS, Target, capabilities
 from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
@@ -114,10 +115,16 @@ class BuildOptions:
         require_one_of("--target", self.target, tuple(TARGETS))
         for name, choices in _CHOICES.items():
             require_one_of(flag_of(name), getattr(self, name), choices)
-        self._require_weights()
+        require_one_of("--weights", self.weights, QUANTIZATIONS)
         given = vars(self) | vars(self.graph)
+        require_compatible(given)
+        require_preset(self.policy, given)
         object.__setattr__(self, "graph", self._resolved())
-        self._require_compressed_caches()
+        self._require_numbers()
+        if self.policy != "full":
+            self._require_one_budget()
+
+    def _require_numbers(self) -> None:
         if self.batch < 1:
             raise UserError(f"--batch {self.batch} is below 1", "use --batch 1 or more")
         for slots in self.decode_batches or ():
@@ -126,56 +133,31 @@ class BuildOptions:
                     f"--decode-batches {slots} is not between 1 and --batch {self.batch}",
                     "a decode graph runs some of the batch slots, or all",
                 )
-        require_apart(given)
-        require_preset(self.policy, given)
-        if self.policy == "full":
-            self._require_nothing_to_compress()
-        else:
-            self._require_one_budget()
-
-    def _require_weights(self) -> None:
-        require_one_of("--weights", self.weights, QUANTIZATIONS)
-        target = capabilities(self.target)
-        if self.weights == "fp8" and not target.fp8_weights:
+        if self.tensor_parallel < 1:
             raise UserError(
-                f"--weights fp8 is not supported with --target {self.target}: the CPU would "
-                "dequantize every matrix anew in each run",
-                "leave it out, and the weights are dequantized once, as they are written; or use "
-                f"--target {targets_with('fp8_weights')}",
+                f"--tensor-parallel {self.tensor_parallel} is below 1",
+                "use the number of ranks, or leave it out",
             )
-        if self.weights == "int4" and self.dtype not in target.int4_dtypes:
-            raise UserError(
-                f"--weights {self.weights} is not supported with --target {self.target} "
-                f"--dtype {self.dtype}",
-                f"use --target {targets_with('int4_dtypes')} with --dtype fp32 or fp16",
-            )
+        if self.head_groups is not None:
+            self._require_head_groups(self.head_groups)
 
-    def _require_compressed_caches(self) -> None:
-        if self.policy == "full" and self.graph.of_full_cache() != self.graph:
-            held = self.graph.cache_dtype
-            flag = f"--cache-dtype {held}" if held else "--decode-attention valid"
-            flag = "--extend" if self.graph.extend else flag
+    def _require_head_groups(self, most: int) -> None:
+        if self.head_budget is None and self.budget != "heads":
             raise UserError(
-                f"{flag} is for compressed caches, but --policy is full",
-                "leave it out: the full cache has the build's dtype, ONNX Runtime reads it up to "
-                "the newest token, and prefill extends it",
+                f"--head-groups {most} groups KV heads by their budgets, and --head-budget is "
+                "missing",
+                "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+            )
+        if not 2 <= most <= MOST_GROUPS:
+            raise UserError(
+                f"--head-groups {most} is not from 2 to {MOST_GROUPS}",
+                "use 2 to 4: each group costs a decode step an attention of its own",
             )
 
     def _resolved(self) -> GraphOptions:
         own_weights = self.weights == "fp8" and self.graph.share_weights is None
         given = replace(self.graph, share_weights=False) if own_weights else self.graph
         return given.resolved(self.target, self.dtype)
-
-    def _require_nothing_to_compress(self) -> None:
-        if given := self._given_cache_flags():
-            raise UserError(
-                f"--policy full keeps everything, but {given[0]} is given", f"drop {given[0]}"
-            )
-        if self.baseline:
-            raise UserError(
-                "--baseline adds the full cache's graphs, which --policy full builds already",
-                "leave one of them out",
-            )
 
     def _given_cache_flags(self) -> list[str]:
         return [flag_of(name) for name in CACHE_FIELDS if getattr(self, name) is not None]
@@ -374,12 +356,6 @@ class BuildOptions:
         return given
 
     def _require_capacities(self, chunk: int) -> None:
-        if not capabilities(self.target).attends_to_capacity:
-            raise UserError(
-                f"--prefill-capacities is not supported with --target {self.target}, whose "
-                "attention reads a prompt no further than it is long",
-                f"leave it out, or use --target {targets_with('attends_to_capacity')}",
-            )
         if chunk == self.L_max:
             raise UserError(
                 "--prefill-capacities is for prefill in chunks, but the prefill chunk is L_max",

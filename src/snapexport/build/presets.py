@@ -23,18 +23,11 @@ PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int | str]] = {
     "snapkv": {"pool_kernel": 7, "vote": "sum"},
 }
 """A preset's defaults, from its paper."""
-
 VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget", "vote_queries")
 
 
 def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
-    """Raise UserError for an option that the preset fixes or does not use. None: not given."""
-    unused = [field for field in ("K", *VOTE_FIELDS, "head_budget") if given[field]]
-    if policy == "streaming" and unused:
-        flag = flag_of(unused[0])
-        raise UserError(
-            f"--policy streaming keeps no top-k, but {flag} is {given[unused[0]]}", f"drop {flag}"
-        )
+    """Raise UserError for an option that the preset fixes. None: not given."""
     for field, fixed in PRESETS[policy].items():
         if given[field] is not None and given[field] != fixed:
             flag = flag_of(field)

@@ -70,19 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="results and plots (default: BUILD.bench, and BUILD.load with --server)",
     )
-    parser.add_argument("--json", action="store_true", help="print the results alone, as JSON")
+    parser.add_argument("--json", action="store_true", help="print only the results, as JSON")
 
 
 @dataclass(frozen=True)
 class Job:
     """A measurement that was checked; nothing is loaded.
 
-    foretell: prints an estimate of its time and memory; None where a server's speed decides.
+    print_expected: its time and memory; None where a server's speed decides.
     """
 
     results: Results
     run: Callable[[], None]
-    foretell: Callable[[], None] | None = None
+    print_expected: Callable[[], None] | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
         job = _speed(arguments) if arguments.server is None else _load(arguments)
     out = arguments.out or _beside(arguments.build, "load" if arguments.server else "bench")
     with _directory(out):
-        if job.foretell and ERR.is_terminal:
-            job.foretell()
+        if job.print_expected and ERR.is_terminal:
+            job.print_expected()
         try:
             with bench_view.BenchProgress() as progress:
-                job.results.tell = progress.tell
+                job.results.progress = progress.update
                 job.run()
                 job.results.complete = True
         except SystemExit:
@@ -119,10 +119,10 @@ def _speed(arguments: argparse.Namespace) -> Job:
     results = Results("speed", "snapexport bench", plan.options, threads)
     results.summary, results.about = speed.summary, plan.about()
     device = Device(threads=threads)
-    return Job(results, lambda: speed.run(plan, results, device), lambda: _foretell(plan))
+    return Job(results, lambda: speed.run(plan, results, device), lambda: _print_expected(plan))
 
 
-def _foretell(plan: "Plan") -> None:
+def _print_expected(plan: "Plan") -> None:
     from snapexport.measure.bench.estimate import estimate
 
     expected = estimate(plan)

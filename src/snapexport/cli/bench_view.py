@@ -20,7 +20,7 @@ class BenchProgress(_OneLine):
         columns = DESCRIPTION, BarColumn(), MofNCompleteColumn()
         super().__init__(*columns, TimeRemainingColumn(), total=None)
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def update(self, what: str, done: int, total: int) -> None:
         """So many of a part's measurements are done."""
         self._bars.update(self._line, description=what, completed=done, total=total)
 
@@ -49,14 +49,14 @@ def print_report(report: Row) -> None:
 
 def _print_rates(rows: list[Row]) -> None:
     units = {"bandwidth": "GB/s", "matmul": "GFLOP/s"}
-    told = [
+    rates = [
         f"{row[probe]['median'] / 1e9:.1f} {unit}"
         for row in rows
         for probe, unit in units.items()
         if probe in row
     ]
-    if told:
-        OUT.print(f"probed for the roofline: {', '.join(told)}\n")
+    if rates:
+        OUT.print(f"probed for the roofline: {', '.join(rates)}\n")
 
 
 def _print(table: tables.Table) -> None:

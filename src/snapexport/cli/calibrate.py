@@ -1,7 +1,7 @@
 """Measure on your texts how many positions each KV head of a model should keep.
 
 Writes a file for `snapexport build --head-budget`. BUILD is a build of the model whose heads have
-equal budgets: its vote, on passages of the documents, tells what each head needs (AdaKV). Use texts
+equal budgets: its vote, on passages of the documents, shows what each head needs (AdaKV). Use texts
 like those that the model will read.
 
 example:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the file, and tell how far the heads differ."""
+    """Measure, write the file, and print how far the heads differ."""
     build = Build.open(arguments.build)
     with needs_extra("eval"):
         from snapexport.measure.eval.documents import passages, read_documents
@@ -68,13 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     if tokenizer is None:
         raise UserError(f"{build.directory} has no tokenizer.json", "copy the checkpoint's into it")
     chosen = passages(read_documents(arguments.documents), tokenizer, length, count)
-    told = {"passages": [one.name for one in chosen], "tokens": length}
+    source = {"passages": [one.name for one in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
             budget = calibrated(build, [one.ids for one in chosen], progress.advance)
-        write(budget.text(told | {"cache_slots": build.manifest.geometry.held_whole}))
+        write(budget.text(source | {"cache_slots": build.manifest.geometry.held_whole}))
     shares = [max(row) / (sum(row) / len(row)) for row in budget.layers if row]
-    report = {"file": str(arguments.out), **told, "largest_share_of_mean": round(max(shares), 2)}
+    report = {"file": str(arguments.out), **source, "largest_share_of_mean": round(max(shares), 2)}
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -90,7 +90,7 @@ def _length(build: Build, given: int | None) -> int:
     length = min(geometry.longest_prompt, LONGEST) if given is None else given
     if not geometry.held_whole < length <= geometry.longest_prompt:
         raise UserError(
-            f"passages of {length} tokens tell nothing: the vote keeps all of "
+            f"passages of {length} tokens show nothing: the vote keeps all of "
             f"{geometry.held_whole}, and a prompt has up to {geometry.longest_prompt}",
             "use a --length in between",
         )

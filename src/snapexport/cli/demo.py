@@ -130,14 +130,14 @@ class Answer:
 
 
 def _answer(
-    build: Build, baseline: bool, prompts: list[VaultPrompt], tell: Callable[[str], None]
+    build: Build, baseline: bool, prompts: list[VaultPrompt], show: Callable[[str], None]
 ) -> Answer:
-    """Answer the first prompt, passing each delta to `tell`, and then score the others."""
+    """Answer the first prompt, passing each delta to `show`, and then score the others."""
     llm = LLM(build.directory, baseline=baseline)
     first, *others = prompts
     text, started = "", time.perf_counter()
     for delta in llm.stream(first.text, PARAMS):
-        tell(delta.text)
+        show(delta.text)
         text += delta.text
     return Answer(
         cache=_cache_name(build, baseline),

@@ -108,7 +108,7 @@ def _backends_named(text: str) -> tuple[str, ...]:
 
 
 def _loaders(build: Build, chosen: tuple[str, ...]) -> "dict[str, GraphLoader]":
-    """Loaders of the graphs by backend; none for ONNX Runtime alone, which is not named."""
+    """Loaders of the graphs by backend; none if ONNX Runtime is the only one."""
     from snapexport.measure.accuracy.graph_loader import on_onnxruntime, on_tensorrt
 
     if "tensorrt" not in chosen:

@@ -93,13 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
         with AnswerProgress(grid.records) as progress:
             for _ in evaluation.run():
                 progress.advance()
-    finally:  # what was measured until an interrupt is told as well
+    finally:  # what was measured until an interrupt is shown as well
         if not evaluation.is_empty:
-            _tell(evaluation.report(), arguments)
+            _show(evaluation.report(), arguments)
     return 0
 
 
-def _tell(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _show(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print the report, and draw a whole one beside the records."""
     if arguments.out:
         with needs_extra("eval"):
@@ -123,7 +123,7 @@ _HEADINGS = {
 }
 BAD, POOR = 0.5, 0.9
 UNABLE = 0.3
-"""Score of the full cache below which a task does not tell caches apart."""
+"""Score of the full cache below which a task does not distinguish caches."""
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -166,7 +166,8 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
     OUT.print(table)
     if unlearned := [r["task"] for r in rows if r["system"] == "full" and r["score"] < UNABLE]:
-        OUT.print(f"the full cache itself fails: {', '.join(unlearned)} tells nothing", style="dim")
+        names = ", ".join(unlearned)
+        OUT.print(f"the full cache itself fails: {names}; their rows compare nothing", style="dim")
     OUT.print()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from snapexport.contract.engines import ENGINES, EngineEntry, EngineFile
+from snapexport.contract.exclusions import Facts, require_compatible
 from snapexport.contract.manifest import REBUILD, WEIGHTS, Manifest
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_NUMPY
@@ -90,11 +91,8 @@ def _require_ranks(manifest: Manifest) -> None:
     heads += [] if model.kv_lora_rank else [model.num_key_value_heads]
     if any(count % ranks for count in heads):
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
-    behind = manifest.geometry.pseudo_tokens or manifest.geometry.repeats
-    if ranks > 1 and (manifest.traces or manifest.engines or behind):
-        raise UserError(
-            "the manifest has several ranks, and traces, engines or votes behind prompts", REBUILD
-        )
+    if ranks > 1 and manifest.engines:
+        raise UserError("the manifest has several ranks, and engines", REBUILD)
     batches = manifest.decode_graphs()
     manifest.graph_options.require_ranks(ranks, batches, latent=bool(model.kv_lora_rank))
 
@@ -160,7 +158,7 @@ def _require_head_groups(manifest: Manifest) -> None:
         raise UserError(
             f"the manifest's head groups are not of {model.num_key_value_heads} KV heads", REBUILD
         )
-    if manifest.tensor_parallel > 1 or not manifest.geometry.compresses:
+    if not manifest.geometry.compresses:
         raise UserError("the manifest's head groups are not those of a build", REBUILD)
 
 
@@ -168,6 +166,7 @@ def _require_options(manifest: Manifest) -> None:
     """The graph options are resolved, so they are what they resolve to."""
     options, model = manifest.graph_options, manifest.model
     options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    require_compatible(_facts(manifest))
     resolved = options.resolved(manifest.target, manifest.dtype)
     if not manifest.geometry.compresses:
         resolved = resolved.of_full_cache()
@@ -175,6 +174,27 @@ def _require_options(manifest: Manifest) -> None:
         raise UserError(
             f"the manifest's graph options {options!r:.200} are not those of a build", REBUILD
         )
+
+
+def _facts(manifest: Manifest) -> Facts:
+    """What the table of exclusions asks about."""
+    geometry = manifest.geometry
+    return (
+        vars(manifest.graph_options)
+        | {
+            "policy": geometry.policy,
+            "weights": manifest.quantization,
+            "target": manifest.target,
+            "dtype": manifest.dtype,
+            "tensor_parallel": manifest.tensor_parallel,
+            "tokens_per_step": geometry.tokens_per_step,
+            "baseline": bool(manifest.traces),
+            "head_budget": bool(geometry.head_groups),
+            "link_weights": manifest.linked_weights,
+            "latent": bool(manifest.model.kv_lora_rank),
+        }
+        | ({"vote_queries": geometry.vote_queries} if geometry.vote_queries != "prompt" else {})
+    )
 
 
 def _require_texts(manifest: Manifest) -> None:

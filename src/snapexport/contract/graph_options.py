@@ -8,11 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.targets import (
-    TARGETS,
     Target,
     capabilities,
-    targets_with,
 )
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CACHE_DTYPES, CacheDType, DType
@@ -113,12 +112,10 @@ class GraphOptions:
 
     def resolved(self, target: Target, dtype: DType) -> "GraphOptions":
         """A copy with defaults filled in. Raises UserError for what the target does not support."""
+        require_compatible(vars(self) | {"target": target, "dtype": dtype})
         cache_dtype = None if self.cache_dtype == dtype else self.cache_dtype
-        if cache_dtype is not None:
-            _require_cache_dtype(cache_dtype, target, dtype)
-        attention = _attention(cache_dtype, self.decode_attention)
-        if attention == "valid":
-            _require_valid_slots(target)
+        by_default: DecodeAttention = "valid" if cache_dtype == "int8" else "all"
+        attention = self.decode_attention or by_default
         _require_topk(self.top_tokens, target)
         shares = self.share_weights
         if shares is None:
@@ -135,18 +132,7 @@ class GraphOptions:
                 "tokens",
                 "use as many as the largest top-k of your requests",
             )
-        if latent and self.cache_dtype == "int8":
-            raise UserError(
-                "--cache-dtype int8 is not supported for latent attention: a cache of latents is "
-                "small already",
-                "leave it out, or use --cache-dtype fp16",
-            )
-        if latent and self.decode_attention == "valid":
-            raise UserError(
-                "--decode-attention valid is not supported for latent attention: ONNX Runtime has "
-                "no operator for it",
-                "leave it out",
-            )
+        require_compatible(vars(self) | {"latent": latent})
 
     def require_ranks(self, ranks: int, batches: Collection[int], *, latent: bool) -> None:
         """Raise UserError for batch slots that ranks cannot share equally.
@@ -177,43 +163,6 @@ class GraphOptions:
     def of_full_cache(self) -> "GraphOptions":
         """A copy for the full cache, which has only one form."""
         return replace(self, cache_dtype=None, decode_attention="all", extend=False)
-
-
-def _require_cache_dtype(cache_dtype: CacheDType, target: Target, dtype: DType) -> None:
-    if dtype != "fp32" or cache_dtype not in capabilities(target).cache_dtypes:
-        possible = "; ".join(
-            f"--target {name}: {', '.join(record.cache_dtypes)}"
-            for name, record in TARGETS.items()
-            if record.cache_dtypes
-        )
-        raise UserError(
-            f"--cache-dtype {cache_dtype} is not supported with --target {target} --dtype {dtype}",
-            f"leave it out, or use --dtype fp32 and one of these: {possible}",
-        )
-
-
-def _attention(cache_dtype: CacheDType | None, given: DecodeAttention | None) -> DecodeAttention:
-    """The decode attention: only the operator for valid slots reads int8 caches."""
-    if cache_dtype == "int8" and given == "all":
-        raise UserError(
-            "--cache-dtype int8 is not supported with --decode-attention all",
-            "drop --decode-attention all: int8 caches are read at valid slots alone",
-        )
-    if cache_dtype == "fp16" and given == "valid":
-        raise UserError(
-            "--cache-dtype fp16 is not supported with --decode-attention valid: ONNX Runtime's "
-            "operator for valid slots takes longer over fp16 than over fp32",
-            "drop one of them, or use --cache-dtype int8",
-        )
-    return given or ("valid" if cache_dtype == "int8" else "all")
-
-
-def _require_valid_slots(target: Target) -> None:
-    if not capabilities(target).valid_slots:
-        raise UserError(
-            f"--decode-attention valid is not supported with --target {target}",
-            f"leave it out, or use --target {targets_with('valid_slots')}",
-        )
 
 
 def _require_topk(count: int, target: Target) -> None:

@@ -10,7 +10,7 @@ STYLE: Any = {
     "svg.hashsalt": "snapexport",
     "figure.dpi": 150,
 }
-# Okabe and Ito's colours, told apart by people who see fewer of them; markers tell them too. One
+# Okabe and Ito's colours, which people who see fewer of them can distinguish; so do markers. One
 # marker more than colours: no two of the first 56 lines look alike.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

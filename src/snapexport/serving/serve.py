@@ -70,7 +70,7 @@ async def _answer(
     signals, streams = Signals(), model.streams
     streams.start()
     health = Health(streams)
-    api = Api(model, health, _access(options, listener))
+    api = Api(model, health, access=_access(options, listener))
     signals.listen()
     seconds = 0.0
     async with listening(api, listener):

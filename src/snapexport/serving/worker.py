@@ -1,14 +1,16 @@
 """Runs an LLM in its own thread: accepts requests, steps, and delivers outputs.
 
-Only the worker's thread uses the LLM, except for `LLM.read`. Other threads leave requests and
-cancellations under a lock, and the worker takes them between two steps. Knows no event loop.
+Only the worker's thread uses the LLM, except for `LLM.read`. Other threads post requests and
+cancellations, and the worker takes them up between two steps. Knows no event loop.
 """
 
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from snapexport.runtime.requests.llm import LLM
@@ -78,9 +80,7 @@ class Worker(Generic[Active]):
         self._room = llm.executor.limits.batch + max_pending
         self._log = log
         self._changed = threading.Condition()
-        self._arrived: list[Active] = []
-        self._unwanted: list[tuple[Active, Failure]] = []
-        self._released: list[int] = []
+        self._inbox: deque[Callable[[], None]] = deque()
         self._accepted = 0
         self._stopping = False
         self._live: dict[int, Active] = {}
@@ -100,21 +100,16 @@ class Worker(Generic[Active]):
                 self.counters.requests_refused_total += 1
                 return STOPPING if self._stopping else full(self._room)
             self._accepted += 1
-            self._arrived.append(active)
-            self._changed.notify()
+            self._post(partial(self._submit, active))  # in this block: the worker may stop after it
         return None
 
     def cancel(self, active: Active, why: Failure) -> None:
         """End a request before the next step. Does nothing for an ended request."""
-        with self._changed:
-            self._unwanted.append((active, why))
-            self._changed.notify()
+        self._post(partial(self._cancel, active, why))
 
     def release(self, request_id: int) -> None:
         """Free the batch slot of a request that handed its row over, before the next step."""
-        with self._changed:
-            self._released.append(request_id)
-            self._changed.notify()
+        self._post(partial(self._llm.release, request_id))
 
     def stop(self, seconds: float) -> None:
         """End all requests and the thread; wait at most `seconds` for it."""
@@ -126,10 +121,10 @@ class Worker(Generic[Active]):
 
     def values(self) -> dict[str, float]:
         """The changing gauges, and the counters. Any thread may call this."""
-        waiting = sum(active.started is None for active in tuple(self._live.values()))
+        running = sum(active.started is not None for active in tuple(self._live.values()))
         return {
-            "requests_running": len(self._live) - waiting,
-            "requests_waiting": waiting + len(self._arrived),
+            "requests_running": running,
+            "requests_waiting": max(0, self._accepted - running),
             "slots_used": self._llm.slots_used,
             **self.counters.values(),
         }
@@ -147,13 +142,9 @@ class Worker(Generic[Active]):
     def _wait(self) -> bool:
         """Sleep while there is nothing to do. Returns False if the worker has to stop."""
         with self._changed:
-            while not (self._stopping or self._has_news or self._llm.busy):
+            while not (self._stopping or self._inbox or self._llm.busy):
                 self._changed.wait()
             return not self._stopping
-
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._arrived or self._unwanted or self._released)
 
     def _step_or_end_all(self) -> None:
         try:
@@ -176,26 +167,27 @@ class Worker(Generic[Active]):
         known = [delta for delta in deltas if delta.request_id in self._live]
         return [self._event(delta, now) for delta in known]
 
-    def _take_up(self) -> None:
+    def _post(self, command: Callable[[], None]) -> None:
         with self._changed:
-            arrived, self._arrived = self._arrived, []
-            unwanted, self._unwanted = self._unwanted, []
-            released, self._released = self._released, []
-        for request_id in released:
-            self._llm.release(request_id)
-        for active in arrived:
-            try:
-                active.request_id = self._llm.submit(active.request)
-            except Exception as error:  # the others must not be lost with it
-                self._log(traceback.format_exc())
-                self._leave()
-                self.counters.requests_failed_total += 1
-                self._emit([(active, internal(error))])
-                continue
-            self._live[active.request_id] = active
-            self.counters.prompt_tokens_total += len(active.request.prompt_token_ids)
-        for active, why in unwanted:
-            self._cancel(active, why)
+            self._inbox.append(command)
+            self._changed.notify()
+
+    def _take_up(self) -> None:
+        """Run what other threads have posted."""
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()
+
+    def _submit(self, active: Active) -> None:
+        try:
+            active.request_id = self._llm.submit(active.request)
+        except Exception as error:  # the others must not be lost with it
+            self._log(traceback.format_exc())
+            self._leave()
+            self.counters.requests_failed_total += 1
+            self._emit([(active, internal(error))])
+            return
+        self._live[active.request_id] = active
+        self.counters.prompt_tokens_total += len(active.request.prompt_token_ids)
 
     def _cancel(self, active: Active, why: Failure) -> None:
         """Free the request's batch slot. Its last delta, "cancelled", comes with the next step.

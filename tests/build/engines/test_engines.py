@@ -351,12 +351,6 @@ def test_only_one_process_builds_engines_at_a_time(fake_tensorrt: Any, own_build
         assert "another process builds engines" in refusal(own_build)
 
 
-def test_build_with_a_changed_graph_is_refused(own_build: Build) -> None:
-    (own_build.directory / "decode.onnx").write_bytes(b"other")
-    with pytest.raises(UserError, match="was changed after the build"):
-        Build.open(own_build.directory)
-
-
 def test_engine_build_refuses_graphs_of_another_target(
     fake_tensorrt: Any, own_build: Build
 ) -> None:

@@ -142,11 +142,11 @@ def test_bench_ctrl_c_keeps_the_samples_until_then(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def tell(progress: BenchProgress, what: str, done: int, total: int) -> None:
+    def update(progress: BenchProgress, what: str, done: int, total: int) -> None:
         if (what, done) == ("speed", 4 + 4 + 1 + 1):  # both probes, a prompt, a step
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(BenchProgress, "tell", tell)
+    monkeypatch.setattr(BenchProgress, "update", update)
     with pytest.raises(SystemExit) as left:
         run(tiny_build, "--contexts", 16, "--out", tmp_path / "out", *FAST)
     assert left.value.code == 130
@@ -164,7 +164,7 @@ def test_bench_progress_counts_to_its_end(
     tiny_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(BenchProgress, "tell", lambda _, *given: steps.append(given))
+    monkeypatch.setattr(BenchProgress, "update", lambda _, *given: steps.append(given))
     run(tiny_build, "--baseline", "--contexts", 16, 24, "--out", tmp_path / "out", *FAST)
     speed = [(done, total) for what, done, total in steps if what == "speed"]
     assert [done for done, _ in speed] == list(range(speed[0][1] + 1))

@@ -210,8 +210,8 @@ def test_server_and_runtime_take_turns_with_the_same_requests(tiny_build: Build)
         return drive
 
     progress: list[tuple[int, int]] = []
-    tell = lambda _, done, total: progress.append((done, total))  # noqa: E731
-    results = Results("load", "", plan.options, tell=tell)
+    progress_of = lambda _, done, total: progress.append((done, total))  # noqa: E731
+    results = Results("load", "", plan.options, progress=progress_of)
     measure(plan, {"in_process": side("a"), "server": side("b")}, results)
     assert progress == [(done, 8) for done in range(9)]
     assert [name for name, _ in seen] == ["a", "b"] * 5

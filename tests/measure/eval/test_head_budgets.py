@@ -52,7 +52,7 @@ def test_build_takes_what_calibrate_writes(
     ("flags", "message"),
     [
         (["--passages", "0"], "--passages 0 is below 1"),
-        (["--length", "64"], "passages of 64 tokens tell nothing"),
+        (["--length", "64"], "passages of 64 tokens show nothing"),
         (["--length", "513"], "a prompt has up to 512"),
         (["--documents", "nowhere.txt"], "cannot read nowhere.txt"),
         (["--out", "/nowhere/heads.json"], "cannot write /nowhere/heads.json"),

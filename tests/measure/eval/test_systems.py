@@ -161,11 +161,11 @@ def test_the_full_cache_is_one_system_at_any_budgets() -> None:
         ("snapstream:L_obs=40", 64, "--L-obs 40 is larger than --L-recent 30"),
         ("snapstream", 4, "'snapstream' in 4 slots: --kv-budget 4 leaves"),
         ("snapstream", 600, "'snapstream' in 600 slots: --kv-budget 600 is more than --L-max 512"),
-        ("streaming:K=8", 64, "--policy streaming keeps no top-k"),
+        ("streaming:K=8", 64, "--K 8 is not supported with --policy streaming"),
         ("sage:L_obs=4", 64, "--policy sage means --L-obs 1"),
         ("snapstream:prefill=rows", 64, "prefill 'rows' is not known"),
-        ("full:prefill=blocks", 64, "--extend is for compressed caches"),
-        ("full:L_sink=4", 64, "'full:L_sink=4': --policy full keeps everything"),
+        ("full:prefill=blocks", 64, "--extend is not supported with --policy full"),
+        ("full:L_sink=4", 64, "'full:L_sink=4': --L-sink 4 is not supported with --policy full"),
     ],
 )
 def test_an_invalid_policy_or_budget_is_refused(name: str, slots: int, message: str) -> None:

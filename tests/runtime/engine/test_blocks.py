@@ -179,7 +179,7 @@ def test_what_cannot_be_extended_is_refused(
 
 
 def test_full_caches_have_no_extend_graph() -> None:
-    with pytest.raises(UserError, match="--extend is for compressed caches"):
+    with pytest.raises(UserError, match="--extend is not supported with --policy full"):
         cases.built(Case(policy="full", extend=True))
 
 

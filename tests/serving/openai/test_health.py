@@ -47,7 +47,7 @@ def test_runtime_that_fails_is_unhealthy_once_no_output_is_fresh(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert health(served)[0] == 200
-    monkeypatch.setattr(served.llm.executor, "prefill", lambda *given: 1 / 0)
+    monkeypatch.setattr(served.llm.executor, "take", lambda *given: 1 / 0)
     assert health(served)[0] == 200
     monkeypatch.setattr(health_module, "FRESH_SECONDS", 0)
     status, body = health(served)

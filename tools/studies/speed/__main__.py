@@ -11,11 +11,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from snapexport.errors import UserError
 from snapexport.measure.bench.devices import DRY_RUN, Device
@@ -91,18 +92,13 @@ def measure(arguments: argparse.Namespace, setup: Setup, out: Path) -> int:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=ERR) as progress:
-        for name, one in options.items():
-            line = progress.add_task(name)
-
-            def tell(what: str, done: int, total: int, name: str = name, line: Any = line) -> None:
-                text = f"{name}: {what}"
-                progress.update(line, description=text, completed=done, total=total)
-
+        for name, chosen in options.items():
+            update = partial(_update, progress, progress.add_task(name), name)
             try:
                 if arguments.prepare:
-                    _prepare(setup, name, one)
+                    _prepare(setup, name, chosen)
                     continue
-                results = Results(name, _command(arguments, name), one, tell=tell)
+                results = Results(name, _command(arguments, name), chosen, progress=update)
                 results.path = out / f"{name}.json"
                 _run(setup, results, arguments.resume)
             except KeyboardInterrupt:
@@ -112,6 +108,10 @@ def measure(arguments: argparse.Namespace, setup: Setup, out: Path) -> int:
             except DeviceError as error:
                 status = _failed(f"{name}: ", UserError(str(error), "see what `nvidia-smi` says"))
     return status
+
+
+def _update(progress: Progress, line: TaskID, name: str, what: str, done: int, total: int) -> None:
+    progress.update(line, description=f"{name}: {what}", completed=done, total=total)
 
 
 def _prepare(setup: Setup, name: str, options: Any) -> None:

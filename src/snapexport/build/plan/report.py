@@ -65,14 +65,10 @@ def _sizes(option: Alternative, batch: int) -> dict[str, Any]:
 
 def parts(taken: Footprint) -> dict[str, int]:
     """The parts of a footprint, and its two sums."""
-    return {
-        "process": taken.process,
-        "weights": taken.weights,
-        "decode_cache": taken.decode_cache,
-        "prefill_cache": taken.prefill_cache,
-        "prefill_work": taken.prefill_work,
-        "compress_work": taken.compress_work,
-        "decode_work": taken.decode_work,
-        "decode_resident": taken.decode_resident,
-        "prefill_peak": taken.prefill_peak,
-    }
+    return {name: getattr(taken, name) for name in _PARTS}
+
+
+_PARTS = (
+    *("process", "weights", "decode_cache", "prefill_cache"),
+    *("prefill_work", "compress_work", "decode_work", "decode_resident", "prefill_peak"),
+)

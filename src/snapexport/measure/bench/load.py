@@ -98,10 +98,10 @@ def measure(plan: LoadPlan, sides: dict[Side, Drive], results: Results) -> None:
         for clients in sorted(plan.options.clients, reverse=turn % 2 == 1):
             workload = plan.workload(turn, clients)
             for side, drive in sides.items():
-                results.tell("load", len(outcomes), total)
+                results.progress("load", len(outcomes), total)
                 outcomes.append(Outcome(side, clients, turn, drive(workload)))
                 results.sections["load"] = summed_up(outcomes)
-    results.tell("load", total, total)
+    results.progress("load", total, total)
 
 
 def _require_answers(side: Side, exchanges: list[Exchange]) -> None:
@@ -173,9 +173,9 @@ def _ratio(outcomes: Sequence[Outcome]) -> float | None:
     """Median over rounds of the server's throughput / the runtime's."""
     rates = {(one.side, one.round): one.tokens_per_second for one in outcomes}
     ratios = [
-        rates["server", round] / alone
-        for (side, round), alone in rates.items()
-        if side == "in_process" and ("server", round) in rates and alone > 0
+        rates["server", round] / rate
+        for (side, round), rate in rates.items()
+        if side == "in_process" and ("server", round) in rates and rate > 0
     ]
     return rounded(statistics.median(ratios)) if ratios else None
 

@@ -27,7 +27,7 @@ def apart(what: str, action: Callable[[], T]) -> T:
     """Run a picklable action in a fresh interpreter. Returns its result. Raises UserError."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_tell, args=(theirs, action), daemon=True)
+    child = context.Process(target=_send_result, args=(theirs, action), daemon=True)
     # The child ignores Ctrl-C from its first moment: it is for us, and we end the child.
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -52,7 +52,7 @@ def apart(what: str, action: Callable[[], T]) -> T:
     return value
 
 
-def _tell(pipe: Connection, action: Callable[[], object]) -> None:
+def _send_result(pipe: Connection, action: Callable[[], object]) -> None:
     """Send (a UserError's message and hint, or None; the action's result)."""
     try:
         pipe.send((None, action()))

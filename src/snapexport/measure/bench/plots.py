@@ -71,10 +71,11 @@ def load_by_clients(report: Row) -> Figure:
         name, style = side.replace("_", " "), look(index)
         clients = [row["clients"] for row in rows]
         rates.plot(clients, [r["tokens_per_second"]["median"] for r in rows], label=name, **style)
-        told = [row for row in rows if row["ttft_seconds"]]
+        answered = [row for row in rows if row["ttft_seconds"]]
         for line, key in (("-", "median"), (":", "p99")):
-            values, label = [row["ttft_seconds"][key] for row in told], f"{name}, {key}"
-            firsts.plot([r["clients"] for r in told], values, label=label, linestyle=line, **style)
+            seconds = [row["ttft_seconds"][key] for row in answered]
+            served = [row["clients"] for row in answered]
+            firsts.plot(served, seconds, label=f"{name}, {key}", linestyle=line, **style)
     for axes, label in ((rates, "tokens/s, all clients"), (firsts, "TTFT, s")):
         axes.set(xlabel="clients", ylabel=label, ylim=(0, None))
         ticks(axes, (row["clients"] for row in loads))

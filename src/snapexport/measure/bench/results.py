@@ -4,7 +4,7 @@
      "notes": [...], "sections": {NAME: [row, ...]}, "summary": [row, ...]}
 
 A row of a timed case has its labels, "seconds" (quartiles and the number of samples), "roofline"
-and "ratio". Section "rates" has what was probed. The summary follows from the sections alone.
+and "ratio". Section "rates" has what was probed. The summary follows from the sections.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from snapexport.measure.bench.turns import RATES, Case, Group, Row, alone
 
 FORMAT = 1
 
-Tell = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """What is measured, how many measurements of it are done, and of how many."""
 Summary = Callable[[Row], list[Row]]
 
@@ -39,7 +39,7 @@ class Results:
     settings: Any
     threads: int | None = None
     device: str = "cpu"
-    tell: Tell = lambda what, done, total: None
+    progress: Progress = lambda what, done, total: None
     summary: Summary | None = None
     path: Path | None = None
     about: Row = field(default_factory=dict)
@@ -76,11 +76,11 @@ class Results:
         everything = [*alone(probes), *groups]
         taken: dict[Case, list[float]] = defaultdict(list)
         total = rounds * sum(case.times for group in everything for case in group)
-        self.tell(what, 0, total)
+        self.progress(what, 0, total)
         try:
             for done, (case, seconds) in enumerate(turns.take_turns(everything, rounds), 1):
                 taken[case].append(seconds)
-                self.tell(what, done, total)
+                self.progress(what, done, total)
         finally:
             self._add(what, taken)
 

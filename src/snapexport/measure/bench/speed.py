@@ -101,7 +101,7 @@ def run(plan: Plan, results: Results, device: Device) -> None:
     vocab_size = manifest.model.vocab_size
     use = partial(fill_and_decode, plan.batches[0], plan.contexts[-1], steps, vocab_size)
     for done, spec in enumerate(plan.specs):
-        results.tell("memory", done, len(plan.specs))
+        results.progress("memory", done, len(plan.specs))
         results.add("memory", _memory_row(spec, memory.measure(spec.name, spec.load, use)))
     systems = [spec.load() for spec in plan.specs]
     groups = [

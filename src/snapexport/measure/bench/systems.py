@@ -61,7 +61,7 @@ class SystemSpec:
 
 
 class ExecutorSystem:
-    """An executor driven without a scheduler's queue: prompts alone, then decode steps alone.
+    """An executor driven without a scheduler's queue: first prompts, then decode steps.
 
     Chunks and greedy sampling are the runtime's own. The cost of its queue, its text and its stop
     strings is not in here: `load.py` measures whole requests.

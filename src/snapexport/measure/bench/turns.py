@@ -64,7 +64,7 @@ class Case:
 
 
 Group = Sequence[Case]
-"""Cases that keep their order in every round: a prompt comes before the steps behind it."""
+"""Cases that keep their order in every round: a prompt comes before its decode steps."""
 
 Taken = Mapping[Case, Sequence[float]]
 """The seconds of each case."""

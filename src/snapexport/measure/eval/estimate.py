@@ -42,8 +42,8 @@ def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
         for cell in cells:
             seconds += chunks[cell.length] * (_chunks(grid, cell.length) + again)
             seconds += step * tokens * len(grid.systems) * len(options.modes)
-            behind = _behind(grid, cell.length, chunks[cell.length], step)
-            seconds += behind * len(options.modes)
+            continued = _continuation(grid, cell.length, chunks[cell.length], step)
+            seconds += continued * len(options.modes)
     return seconds
 
 
@@ -53,7 +53,7 @@ def _of_continuations(grid: Grid, chunks: dict[int, float], step: float) -> floa
     prefill, done = 0.0, 0
     for length in grid.requests.lengths:
         prefill += chunks[length] * (_chunks(grid, length - done) + _windows(grid) - 1)
-        prefill += _behind(grid, length, chunks[length], step)
+        prefill += _continuation(grid, length, chunks[length], step)
         done = length
     groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
     return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
@@ -66,7 +66,7 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
     prefill = sum(chunks[length] * (_chunks(grid, length) + again) for length in lengths)
     groups = math.ceil(len(grid.instructions) / grid.build.manifest.batch)
     asked = len(options.instructions or ())
-    prefill += sum(_behind(grid, length, chunks[length], step) * asked for length in lengths)
+    prefill += sum(_continuation(grid, length, chunks[length], step) * asked for length in lengths)
     passages = len({one.passage for one in grid.instructions})
     return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
@@ -76,7 +76,7 @@ def _windows(grid: Grid) -> int:
     return len({one.geometry.L_obs if one.votes else 0 for one in grid.systems})
 
 
-def _behind(grid: Grid, length: int, chunk: float, step: float) -> float:
+def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
     """Seconds for one prompt in all systems, beyond the chunks that they share.
 
     Pseudo tokens are decode steps and a chunk, a repetition is all chunks again. Blocks are shared

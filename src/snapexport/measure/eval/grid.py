@@ -282,14 +282,14 @@ def _require_fitting(build: Build, lengths: tuple[int, ...], systems: list[Syste
 
 
 def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> int:
-    """L_max of the caches: room for the longest request in the full one, and for what votes behind
-    a prompt.
+    """L_max of the caches: room for the longest request in the full one, and for the pseudo tokens
+    after a prompt.
 
     Raises UserError.
     """
     manifest = build.manifest
-    behind = max(one.geometry.L_max - one.geometry.longest_prompt for one in systems)
-    needed = max(requests.positions(), requests.longest_prompt() + behind)
+    pseudo_tokens = max(one.geometry.L_max - one.geometry.longest_prompt for one in systems)
+    needed = max(requests.positions(), requests.longest_prompt() + pseudo_tokens)
     limit = manifest.model.max_position_embeddings
     if manifest.single_shot:  # its prefill takes just this many
         limit = manifest.geometry.L_max

@@ -103,7 +103,7 @@ def _scores(build: Build) -> dict[int, tuple[float, float]]:
     found = {}
     for node in graph.node:
         if node.op_type == "SnapKVSelect":
-            told = {one.name: one.f for one in node.attribute}
+            attributes = {attribute.name: attribute.f for attribute in node.attribute}
             layer = int(node.output[0].rpartition(".")[2])
-            found[layer] = told["scale"], told["softcap"]
+            found[layer] = attributes["scale"], attributes["softcap"]
     return found

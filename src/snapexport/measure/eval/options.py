@@ -73,7 +73,7 @@ class EvalOptions:
 
     @property
     def chosen_tasks(self) -> tuple[str, ...]:
-        """The tasks to run; none where documents alone are measured."""
+        """The tasks to run; none where only documents are measured."""
         if self.tasks is None:
             return () if self.documents else DEFAULT_TASKS
         return self.tasks

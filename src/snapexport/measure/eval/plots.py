@@ -1,6 +1,6 @@
 """Draws an evaluation's report as pictures, PNG and SVG each.
 
-Knows the report alone: it measures nothing.
+Knows only the report: it measures nothing.
 """
 
 import re
@@ -237,7 +237,7 @@ def hit_rate(report: Report) -> Figure:
 
 
 def _draw_layers(axes: Axes, rates: list[Report], names: list[str], budgets: list[int]) -> None:
-    """Colours tell policies, markers tell budgets; so does the legend, which stays short."""
+    """A colour for each policy and a marker for each budget, which keeps the legend short."""
     colours, markers = dict(zip(names, cycle(COLOURS))), dict(zip(budgets, cycle(MARKERS)))
     for rate in rates:
         axes.plot(

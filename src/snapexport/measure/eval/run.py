@@ -81,11 +81,11 @@ class Evaluation:
                 self.answers.append(record)
 
 
-def run(grid: Grid, out: Path | None, tell: Callable[[Record], None]) -> dict[str, Any]:
-    """Run a whole grid, `tell` each record, and return the report. Raises UserError."""
+def run(grid: Grid, out: Path | None, show: Callable[[Record], None]) -> dict[str, Any]:
+    """Run a whole grid, `show` each record, and return the report. Raises UserError."""
     evaluation = Evaluation(grid, out)
     for record in evaluation.run():
-        tell(record)
+        show(record)
     return evaluation.report()
 
 

@@ -16,7 +16,7 @@ from snapexport.errors import UserError
 Ids = tuple[int, ...]
 
 FIRST_GUESS = 64
-"""Lines of noise: enough to tell what one costs, and quick to encode."""
+"""Lines of noise: enough to estimate what one costs, and quick to encode."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Sample(Text):
 
 
 class Task(ABC):
-    """Makes samples from a seed alone."""
+    """Makes samples from nothing but a seed."""
 
     name: str
 

@@ -100,11 +100,11 @@ class SystemMaker:
     def _system(self, name: str, slots: int | None) -> System:
         policy, changes = _parse(name)
         in_blocks = changes.pop("prefill", None) == "blocks"
-        choices = self._like_the_build(policy, slots, changes) if slots else {}
-        choices = self._of_queries(choices | changes) | changes
+        choices = (self._inherited(policy, slots, changes) if slots else {}) | changes
+        choices = self._without_other_queries(choices) | changes
         try:
             choices |= {"L_max": self.L_max, "policy": policy, "extend": in_blocks}
-            options = BuildOptions(model="", out=Path(), **choices)
+            options = BuildOptions.of(model="", out=Path(), **choices)
             geometry = options.geometry(self.model, heads=self._head_budget())
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
@@ -115,43 +115,51 @@ class SystemMaker:
             ) from None
         return System(name, slots or self.L_max, geometry, in_blocks)
 
-    def _of_queries(self, choices: Choices) -> Choices:
-        """The choices without those that votes of other queries than the build's do not share."""
+    def _without_other_queries(self, choices: Choices) -> Choices:
+        """Drop the choices that make no sense under the other `vote_queries`.
+
+        A repeated prompt has no window, and its own vote: the build's say nothing of it.
+        """
         repeats = choices.get("vote_queries") == "repeat"
-        if repeats:
-            choices |= {"prefill_chunk": self.prefill_chunk}
-        other = {"L_obs"} if repeats != self.own.repeats else set()
-        unused = other | ({"vote", "softmax", "group", "L_obs"} if repeats else set())
-        return {name: value for name, value in choices.items() if name not in unused}
+        dropped = {"vote", "softmax", "group", "L_obs"} if repeats else set()
+        if repeats != self.own.repeats:
+            dropped.add("L_obs")
+        kept = {name: value for name, value in choices.items() if name not in dropped}
+        return kept | ({"prefill_chunk": self.prefill_chunk} if repeats else {})
 
     def _head_budget(self) -> HeadBudget | None:
         """The budgets of the build's own head groups, if it has some."""
         return HeadBudget.of(self.own, self.model) if self.own.head_groups else None
 
-    def _like_the_build(self, policy: Policy, slots: int, changes: Choices) -> Choices:
-        """The build's choices in so many slots, except those that one of the two policies fixes."""
+    def _inherited(self, policy: Policy, slots: int, changes: Choices) -> Choices:
+        """The build's choices in so many slots, without those that either policy fixes."""
         own = typical_layer(self.own, self.model)
-        choices: Choices = {"L_sink": own.L_sink}
-        both_vote = own.K > 0 and policy != "streaming"
-        if both_vote:
-            choices |= {name: getattr(self.own, name) for name in VOTE_FIELDS}
-            if self.own.pool_kernel != default_pool_kernel(own.K):  # a default follows the budget
-                choices["pool_kernel"] = self.own.pool_kernel
-        dictated = PRESETS[policy].keys() | PRESETS[self.own.policy].keys()
-        if policy != self.own.policy:
-            for one in (policy, self.own.policy):
-                dictated |= PRESET_DEFAULTS.get(one, {}).keys()
-        if "head_budget" in changes:
-            dictated |= {"budget"}
-        choices = {name: value for name, value in choices.items() if name not in dictated}
-        if both_vote:
+        votes = own.K > 0 and policy != "streaming"
+        fixed = self._fixed_fields(policy, changes)
+        choices = {"L_sink": own.L_sink} | (self._vote_fields(own) if votes else {})
+        choices = {name: value for name, value in choices.items() if name not in fixed}
+        if votes:
             sinks = {"L_sink": DEFAULT_L_SINK, **choices, **PRESETS[policy], **changes}["L_sink"]
             ring = _ring(slots - sinks, own, changes)
             if not {"L_recent", "K"} & changes.keys():
                 choices["L_recent"] = ring
-            if "L_obs" not in dictated:
+            if "L_obs" not in fixed:
                 choices["L_obs"] = max(1, min(self.own.L_obs, ring))
         return {"kv_budget": slots} | choices
+
+    def _fixed_fields(self, policy: Policy, changes: Choices) -> set[str]:
+        """Fields that the build's policy or the other one decides, or that a change replaces."""
+        tables = [PRESETS] if policy == self.own.policy else [PRESETS, PRESET_DEFAULTS]
+        policies = policy, self.own.policy
+        fixed = {name for table in tables for each in policies for name in table.get(each, {})}
+        return fixed | ({"budget"} if "head_budget" in changes else set())
+
+    def _vote_fields(self, own: LayerGeometry) -> Choices:
+        """The build's vote; its pool kernel only if it was chosen, as the default follows K."""
+        choices: Choices = {name: getattr(self.own, name) for name in VOTE_FIELDS}
+        if self.own.pool_kernel != default_pool_kernel(own.K):
+            choices["pool_kernel"] = self.own.pool_kernel
+        return choices
 
 
 def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:

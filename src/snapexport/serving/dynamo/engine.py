@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,10 +31,10 @@ from dynamo.llm.exceptions import (
 from snapexport.contract.manifest import Manifest
 from snapexport.errors import UserError
 from snapexport.runtime.engine.graph_set import Role
-from snapexport.runtime.requests.request import OutputDelta, Request
+from snapexport.runtime.requests.request import Request
 from snapexport.serving.dynamo import message, requests
 from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage
-from snapexport.serving.dynamo.decode import Fetcher
+from snapexport.serving.dynamo.decode import Fetcher, Landed
 from snapexport.serving.dynamo.metrics import METRICS, Moved
 from snapexport.serving.dynamo.options import WorkerOptions
 from snapexport.serving.dynamo.prefill import Lender
@@ -136,48 +136,42 @@ class SnapexportEngine(LLMEngine):
     async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
         request = requests.read(self._model, given)
         length, count = len(request.prompt_token_ids), 0
-        async with aclosing(self._outputs(given, request, context)) as outputs:
-            async for stream, delta in outputs:
-                count += len(delta.token_ids)
-                chunk = chunk_of(delta, length, count, self._model.text_of)
-                if delta.row and self._lender:
+        async with AsyncExitStack() as stack:
+            stream, landed = await self._begin(given, request, context, stack)
+            async for delta in await stack.enter_async_context(
+                aclosing(self._streams.outputs(stream))
+            ):
+                output = landed.seen(delta) if landed else delta
+                count += len(output.token_ids)
+                chunk = chunk_of(output, length, count, self._model.text_of)
+                if output.row and self._lender:
                     assert stream.request_id is not None
-                    hand_over = self._lender.message(stream.request_id, delta, delta.row)
+                    hand_over = self._lender.message(stream.request_id, output, output.row)
                     chunk["disaggregated_params"] = hand_over.model_dump()
                 yield chunk
 
-    async def _outputs(
-        self, given: Mapping[str, Any], request: Request, context: Context
-    ) -> AsyncGenerator[tuple[Stream, OutputDelta], None]:
-        if self._fetcher is None:
-            hand_over = self._lender is not None and not is_probe(given)
-            request = replace(request, hand_over=hand_over)
-            async with aclosing(self._run(request, context)) as outputs:
-                async for output in outputs:
-                    yield output
-            return
-        handed_over = message.read(_handed_over(given))
-        async with (
-            self._fetcher.landed(handed_over, request, partial(_require_wanted, context)) as landed,
-            aclosing(self._run(landed.request, context)) as outputs,
-        ):
-            async for stream, delta in outputs:
-                yield stream, landed.seen(delta)
-
-    async def _run(
-        self, request: Request, context: Context
-    ) -> AsyncGenerator[tuple[Stream, OutputDelta], None]:
-        """The outputs of the worker's thread; `abort` finds the stream meanwhile."""
+    async def _begin(
+        self, given: Mapping[str, Any], request: Request, context: Context, stack: AsyncExitStack
+    ) -> tuple[Stream, Landed | None]:
+        """The request's stream, which `abort` finds, and its prompt if another worker made it."""
+        landed = None
+        if self._fetcher:
+            handed_over = message.read(_handed_over(given))
+            landed = await stack.enter_async_context(
+                self._fetcher.landed(handed_over, request, partial(_require_wanted, context))
+            )
+            request = landed.request
+        elif self._lender and not is_probe(given):
+            request = replace(request, hand_over=True)
         _require_wanted(context)
         stream = Stream(request=request, timeout=self._options.request_seconds)
         self._active[context.id()] = stream
-        try:
-            async with aclosing(self._streams.outputs(stream)) as deltas:
-                async for delta in deltas:
-                    yield stream, delta
-        finally:
-            if self._active.get(context.id()) is stream:  # a retry has the same id
-                del self._active[context.id()]
+        stack.callback(self._forget, context.id(), stream)
+        return stream, landed
+
+    def _forget(self, context_id: str, stream: Stream) -> None:
+        if self._active.get(context_id) is stream:  # a retry has the same id
+            del self._active[context_id]
 
     async def abort(self, context: Context) -> None:
         """The client left, or the frontend found a stop string: free the batch slot."""

@@ -5,7 +5,7 @@ the objects of its answer.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,6 +65,7 @@ class Api:
 
     model: Model
     health: Health
+    endpoints: Sequence[Endpoint] = ENDPOINTS
     access: Access = field(default_factory=Access)
     gate: Gate = field(default_factory=Gate)
     bodies: BodyReader = field(default_factory=BodyReader)
@@ -73,7 +74,7 @@ class Api:
     def app(self) -> ASGIApp:
         """The application, for any ASGI server."""
         routes = [
-            *map(self._route, ENDPOINTS),
+            *map(self._route, self.endpoints),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
             Route("/health", self._health),

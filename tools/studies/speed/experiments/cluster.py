@@ -80,7 +80,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             labels = {"deployment": deployment.name, "round": turn}
             cells: list[Row] = [labels | {"clients": one} for one in options.clients]
             if missing := [one for one in cells if not results.has("load", one)]:
-                results.tell(deployment.name, _done(results), _total(options))
+                results.progress(deployment.name, _done(results), _total(options))
                 _load(setup, options, results, build, deployment, missing, deadline)
 
 
@@ -102,7 +102,7 @@ def _load(
             _require_time(deadline, options)
             given = workload(build, options, [cell["round"]], cell["clients"], options.requests)
             results.add("load", cell | threads | measured(one, given))
-            results.tell(deployment.name, _done(results), _total(options))
+            results.progress(deployment.name, _done(results), _total(options))
 
 
 def _build(setup: Setup, options: Options) -> Build:

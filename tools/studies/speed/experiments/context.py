@@ -57,7 +57,7 @@ def _flat(results: Results, what: str, cases: Sequence[Case], rounds: int) -> No
         middle = statistics.median(taken.values())
         for case, seconds in taken.items():
             ratios[case].append(seconds / middle)
-        results.tell(what, done + 1, rounds)
+        results.progress(what, done + 1, rounds)
     for case, found in ratios.items():
         if found:
             results.add("flat", {**case.labels, "by_its_round": spread(found)})

@@ -46,7 +46,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     rng, conversation = np.random.default_rng(0), [3]
     vocabulary = build.manifest.model.vocab_size
     for turn in range(1, options.turns + 1):
-        results.tell("turns", turn - 1, options.turns)
+        results.progress("turns", turn - 1, options.turns)
         conversation += rng.integers(3, vocabulary, options.tokens).tolist()
         seconds, answer = _answered(llm, conversation, options.answer)
         row: Row = {"turn": turn, "tokens": len(conversation), "seconds": rounded(seconds)}

@@ -37,7 +37,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     """A build of each shape in a process of its own."""
     setup.work.mkdir(parents=True, exist_ok=True)
     for done, shape in enumerate(options.shapes):
-        results.tell(shape, done, len(options.shapes))
+        results.progress(shape, done, len(options.shapes))
         with scratch(setup.work / "export") as directory:
             results.add("builds", measured(shape, directory))
 

@@ -120,7 +120,7 @@ def _loaded(
 ) -> Iterator[tuple[Variant, Worker]]:
     """The systems that load; the results record the errors of the others."""
     for variant in variants:
-        results.tell(f"loading {variant.name}", 0, 1)
+        results.progress(f"loading {variant.name}", 0, 1)
         if worker := _tried(results, variant, partial(Worker, variant)):
             stack.callback(worker.close)
             results.add("versions", {"system": variant.name, **worker.versions})
@@ -185,7 +185,7 @@ def _answer(
         if not one.prompts:
             continue
         for number, passage in enumerate(passages):
-            results.tell(f"answers of {one.name}", number, len(passages))
+            results.progress(f"answers of {one.name}", number, len(passages))
             if results.has("answers", labels := one.labels | {"passage": number}):
                 continue
             answer = partial(worker.answer, passage, options.answer_tokens)

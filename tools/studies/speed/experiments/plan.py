@@ -59,7 +59,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     model = setup.model(options.checkpoint)
     setup.work.mkdir(parents=True, exist_ok=True)
     for done, name in enumerate(options.only):
-        results.tell(name, done, len(options.only))
+        results.progress(name, done, len(options.only))
         if not results.has("memory", {"setting": name}):
             with scratch(setup.work / "plan") as directory:
                 found = _compared(model, directory, name, options)
@@ -76,7 +76,7 @@ def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
     given |= SETTINGS[name]
     if compression := given.pop("compression", None):
         given["kv_budget"] = options.L_max // compression
-    asked = BuildOptions(model=str(model), out=directory / "build", **given)
+    asked = BuildOptions.of(model=str(model), out=directory / "build", **given)
     manifest = run_build(asked).manifest
     taken = footprint(read_model(str(model)), asked, manifest.geometry, manifest.prefill_chunk)
     predicted = taken.prefill_peak

@@ -35,7 +35,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
     """Each setting in a process of its own."""
     build = setup.builds(options.checkpoint).get(options.L_max, options.kv_budget, options.batch)
     for done, prepack in enumerate((False, True)):
-        results.tell("prepack" if prepack else "no prepack", done, 2)
+        results.progress("prepack" if prepack else "no prepack", done, 2)
         action = partial(measured, build.directory, setup.threads, prepack, options.rounds)
         results.add("memory", apart("measuring memory", action))
 

@@ -79,7 +79,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
         "with full rows",
     )
     for published in MODELS:
-        results.tell(published.name, MODELS.index(published), len(MODELS))
+        results.progress(published.name, MODELS.index(published), len(MODELS))
         full, compressed = workers(published, H200, options.L_max, options.kv_budget, prompt)
         found = {"full": full, f"1/{options.L_max // options.kv_budget}": compressed}
         _require_slots(published, found, options)
@@ -92,7 +92,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
                     results.add("deployments", {"model": published.name, "link": link} | row)
     for row in of_table_5():
         results.add("table_5", row)
-    results.tell("all", len(MODELS), len(MODELS))
+    results.progress("all", len(MODELS), len(MODELS))
 
 
 def of_table_5() -> Iterator[Row]:

@@ -97,7 +97,7 @@ def _build(setup: Setup, options: Options, tokens_per_step: int) -> Build:
     model = setup.model(options.checkpoint)
     out = setup.work / "builds" / f"{model.name}.{options.kv_budget}.{tokens_per_step}tokens"
     return run_build(
-        BuildOptions(
+        BuildOptions.of(
             model=str(model),
             out=out,
             L_max=options.L_max,

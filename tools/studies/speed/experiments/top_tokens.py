@@ -48,7 +48,7 @@ def run(setup: Setup, options: Options, results: Results) -> None:
             executor = TimedExecutor(stack.enter_context(setup.device.opened(build)))
             both.append(Running(executor, options.prompt))
         for done, name in enumerate(SAMPLINGS):
-            results.tell(name, done, len(SAMPLINGS))
+            results.progress(name, done, len(SAMPLINGS))
             results.add("steps", {"sampling": name, **_compared(both, name, options.steps)})
 
 

@@ -1,0 +1,26 @@
+"""The page of what goes with what, and the table that it is printed from."""
+
+import pytest
+
+from snapexport.contract.exclusions import RULES, Rule, broken, require_compatible
+from snapexport.errors import UserError
+from tools import combinations
+
+
+def test_page_of_combinations_is_current() -> None:
+    assert combinations.PAGE.read_text() == combinations.render(), (
+        "run `python tools/combinations.py`"
+    )
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.other.example], ids=lambda rule: rule.choice.text
+)
+def test_every_rule_is_broken_by_its_own_examples(rule: Rule) -> None:
+    facts = {**rule.choice.example, **rule.other.example}
+    if rule.choice.example.keys() & rule.other.example.keys():
+        return  # the two are values of one flag for the page alone
+    assert rule in broken(facts)
+    with pytest.raises(UserError, match="is not supported"):
+        require_compatible(facts)
+    assert not rule.is_broken(rule.choice.example) and not rule.is_broken(rule.other.example)
