@@ -57,7 +57,7 @@ def decoded(
 def assert_agrees(
     executor: Executor, slot: int, prompt: tuple[int, ...], want: OracleRun, *, decodes: bool = True
 ) -> None:
-    """The prompt's logits and kept positions are those of `want`, and those of all steps behind."""
+    """Assert that the prompt's logits, its kept positions and all steps are those of `want`."""
     length = len(prompt)
     prefilled = executor.prefill_prompt(slot, prompt).logits
     assert np.abs(prefilled - want.logits[0]).max() <= LOGITS

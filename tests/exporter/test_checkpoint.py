@@ -48,7 +48,7 @@ def refused(directory: Path) -> str:
     return error.value.message
 
 
-def test_sound_checkpoint_is_resolved(mine: Path) -> None:
+def test_checkpoint_without_faults_is_resolved(mine: Path) -> None:
     resolve(mine)
 
 

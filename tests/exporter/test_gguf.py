@@ -162,7 +162,7 @@ def test_plan_reads_a_gguf_file(capsys: pytest.CaptureFixture[str], llama: Path)
     assert f"snapexport build --model {llama}" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_folder_of_the_configs_goes_with_the_checkpoint(tmp_path: Path) -> None:
+def test_gguf_config_folder_is_removed_with_its_checkpoint(tmp_path: Path) -> None:
     opened = open_checkpoint(gguf_files.make("llama", tmp_path))
     folder = opened.directory
     assert folder.is_dir()

@@ -166,7 +166,7 @@ def test_type_that_cannot_be_dequantized_is_refused(
     assert reason in message(spoiled(sound, tmp_path / "bad.gguf", at(where, "<I", kind)))
 
 
-def test_what_is_no_regular_file_is_refused(
+def test_gguf_that_is_no_regular_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder.gguf").mkdir()
@@ -190,7 +190,7 @@ def test_links_to_a_gguf_file_are_refused(sound: Path, capsys: pytest.CaptureFix
     assert f"--link-weights cannot link {sound}" in line
 
 
-def test_missing_package_is_named_with_the_extra(
+def test_missing_gguf_package_is_named_with_its_extra(
     sound: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -199,5 +199,5 @@ def test_missing_package_is_named_with_the_extra(
     )
 
 
-def test_missing_file_is_not_asked_of_the_hub() -> None:
+def test_missing_gguf_file_is_not_asked_of_the_hub() -> None:
     assert hub.resolve("models/missing.gguf") == Path("models/missing.gguf")

@@ -1,6 +1,6 @@
-"""Computes what a build keeps if tokens behind a prompt vote: transformers' model, fed with them.
+"""Computes what a build keeps if tokens after a prompt vote: transformers' model, fed with them.
 
-They are pseudo tokens, or the prompt once more. They stand behind the prompt in transformers' own
+They are pseudo tokens, or the prompt once more. They stand after the prompt in transformers' own
 full cache, which then forgets them. Knows no graph.
 """
 

@@ -1,4 +1,4 @@
-"""Tells whether rounding could change the experts that a model's routers choose."""
+"""Finds whether rounding could change the experts that a model's routers choose."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

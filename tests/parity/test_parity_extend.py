@@ -55,7 +55,7 @@ class Extended:
             )[None]
 
     def take(self, ids: Sequence[int], voters: Sequence[int] = ()) -> Array:
-        """One turn -> logits [V]. voters: tokens that vote behind it."""
+        """One turn -> logits [V]. voters: tokens that vote after it."""
         chunk, count = self.build.chunk, len(ids) + len(voters)
         positions = self.length + np.arange(chunk)[None]
         positions[0, len(ids) : count] = -1
@@ -86,7 +86,7 @@ class Extended:
 
 
 def assert_extends(case: Case, lengths: tuple[int, ...], voters: tuple[int, ...] = ()) -> None:
-    """voters: how many of the last tokens vote behind each turn."""
+    """voters: how many of the last tokens vote after each turn."""
     build, geometry = cases.built(case), case.geometry
     checkpoint = cases.checkpoint(case.checkpoint)
     ids, want = turns.first_clear(checkpoint, lengths, geometry, STEPS, VOCABULARY, voters)
@@ -127,7 +127,7 @@ def test_twenty_turns_agree_with_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_end_of_a_prompt_votes_on_blocks(name: str) -> None:
+def test_prompts_last_tokens_vote_after_each_block(name: str) -> None:
     assert_extends(Case(name, extend=True), (24, 24, 3, 31, 30), (8, 1, 8, 0, 0))
 
 
@@ -148,14 +148,16 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-def test_every_option_extends(options: dict[str, Any]) -> None:
+def test_turns_agree_with_transformers_under_every_option(options: dict[str, Any]) -> None:
     case = Case(**{"extend": True} | options)
     assert_extends(case, (14, 16, 16, 9, 3, 16))
     assert_extends(case, (8, 8, 8, 8, 16), (0, 8, 8, 8, 0))
 
 
 @pytest.mark.parametrize(("cache_dtype", "share"), [("fp16", 0.01), ("int8", 0.2)])
-def test_caches_of_fewer_bits_stay_near(cache_dtype: str, share: float) -> None:
+def test_turns_onto_fp16_and_int8_caches_stay_near_transformers(
+    cache_dtype: str, share: float
+) -> None:
     """share: of the logits' deviation. Rows of 32 tokens and more: short ones calibrate badly."""
     lengths = (32, 32, 32, 20, 32)
     case = Case(extend=True, cache_dtype=cache_dtype, policy="streaming")
@@ -170,7 +172,7 @@ def test_caches_of_fewer_bits_stay_near(cache_dtype: str, share: float) -> None:
         extended.kept(case.geometry)
 
 
-def test_what_is_cached_in_int8_keeps_its_scale() -> None:
+def test_int8_cache_keeps_its_scale_over_turns() -> None:
     extended = Extended(cases.built(Case(extend=True, cache_dtype="int8")))
     extended.take(cases.prompt(32))
     before = {name: one.copy() for name, one in extended.row.items()}

@@ -87,7 +87,7 @@ def test_drafts_over_a_full_cache_are_those_of_generate() -> None:
 
 @pytest.mark.parametrize("case", VARIANTS[2:4], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 17, 33, 90])
-def test_a_filled_ring_is_that_of_the_tokens_one_by_one(case: Case, length: int) -> None:
+def test_mtp_prefill_fills_the_ring_as_single_steps_do(case: Case, length: int) -> None:
     made = RawDrafts(cases.built(case))
     prompt = cases.prompt(length)
     chunks = prefill_and_compress(made.build, prompt)[1].hidden_states
@@ -108,7 +108,7 @@ def test_a_filled_ring_is_that_of_the_tokens_one_by_one(case: Case, length: int)
         assert (got == 7.0).all(axis=(0, 1, 3)).sum() == max(0, RING - (length - 1))
 
 
-def test_a_step_follows_a_step_by_its_own_hidden_states() -> None:
+def test_second_draft_follows_from_the_first_drafts_hidden_states() -> None:
     """A second draft, of the first one and of the layer's own hidden states."""
     want = expected(12)
     slots = DraftSlots(cases.built(CASE), [want.run.prompt])
@@ -129,7 +129,7 @@ def test_a_step_follows_a_step_by_its_own_hidden_states() -> None:
 
 
 def drafted(want: Drafts, case: Case) -> NDArray[np.float32]:
-    """Logits [STEPS,V] of drafts behind a prompt of 90 tokens, of the exact hidden states."""
+    """Logits [STEPS,V] of drafts after a prompt of 90 tokens, of the exact hidden states."""
     made = RawDrafts(cases.built(case))
     tokens = [*want.run.prompt, *want.run.tokens]
     states = np.pad(want.hidden_states[:90], ((0, 6), (0, 0)))
@@ -195,7 +195,7 @@ def specs(entry: dict[str, Any], kind: str) -> dict[str, tuple[str, list[int]]]:
     return {spec["name"]: (spec["dtype"], spec["shape"]) for spec in entry[kind]}
 
 
-def test_graphs_have_the_inputs_and_outputs_of_the_contract() -> None:
+def test_mtp_graphs_have_the_inputs_and_outputs_of_the_contract() -> None:
     graphs = cases.built(CASE).manifest["graphs"]
     B, C, E, V, N = 3, 32, 64, 257, 3
     caches = {"key": 32, "value": 8}

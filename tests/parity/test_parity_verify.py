@@ -78,13 +78,13 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-def test_every_cache_takes_several_tokens(options: dict[str, Any]) -> None:
+def test_steps_of_several_tokens_agree_under_every_cache_option(options: dict[str, Any]) -> None:
     case = Case(**{"tokens_per_step": TOKENS} | options)
     assert_verifies(case, LENGTHS[-case.batch :])
 
 
 @pytest.mark.parametrize("target", ["onnxruntime", "portable"])
-def test_caches_in_fp16_take_several_tokens(target: str) -> None:
+def test_steps_of_several_tokens_equal_single_ones_in_fp16_caches(target: str) -> None:
     """As one token after the other in a build of one token a step."""
     plain = Case(cache_dtype="fp16", target=target)
     several = replace(plain, tokens_per_step=TOKENS)

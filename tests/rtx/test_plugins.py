@@ -61,6 +61,6 @@ def test_the_parser_creates_our_plugin_for_its_call(
     assert ("Successfully created plugin", operator) in answer.told, answer.errors
 
 
-def test_without_the_library_the_parser_takes_the_bodies(made: Build) -> None:
+def test_parser_takes_function_bodies_without_the_plugin_library(made: Build) -> None:
     answer = ask(made.graph("compress"))
     assert answer.accepted and not answer.told[0][0].startswith("Successfully")

@@ -166,7 +166,8 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
     OUT.print(table)
     if unlearned := [r["task"] for r in rows if r["system"] == "full" and r["score"] < UNABLE]:
-        OUT.print(f"the full cache itself fails: {', '.join(unlearned)} means nothing", style="dim")
+        names = ", ".join(unlearned)
+        OUT.print(f"the full cache itself fails: {names}; their rows compare nothing", style="dim")
     OUT.print()
 
 
