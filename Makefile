@@ -73,6 +73,7 @@ fuzz-short: $(STAMP)     ## a few cases of each kind, and all that once failed, 
 fuzz-http: $(SERVED)     ## hostile requests and large bodies, 5 minutes
 	$(FUZZ).fuzz $(SERVED) --count 2000
 	$(FUZZ).stall $(SERVED)
+	$(FUZZ).idle $(SERVED)
 
 fuzz-http-short: $(STAMP) ## a slice of the hostile requests, half a minute
 	$(BIN)/python -m pytest tests/fuzz_http

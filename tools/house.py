@@ -99,7 +99,7 @@ def figures(root: Path) -> list[Figure]:
     shipped = [file for file in _files(*(root / name for name in SHIPPED)) if _is_source(file)]
     tests = [file for file in _files(root / "tests") if file.suffix == ".py"]
     tools = [file for file in _files(root / "tools") if file.suffix in {".py", ".sh"}]
-    studies = [file for file in tools if "studies" in file.parts]
+    studies = [file for file in tools if "studies" in file.relative_to(root).parts]
     pages = [file for file in _files(root / "docs") if file.suffix == ".md"]
     modules = package_modules(root)
     graph = imported_modules(modules)

@@ -57,8 +57,6 @@ def problem(answer: Answer) -> str | None:
         return "closed without an answer"
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
         return _problem_of_stream(answer.body)
-    if answer.status == 400 and answer.body == NOT_HTTP:
-        return None
     try:
         value = answer.json
     except ValueError:

@@ -11,10 +11,13 @@ import uvicorn
 
 from snapexport.errors import UserError
 from snapexport.serving.openai.api_server import Api
+from snapexport.serving.openai.connections import (
+    ACCEPTED,
+    BACKLOG,
+    connections,
+    raise_file_limit,
+)
 from snapexport.serving.openai.signals import Signals
-
-MOST_CONNECTIONS = 900
-"""Further ones get status 503. A process may have 1,024 open files."""
 
 CLOSING_SECONDS = 3
 """Seconds for the last bytes of ended answers, and then for their connections."""
@@ -61,14 +64,15 @@ class _Uvicorn(uvicorn.Server):
 @asynccontextmanager
 async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
     """Answer on a bound socket while the block lasts."""
+    raise_file_limit()
     config = uvicorn.Config(
         api.app(),
-        http="h11",
+        http=connections(),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_level="error",  # a warning for each bad request would fill the log
         access_log=False,
-        limit_concurrency=MOST_CONNECTIONS,
+        backlog=ACCEPTED,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )
     server = _Uvicorn(config)
@@ -79,6 +83,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
                 host, port = listener.getsockname()[:2]
                 raise _refused(host, port, "--port", serving.exception())
             await asyncio.sleep(0.01)
+        listener.listen(BACKLOG)  # asyncio has one number for both
         yield
     finally:
         server.should_exit = True

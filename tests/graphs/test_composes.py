@@ -1,0 +1,75 @@
+"""A kind of graph that the package does not know, handed in as the built-in ones are: as a row."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+import pytest
+
+from snapexport.build import build
+from snapexport.contract import names
+from snapexport.contract.build_directory import Build
+from snapexport.contract.graph_kinds import GRAPH_KINDS, GraphKind
+from snapexport.contract.graph_specs import GraphFacts, Tensors
+from snapexport.errors import UserError
+from snapexport.graphs.kinds import SURGERY, GraphSurgery, Size
+from snapexport.graphs.passes.base import Pass, node
+from snapexport.graphs.recipe import Recipe
+
+LAST = "last_position"
+OPTIONS = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "batch": 2}
+
+
+class LastPosition:
+    """Adds the output `last_position`, the prompt's length less one."""
+
+    def apply(self, graph: gs.Graph) -> None:
+        one = gs.Constant("one", np.array([1], np.int64))
+        graph.outputs = [gs.Variable(LAST, np.int64, (1,))]
+        node(graph, "Sub", [graph.inputs[0], one], graph.outputs)
+
+
+def start(prefill: gs.Graph, recipe: Recipe) -> gs.Graph:
+    length = gs.Variable(names.PROMPT_LENGTH, np.int64, (1,))
+    return gs.Graph(name="last", opset=prefill.opset, inputs=[length])
+
+
+def passes(recipe: Recipe, size: Size) -> list[Pass]:
+    return [LastPosition()]
+
+
+def specs(facts: GraphFacts) -> Tensors:
+    return {names.PROMPT_LENGTH: ("int64", (1,))}, {LAST: ("int64", (1,))}
+
+
+TOY = GraphKind(name="last", specs=specs, traced_as="prefill", has_weights=False)
+
+
+@contextmanager
+def toy_kind() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GRAPH_KINDS, "last", TOY)
+        patch.setitem(SURGERY, "last", GraphSurgery(passes, start))
+        yield
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "tensorrt"])
+def test_a_kind_of_graph_is_a_row_in_two_tables(
+    target: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with toy_kind():
+        build(checkpoint, tmp_path / "b", target=target, baseline=True, **OPTIONS)
+        made = Build.open(tmp_path / "b")
+    assert "last" in made.manifest.graphs and "baseline-last" not in made.manifest.graphs
+    session = ort.InferenceSession(made.graph("last"), providers=["CPUExecutionProvider"])
+    assert session.run([LAST], {names.PROMPT_LENGTH: np.array([37])})[0].tolist() == [36]
+
+
+def test_a_build_with_an_unknown_kind_of_graph_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with toy_kind():
+        build(checkpoint, tmp_path / "b", **OPTIONS)
+    with pytest.raises(UserError, match="names no graph"):
+        Build.open(tmp_path / "b")

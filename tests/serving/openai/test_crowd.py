@@ -1,0 +1,194 @@
+"""Connections that wait for their clients: how many, for how long, and who gives way."""
+
+import asyncio
+import json
+import resource
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from snapexport.serving.openai import connections
+from snapexport.serving.openai.http_server import listening
+from tests.serving.openai.conftest import Served
+
+pytestmark = pytest.mark.parametrize("running", ["in process"], indirect=True)
+
+ASK = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{"
+)
+HUGE = 1 << 26
+"""Bytes that no socket's buffers hold."""
+
+Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+@asynccontextmanager
+async def server(served: Served) -> AsyncIterator[Open]:
+    """A server of its own; connects to it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    writers = []
+
+    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(writer)
+        return reader, writer
+
+    async with asyncio.timeout(10), listening(served.api, listener):
+        yield connect
+        for writer in writers:
+            writer.close()
+
+
+async def ask(connect: Open, raw: bytes = ASK) -> tuple[int, Any]:
+    """Status and JSON of an answer."""
+    reader, writer = await connect()
+    writer.write(raw)
+    return await answer(reader)
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = int(head.partition("content-length: ")[2].split("\r\n")[0])
+    return int(head.split()[1]), json.loads(await reader.readexactly(length))
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/mod", POST])
+def test_new_client_is_served_beside_any_number_of_idle_ones(
+    served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 10)
+    monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
+
+    async def scenario() -> tuple[int, int]:
+        async with server(served) as connect:
+            idle = [await connect() for _ in range(40)]
+            for _, writer in idle:
+                writer.write(sent)
+            await asyncio.sleep(0.1)
+            status, _ = await ask(connect)
+            oldest, _ = idle[0]
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await oldest.readexactly(1)
+            return status, sum(reader.at_eof() for reader, _ in idle)
+
+    status, _ = asyncio.run(scenario())
+    assert status == 200
+
+
+def test_connection_that_is_answered_does_not_give_way(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
+    release: list[asyncio.Event] = []
+
+    async def models(_: Any) -> None:
+        release.append(asyncio.Event())
+        await release[-1].wait()
+
+    monkeypatch.setattr(type(served.api.health), "check", models)
+    slow = ASK.replace(b"/v1/models", b"/health")
+
+    async def scenario() -> list[tuple[int, Any]]:
+        async with server(served) as connect:
+            asked = [asyncio.create_task(ask(connect, slow)) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            refused = await ask(connect)
+            for one in release:
+                one.set()
+            return [refused, *(await asyncio.gather(*asked)), await ask(connect)]
+
+    (status, body), *rest = asyncio.run(scenario())
+    assert status == 503 and "too many connections" in body["error"]["message"]
+    assert [one for one, _ in rest] == [200] * 3
+
+
+def test_head_that_does_not_arrive_gets_408_and_silence_is_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+
+    async def scenario() -> tuple[int, Any]:
+        async with server(served) as connect:
+            silent, _ = await connect()
+            clock = asyncio.get_running_loop().time
+            end = clock() + 0.2  # a byte to a closed connection would cost the answer
+            slow, writer = await connect()
+            writer.write(b"G")
+            await asyncio.sleep(0.04)
+            while clock() < end:  # each byte alone is in time
+                writer.write(b"E")
+                await asyncio.sleep(0.04)
+            result = await answer(slow)
+            assert await silent.read() == b""
+            return result
+
+    status, body = asyncio.run(scenario())
+    assert status == 408 and "head did not arrive" in body["error"]["message"]
+
+
+def test_rest_of_a_body_that_was_refused_has_to_hurry(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 10)
+
+    async def scenario() -> int:
+        async with server(served) as connect:
+            reader, writer = await connect()
+            writer.write(POST.replace(b": 100", b": 1000000") + b"a" * 20)
+            status, _ = await answer(reader)
+            with pytest.raises(ConnectionError):
+                while True:
+                    writer.write(b"a" * 100)
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+            return status
+
+    assert asyncio.run(scenario()) == 413
+
+
+def test_client_that_reads_nothing_is_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
+    monkeypatch.setattr(type(served.api), "_card", lambda _: {"x": "x" * HUGE})
+
+    async def scenario() -> None:
+        async with server(served) as connect:
+            reader, writer = await connect()
+            writer.write(ASK)
+            await asyncio.sleep(2)
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await reader.readexactly(HUGE)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("raw", [b"\x16\x03\x01 no HTTP\r\n\r\n", POST + b"\r\nGET x HTTP/9\r\n"])
+def test_what_is_not_http_is_refused_in_openais_form(served: Served, raw: bytes) -> None:
+    async def scenario() -> tuple[int, Any]:
+        async with server(served) as connect:
+            return await ask(connect, raw.replace(b"Content-Length: 100", b"Content-Length: -1"))
+
+    status, body = asyncio.run(scenario())
+    assert status == 400 and body["error"]["type"] == "invalid_request_error"
+
+
+def test_file_limit_is_raised_and_bounds_the_connections(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [(700, 800)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    connections.raise_file_limit()
+    assert limits[-1] == (800, 800)
+    assert connections.most_connections() == 800 - connections.OTHER_FILES
+    limits.append((1 << 20, 1 << 20))
+    assert connections.most_connections() == connections.MOST_CONNECTIONS
