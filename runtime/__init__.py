@@ -1,15 +1,26 @@
 """Runs a build: requests in, text out.
 
-    prompts      from what a caller passes to `Request`s; text.py and sampling.py are their way back
-    chat         from a conversation to a prompt, by the build's chat template
-    llm          `LLM`: generate, chat, score, stream; who gets which delta
-    loop         one step: carries out the scheduler's `Schedule` on an executor
-    scheduler    which batch slots to decode, and which chunks to prefill
-    generation   one live request: its tokens, random numbers, text and end
-    executor     `Executor`: prefill, compress, decode, and the caches; made by open_executor
-    hand_over    `Row`: what a batch slot holds, for another executor of the same build
-    backend      `GraphBackend`: what runs the graphs; implemented by ort/ and trt/
+    requests/    prompts      from what a caller passes to `Request`s
+                 llm          `LLM`: generate, chat, score, stream; who gets which delta
+                 config       `LLMConfig`: how a build is loaded
+                 loop         one step: carries out the scheduler's `Schedule` on an executor
+                 scheduler    which batch slots to decode, and whose piece of prefill is next
+                 pieces       what a prompt needs: the only place that knows
+                 generation   one live request: its tokens, random numbers, text and end
+                 drafters/    guess tokens ahead; table.py lists them
+                 parked_rows  rows of earlier prompts, in memory and in files
+    engine/      executor     takes pieces, decodes, and owns the caches; made by open_executor
+                 takers/      one for each kind of piece; table.py lists them
+                 followers/   what has state for each batch slot; table.py lists them
+                 rows         `Row`: what a batch slot holds: view, copy_out, copy_in
+                 backend      `GraphBackend`: what runs the graphs
+    ort/ trt/    ONNX Runtime and TensorRT as backends
+    ranks/       an executor over several processes
+    chat/        from a conversation to a prompt, by the build's chat template
 
-requests.py has the nouns. Needs NumPy, tokenizers and a backend's library, never torch or
-transformers. Importing this package loads none of them.
+To add work after a prompt's chunks, such as another vote: a row in `pieces.py` (a `Pass`), a taker
+in `engine/takers/` and its row in the table. tests/runtime/test_composes.py does it with toys.
+
+Needs NumPy, tokenizers and a backend's library, never torch or transformers. Importing this package
+loads none of them.
 """

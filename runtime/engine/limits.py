@@ -1,5 +1,6 @@
 """Says what an executor can take, by its build and the graphs that are loaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapexport.contract.geometry import CacheGeometry
@@ -43,8 +44,12 @@ class Limits:
         full_cache: bool,
         verifies: bool = False,
         form: PrefillForm = "chunks",
+        passes: Sequence[Pass] = (),
     ) -> "Limits":
-        """A full cache ends at L_max; a compressed one goes on to the model's own limit."""
+        """A full cache ends at L_max; a compressed one goes on to the model's own limit.
+
+        passes: what follows a prompt's chunks, beside what the build itself asks for.
+        """
         geometry, model = manifest.geometry, manifest.model
         longest = min(geometry.L_max, model.max_position_embeddings)
         positions = longest if full_cache else model.max_position_embeddings
@@ -62,7 +67,7 @@ class Limits:
                 chunk=manifest.prefill_chunk,
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
-                passes=() if full_cache else _passes(geometry),
+                passes=(*(() if full_cache else _passes(geometry)), *passes),
             ),
         )
 

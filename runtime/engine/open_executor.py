@@ -1,6 +1,8 @@
 """Opens a build with a backend: ONNX Runtime on the CPU or on a GPU, or TensorRT on a GPU."""
 
-from typing import Literal, get_args
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.targets import capabilities
@@ -14,6 +16,15 @@ from snapexport.runtime.engine.shared_weights import load_weights
 
 BackendName = Literal["onnxruntime", "onnxruntime-cuda", "tensorrt"]
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+
+MAKERS = {
+    "onnxruntime": ("snapexport.runtime.ort.backend", "OnnxRuntimeBackend"),
+    "onnxruntime-cuda": ("snapexport.runtime.ort.cuda", "cuda_backend"),
+    "tensorrt": ("snapexport.runtime.trt.backend", "TensorRtBackend"),
+    "ranks": ("snapexport.runtime.ranks.leader", "open_ranks"),
+}
+"""What makes each backend, and the executor of several ranks: a module, and its function. The
+runtime knows them by the protocols `GraphBackend` and `BatchExecutor`."""
 
 _SPELLED: dict[BackendName, str] = {"onnxruntime-cuda": "a GPU", "tensorrt": "TensorRT"}
 
@@ -45,9 +56,10 @@ def open_executor(
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
     if build.manifest.tensor_parallel > 1:
         _require_ranks(build, backend, baseline, prompt_cache, prefill, role)
-        from snapexport.runtime.ranks.leader import open_ranks
-
-        return open_ranks(build, threads=threads, prepack=prepack, prefill=prefill)
+        ranks: BatchExecutor = _make("ranks")(
+            build, threads=threads, prepack=prepack, prefill=prefill
+        )
+        return ranks
     chosen = backend or default_backend(build)
     graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
     if chosen == "onnxruntime":
@@ -101,9 +113,7 @@ def _onnxruntime(
     prepack: bool,
     prompt_cache: PromptCache | None,
 ) -> Executor:
-    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
-
-    backend = OnnxRuntimeBackend(build, graphs, threads=threads, prepack=prepack)
+    backend = _make("onnxruntime")(build, graphs, threads=threads, prepack=prepack)
     try:
         return _executor(build, graphs, backend, prompt_cache)
     except MemoryError:
@@ -117,8 +127,7 @@ def _on_gpu(
     build: Build, graphs: GraphSet, backend: BackendName, prompt_cache: PromptCache | None
 ) -> Executor:
     try:
-        make = _tensorrt if backend == "tensorrt" else _cuda
-        return _executor(build, graphs, make(build, graphs), prompt_cache)
+        return _executor(build, graphs, _make(backend)(build, graphs), prompt_cache)
     except DeviceError as error:
         raise UserError(
             f"the GPU failed while the build was loaded: {error}",
@@ -133,17 +142,8 @@ def _executor(
     return Executor(build.manifest, graphs, backend, weights, prompt_cache)
 
 
-def _tensorrt(build: Build, graphs: GraphSet) -> GraphBackend:
-    from snapexport.runtime.trt.backend import TensorRtBackend
-
-    return TensorRtBackend(build, graphs)
-
-
-def _cuda(build: Build, graphs: GraphSet) -> GraphBackend:
-    from snapexport.runtime.ort.cuda import Cuda
-
-    # First: without any ONNX Runtime the backend's import names the CPU's, which is the wrong one.
-    device = Cuda()
-    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
-
-    return OnnxRuntimeBackend(build, graphs, device)
+def _make(name: str) -> Callable[..., Any]:
+    """What the table names. Its module is imported now: it may need a GPU's libraries."""
+    module, function = MAKERS[name]
+    made: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return made

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from snapexport.contract import names
+from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.engine.bound_graph import BoundGraph
 
-Logits = NDArray[np.float32]
-Integers = NDArray[np.int64]
+Logits = Floats
 
 FIRST = np.zeros(1, np.int64)
 """The row of a graph's only prediction."""
@@ -31,7 +30,7 @@ class TopTokens:
     the whole vocabulary. It is finite exactly if a token can be chosen.
     """
 
-    tokens: NDArray[np.int64]
+    tokens: Integers
     logits: Logits
     log_normalizer: float
 

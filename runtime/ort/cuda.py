@@ -6,8 +6,11 @@ import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 
+from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError, needs_extra
+from snapexport.runtime.engine.backend import GraphBackend
 from snapexport.runtime.engine.cuda import CudaMemory
+from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.ort.devices import RECORD
 
 PROVIDER = "CUDAExecutionProvider"
@@ -76,3 +79,12 @@ def _captures_safely() -> bool:
         2,
     )
     return False
+
+
+def cuda_backend(build: Build, graphs: GraphSet) -> GraphBackend:
+    """ONNX Runtime on the GPU. Raises UserError."""
+    # First: without any ONNX Runtime the backend's import names the CPU's, which is the wrong one.
+    device = Cuda()
+    from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(build, graphs, device)

@@ -114,7 +114,8 @@ class Loop:
         of the executor is on the last deltas of the requests in that call, which end: the schedule
         counts as done, and nothing can go on from work that failed.
         """
-        self._extend_rows()
+        if self._compress_every:
+            self._extend_rows()
         schedule = self._scheduler.schedule()
         deltas = self._decode(schedule)
         deltas += [self._adopt(request_id, slot) for request_id, slot in schedule.adopt.items()]

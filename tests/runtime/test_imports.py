@@ -1,7 +1,12 @@
 """Libraries that the runtime loads, each checked in a new process."""
 
+import ast
+import importlib.util
+from pathlib import Path
+
 import pytest
 
+from snapexport.runtime.engine.open_executor import MAKERS
 from tests.oracle import cases
 from tests.oracle.cases import Case
 
@@ -44,3 +49,12 @@ except UserError as error:
 else:
     raise AssertionError("nothing was refused")"""
     assert loaded(script, HEAVY) == []
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_each_backend_of_the_table_is_there(name: str) -> None:
+    module, function = MAKERS[name]
+    spec = importlib.util.find_spec(module)
+    assert spec and spec.origin
+    tree = ast.parse(Path(spec.origin).read_text())
+    assert function in {getattr(node, "name", "") for node in tree.body}

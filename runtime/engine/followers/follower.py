@@ -4,8 +4,7 @@ The executor tells every follower the same events, and knows none by name. A fol
 those that concern it; `table.py` lists the built-in ones.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from snapexport.runtime.arrays import Integers
 from snapexport.runtime.engine.backend import Buffer
@@ -13,8 +12,7 @@ from snapexport.runtime.engine.bound_graph import HostArrays
 from snapexport.runtime.requests.pieces import Piece
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What a decode step took, of the first n batch slots. Idle ones have zeros.
 
     input_ids: [n], or [n,q] of several tokens. position_ids: [n], the first token's.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from snapexport.runtime.arrays import Floats, Integers
 from snapexport.runtime.requests.generation import Generation
@@ -10,8 +11,7 @@ _SHARE = 0.2
 """Share of the newest sample in a running mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """Of a decode step, [n] each, by batch slot. slots: of each running request."""
 
     slots: Mapping[int, int]

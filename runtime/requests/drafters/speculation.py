@@ -27,6 +27,8 @@ class Speculation:
     def choose(self, lives: Sequence[Generation], step: StepInputs) -> tuple[Drafts, Drafts]:
         """The drafts that the step should check: for every request, or none for any. And all that
         cost nothing, from which `learn` learns whether they are checked or not."""
+        if not self._all:
+            return {}, {}
         proposed = dict[int, Draft]()
         for drafter in self._free:
             others = [live for live in lives if live.request_id not in proposed]
@@ -36,7 +38,7 @@ class Speculation:
     def _worth_checking(
         self, lives: Sequence[Generation], step: StepInputs, proposed: Drafts
     ) -> Drafts:
-        if not self._all or max(map(_position, lives)) + self._most >= self._limits.positions:
+        if max(map(_position, lives)) + self._most >= self._limits.positions:
             return {}  # a full cache has no slot for such a position
         size, running = self._size(step), len(lives)
         expected = sum(draft.expected for draft in proposed.values())

@@ -1,0 +1,162 @@
+"""Toy work, a toy follower and a toy drafter are rows in tables: a request runs through each.
+
+They are handed in as the built-in ones are, and nothing in the package is edited.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from snapexport import LLM, SamplingParams
+from snapexport.contract.build_directory import Build
+from snapexport.runtime.engine.executor import Executor
+from snapexport.runtime.engine.followers.follower import SlotFollower, Step
+from snapexport.runtime.engine.followers.table import FOLLOWERS
+from snapexport.runtime.engine.graph_set import GraphSet
+from snapexport.runtime.engine.loaded import Loaded
+from snapexport.runtime.engine.predictions import Prediction
+from snapexport.runtime.engine.takers.chunks import Chunks
+from snapexport.runtime.engine.takers.table import TAKERS
+from snapexport.runtime.engine.takers.taker import Takers
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+from snapexport.runtime.requests.drafters.drafter import Draft, Drafter, StepInputs
+from snapexport.runtime.requests.drafters.payoff import Payoff
+from snapexport.runtime.requests.drafters.table import DRAFTERS
+from snapexport.runtime.requests.generation import Generation
+from snapexport.runtime.requests.pieces import CHUNK, Piece
+from tests.oracle import cases
+from tests.oracle.cases import Case
+
+TOY = "toy"
+PROMPTS = [list(cases.prompt(length, length)) for length in (70, 5, 40, 33)]
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+def build_of(case: Case) -> Build:
+    return Build.open(cases.built(case).directory)
+
+
+def executor_of(build: Build, **tables: Any) -> Executor:
+    graphs = GraphSet.of(build, baseline=False)
+    backend = OnnxRuntimeBackend(build, graphs, threads=1, prepack=False)
+    return Executor(build.manifest, graphs, backend, **tables)
+
+
+def tokens(llm: LLM) -> list[tuple[int, ...]]:
+    return [done.token_ids for done in llm.generate(PROMPTS, PARAMS)]
+
+
+def plain(build: Build) -> list[tuple[int, ...]]:
+    return tokens(LLM(build.directory, threads=1, speculates=False))
+
+
+class ToyPass:
+    """Two pieces after each prompt of more than a chunk."""
+
+    def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
+        toy = Piece(TOY, prompt_length, prompt_length, cost=3, only_votes=True)
+        return [toy, toy] if prompt_length > chunk else []
+
+
+@dataclass
+class ToyTaker:
+    """Compresses the prompt at the end of its own pieces, with the prompt's own votes."""
+
+    chunks: Chunks
+    taken: list[int] = field(default_factory=list)
+    hidden_states = None
+
+    def take(
+        self, slot: int, prompt: tuple[int, ...], piece: Piece, temperature: float
+    ) -> Prediction:
+        self.taken.append(len(prompt))
+        if piece.is_last:
+            self.chunks.fill(slot, len(prompt), len(prompt))
+        return self.chunks.after_prompt
+
+    def slot_positions(self, prompt_length: int) -> Mapping[str, Any]:
+        return self.chunks.slot_positions(prompt_length)
+
+    def clear(self) -> None:
+        pass
+
+
+def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
+    build, made = build_of(Case()), list[ToyTaker]()
+
+    def make(loaded: Loaded, takers: Takers) -> ToyTaker:
+        chunks = takers[CHUNK]
+        assert isinstance(chunks, Chunks)
+        made.append(ToyTaker(chunks))
+        return made[0]
+
+    executor = executor_of(build, takers=(*TAKERS, (TOY, make)), passes=(ToyPass(),))
+    assert tokens(LLM.from_executor(executor)) == plain(build)
+    assert made[0].taken == [70, 70, 40, 40, 33, 33]
+
+
+class ToyFollower(SlotFollower):
+    """Counts the tokens of the request in each batch slot."""
+
+    def __init__(self, batch: int) -> None:
+        self.counts, self.most = [0] * batch, 0
+
+    def took(self, slot: int, prompt: tuple[int, ...], piece: Piece, hidden_states: Any) -> None:
+        self.counts[slot] = piece.end
+
+    def fill(self, slot: int, prompt_length: int) -> None:
+        assert self.counts[slot] == prompt_length
+
+    def decoded(self, step: Step) -> None:
+        for slot, length in enumerate(step.prompt_length.tolist()):
+            if length:
+                assert self.counts[slot] == step.position_ids[slot], "an event was left out"
+                self.counts[slot] += 1
+        self.most = max(self.most, *self.counts)
+
+    def move(self, source: int, target: int) -> None:
+        self.counts[target] = self.counts[source]
+
+
+def test_a_toy_follower_hears_of_every_token() -> None:
+    build, made = build_of(Case(decode_batches=(1, 3))), list[ToyFollower]()
+
+    def make(loaded: Loaded) -> ToyFollower:
+        made.append(ToyFollower(loaded.limits.batch))
+        return made[0]
+
+    executor = executor_of(build, followers=(*FOLLOWERS, make))
+    assert tokens(LLM.from_executor(executor)) == plain(build)
+    assert made[0].most == 70 + PARAMS.max_tokens - 1
+
+
+class ToyDrafter(Drafter):
+    """Knows every answer beforehand."""
+
+    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+        self._answers = answers
+        self.learned: list[tuple[int, int]] = []
+
+    def propose(self, lives: Sequence[Generation], step: StepInputs) -> Mapping[int, Draft]:
+        return {live.request_id: self._draft(live) for live in lives}
+
+    def _draft(self, live: Generation) -> Draft:
+        done = len(live.tokens_from(len(live.prompt_token_ids)))
+        coming = self._answers[live.request_id][done : done + live.room]
+        return Draft(coming, len(coming), self)
+
+    def learn(self, request_id: int, right: int, wrong: int) -> None:
+        self.learned.append((right, wrong))
+
+
+def test_drafts_of_a_toy_drafter_are_checked_and_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Payoff, "pays", lambda *_: True)
+    build = build_of(Case(tokens_per_step=4))
+    answers = plain(build)
+    toy = ToyDrafter(answers)
+    llm = LLM.from_executor(executor_of(build), drafters=(lambda _: toy, *DRAFTERS))
+    assert tokens(llm) == answers
+    assert toy.learned and not any(wrong for _, wrong in toy.learned)
+    assert sum(right for right, _ in toy.learned) >= len(PROMPTS) * PARAMS.max_tokens // 2
