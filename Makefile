@@ -105,7 +105,7 @@ gpu-check: $(STAMP)      ## the plugins' kernels on a GPU: results, races, speed
 	$(BIN)/python tools/gpu_check.py --out build/gpu_check.json
 
 goldens:                 ## what published implementations keep (tests/parity/golden), in its own environment
-	PYTHON=$(PYTHON) tools/goldens/make.sh build/goldens
+	PYTHON=$(PYTHON) tools/studies/goldens/make.sh build/goldens
 
 clean:                   ## remove the environments
 	rm -rf $(VENV) $(TRITON_VENV) $(DYNAMO_VENV) .venv-gpu

@@ -225,3 +225,8 @@ def test_the_docs_stay_short_enough_to_be_read() -> None:
     pages = list((ROOT / "docs").rglob("*.md"))
     assert len(pages) <= 42
     assert sum(len(page.read_text().split()) for page in pages) <= 42_000
+
+
+def test_no_page_has_marks_of_an_unfinished_merge() -> None:
+    marks = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+    assert [name for name in NAMES if marks.search((ROOT / name).read_text())] == []

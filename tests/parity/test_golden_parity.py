@@ -1,6 +1,6 @@
 """The published methods' own kept positions, and ours: equal where the definitions are.
 
-Where ours differs on purpose, a test shows the difference and says why. tools/goldens made the
+Where ours differs on purpose, a test shows the difference and says why. `make goldens` made the
 files: SnapKV, KVCache-Factory and KV-Compress by their definitions, held to their code; kvpress
 running.
 """

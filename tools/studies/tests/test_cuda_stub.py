@@ -1,9 +1,9 @@
-"""`python -m tools.cuda_stub`: empty CUDA libraries for onnxruntime-gpu."""
+"""`python -m tools.studies.cuda_stub`: empty CUDA libraries for onnxruntime-gpu."""
 
 import pytest
 
 from snapexport.contract.build_directory import Build
-from tools.cuda_stub import __main__ as stub
+from tools.studies.cuda_stub import __main__ as stub
 
 
 def test_cuda_stub_needs_onnxruntime_gpu(

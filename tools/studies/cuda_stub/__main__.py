@@ -7,7 +7,7 @@ Nothing is calculated: no number that comes out means anything.
 
 Needs gcc and nm, onnxruntime-gpu[cuda] (for CUDA's headers, too), and no driver. Prints JSON.
 
-    python -m tools.cuda_stub BUILD
+    python -m tools.studies.cuda_stub BUILD
 """
 
 import argparse
@@ -49,7 +49,7 @@ ANNOTATIONS = (
 def main(argv: list[str] | None = None) -> int:
     """Compile, then look in a process that finds the stubs first."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.cuda_stub",
+        prog="python -m tools.studies.cuda_stub",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -83,7 +83,13 @@ def look(build: Build) -> int:
         )
     with tempfile.TemporaryDirectory() as folder:
         compile_stubs(Path(folder))
-        command = [sys.executable, "-m", "tools.cuda_stub", str(build.directory), "--inside"]
+        command = [
+            sys.executable,
+            "-m",
+            "tools.studies.cuda_stub",
+            str(build.directory),
+            "--inside",
+        ]
         environment = os.environ | {"LD_LIBRARY_PATH": folder}
         return subprocess.run(command, env=environment).returncode
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes tests/parity/golden/*.npz anew: tools/goldens/make.sh DIR. An environment of its own (2 GB) and the
+# Makes tests/parity/golden/*.npz anew: tools/studies/goldens/make.sh DIR. An environment of its own (2 GB) and the
 # published code that the definitions are checked against go to DIR. PYTHON: 3.11 or newer.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -22,4 +22,4 @@ fetch IsaacRe/vllm-kvcompress 5e2a639447aeda377ddfaefdb300fa011bf1cad3 \
     vllm/attention/backends/flash_attn.py
 (cd "$work/originals" && sha256sum --check --quiet "$here/originals.sha256")
 
-"$bin/python" "$here/make_goldens.py" --originals "$work/originals" --out "$here/../../tests/parity/golden"
+"$bin/python" "$here/make_goldens.py" --originals "$work/originals" --out "$here/../../../tests/parity/golden"
