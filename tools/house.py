@@ -103,7 +103,7 @@ def figures(root: Path) -> list[Figure]:
     pages = [file for file in _files(root / "docs") if file.suffix == ".md"]
     modules = package_modules(root)
     graph = imported_modules(modules)
-    llm = next(name for name in modules if name.endswith(".llm"))
+    llm = next(n for n in modules if n.endswith(".llm") and ".runtime." in n)
     of_llm = [modules[name] for name in reached(graph, llm)]
     scheduler = next(path for name, path in modules.items() if name.endswith(".scheduler"))
     python = [file for file in shipped if file.suffix == ".py"]
