@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             for _ in evaluation.run():
                 progress.advance()
     finally:  # what was measured until an interrupt is shown as well
-        if not evaluation.is_empty:
+        if evaluation.records:
             _show(evaluation.report(), arguments)
     return 0
 
