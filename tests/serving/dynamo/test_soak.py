@@ -5,7 +5,6 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,12 +115,6 @@ def test_stalled_prefill_worker_delays_answers_and_changes_none(
 
     assert asyncio.run(run()) == list(texts.values())
     assert_free(cluster)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as running:
-        yield running
 
 
 def test_frontend_that_is_killed_and_started_again_finds_its_workers(
