@@ -53,7 +53,7 @@ def test_model_is_named_after_its_build() -> None:
     ("host", "url"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")]
 )
 def test_url_is_one_that_a_local_client_reaches(host: str, url: str) -> None:
-    with bound(host, 0, "--port") as listener:
+    with bound(host, 0) as listener:
         assert url_of(listener) == f"http://{url}:{listener.getsockname()[1]}"
 
 
@@ -68,7 +68,7 @@ def test_curl_line_is_quoted_for_a_shell() -> None:
 def test_foreign_address_is_refused() -> None:
     with (
         pytest.raises(UserError, match=r"192\.0\.2\.1: .*an address of this machine"),
-        bound("192.0.2.1", 0, "--port"),
+        bound("192.0.2.1", 0),
     ):
         pass
 
