@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from snapexport import LLM, SamplingParams
 from snapexport.vault import make_prompt
 from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.serving.process import resident_bytes
 
 CLIENTS = 32
 SECONDS = 120
@@ -72,8 +73,7 @@ def assert_free(cluster: Cluster) -> None:
 
 def resident(cluster: Cluster, member: str) -> int:
     """Bytes of a worker's memory."""
-    status = Path(f"/proc/{cluster.members[member].process.pid}/status").read_text()
-    return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+    return resident_bytes(cluster.members[member].process.pid)
 
 
 def test_two_minutes_of_clients_cross_no_answer_and_leave_nothing_behind(
