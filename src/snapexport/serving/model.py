@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from snapexport.contract.manifest import Manifest
+from snapexport.contract.manifest import MANIFEST, Manifest, no_build
 from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
@@ -139,6 +139,8 @@ class Model:
 
 
 def require_tokenizer(options: ModelOptions) -> None:
-    """Raise UserError for a build without a tokenizer, before its weights are loaded."""
+    """Raise UserError for no build, or one without a tokenizer, before weights are loaded."""
+    if not os.path.lexists(options.build / MANIFEST):
+        raise no_build(options.build)
     if not os.path.lexists(options.build / TOKENIZER):
         raise UserError(f"{options.build} has no {TOKENIZER}", "copy it from the checkpoint")

@@ -74,8 +74,14 @@ def test_foreign_address_is_refused() -> None:
 
 
 def test_build_without_a_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"has no tokenizer\.json \(copy"):
         require_tokenizer(ModelOptions(tmp_path))
+
+
+def test_directory_that_is_no_build_is_called_that(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a build directory"):
+        require_tokenizer(ModelOptions(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("broken", ["{{ bos_token", "{{ bos_token | unheard_of }}"])
