@@ -168,6 +168,8 @@ def test_memory_size_written_as_a_flag_is_never_rounded_down(nbytes: int) -> Non
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pyramid": ("mistral", {"kv_budget": 24, "budget": "pyramid", "batch": 3, "prefill_chunk": 8}),
     "sliding, single shot": ("gemma3", {"kv_budget": 24, "prefill_chunk": 64, "dtype": "fp16"}),
+    "fp16 caches": ("llama", {"kv_budget": 24, "cache_dtype": "fp16", "batch": 3}),
+    "int8 caches": ("llama", {"kv_budget": 24, "cache_dtype": "int8"}),
     "int4, tied": ("qwen2-tied", {"policy": "full", "weights": "int4"}),
 }
 

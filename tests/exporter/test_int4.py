@@ -16,7 +16,7 @@ from onnx.numpy_helper import from_array
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.build import BuildOptions, build
+from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -135,18 +135,6 @@ def test_int4_decode_graph_holds_no_unread_weight(int4_build: Build) -> None:
     assert not operators & {"FusedMatMul", "MatMul"}
     read = {name for node in graph.node for name in node.input}
     assert {tensor.name for tensor in graph.initializer} <= read
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}],
-    ids=["portable", "tensorrt", "bf16"],
-)
-def test_int4_weights_are_refused_with_unsupported_options(
-    choice: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match="--weights int4 is not supported"):
-        BuildOptions.of(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
 
 
 def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path: Path) -> None:

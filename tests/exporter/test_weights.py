@@ -85,11 +85,6 @@ def test_link_weights_without_hard_links_is_refused(
     assert not (tmp_path / "b").exists()
 
 
-def test_link_weights_with_quantized_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--link-weights is not supported with --weights int4"):
-        build(checkpoint, tmp_path / "b", L_max=32, link_weights=True, weights="int4")
-
-
 def test_weights_of_another_dtype_are_converted_exactly(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "m", dtype=torch.bfloat16)
     made = build(model, tmp_path / "b", L_max=32, dtype="fp32")

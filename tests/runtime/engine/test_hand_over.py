@@ -16,7 +16,7 @@ from snapexport.runtime.engine.rows import Row, digest_of
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Prefilled, Request, SamplingParams
 from tests.oracle import cases
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +44,6 @@ LENGTHS = 5, 32, 75
 STEPS = 12
 GREEDY = SamplingParams(max_tokens=STEPS, ignore_eos=True)
 Outputs = tuple[int, ...]
-
-
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
 
 
 def opened(build: Build, **options: Any) -> Executor:
