@@ -150,7 +150,7 @@ def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path
 def test_diff_marks_int4_differences_as_quantized(
     checkpoint: Path, int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    flags = ["--lengths", "20", "--steps", "4", "--json"]
     assert main(["diff", str(int4_build.directory), "--model", str(checkpoint), *flags]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert {(one["quantized"], one["lossless"]) for one in found} == {(True, False)}
@@ -160,7 +160,7 @@ def test_diff_marks_int4_differences_as_quantized(
 def test_diff_of_an_int4_build_needs_the_original_weights(
     int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
+    flags = ["--lengths", "20", "--steps", "4"]
     assert main(["diff", str(int4_build.directory), *flags]) == 2
     assert "does not hold model.layers.0." in capsys.readouterr().err
 
@@ -207,7 +207,7 @@ def test_int4_build_quantizes_experts_and_no_router(
     stacks = {f"{stem}.experts.{name}" for name in ("gate_up", "down")}
     expected = {f"{name}.{part}" for name in stacks for part in ("int4", "scales")}
     assert files == {f"{name}.safetensors" for name in expected | {f"{stem}.gate.weight"}}
-    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    flags = ["--lengths", "20", "--steps", "4", "--json"]
     assert main(["diff", str(made.directory), "--model", str(model), *flags]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert all(one["quantized"] for one in found)
