@@ -148,7 +148,7 @@ def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path
 
 
 def test_diff_marks_int4_differences_as_quantized(
-    checkpoint: Path, int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, int4_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--lengths", "20", "--steps", "4", "--json"]
     assert main(["diff", str(int4_build.directory), "--model", str(checkpoint), *flags]) == 0
@@ -158,7 +158,7 @@ def test_diff_marks_int4_differences_as_quantized(
 
 
 def test_diff_of_an_int4_build_needs_the_original_weights(
-    int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    int4_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--lengths", "20", "--steps", "4"]
     assert main(["diff", str(int4_build.directory), *flags]) == 2
