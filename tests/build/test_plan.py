@@ -330,6 +330,7 @@ def test_plan_refuses_missing_and_unsupported_checkpoints(
     model = checkpoints.make("llama", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    capsys.readouterr()  # transformers' progress
     line = refused(capsys, *plan_flags, "--model", model)
     assert "of a model_type 'gpt2' is not supported" in line
 
