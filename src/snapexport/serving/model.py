@@ -8,7 +8,7 @@ Knows neither HTTP, Triton nor Dynamo.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, encode, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.metrics import Observe, TextForm, constant_gauges
+from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
 from snapexport.serving.token_text import TokenText, token_texts
@@ -128,9 +128,14 @@ class Model:
         """All gauges and counters by their metrics' names. Any thread may call this."""
         return {**self._gauges, **self.streams.worker.values()}
 
-    def metrics(self, labels: Mapping[str, str]) -> str:
-        """All metrics in Prometheus' text form."""
-        return self._text_form.write(self.values(), labels)
+    def metrics(
+        self,
+        labels: Mapping[str, str],
+        further: Iterable[Metric] = (),
+        values: Mapping[str, float] | None = None,
+    ) -> str:
+        """All metrics in Prometheus' text form. further: a server's own, with their `values`."""
+        return self._text_form.write({**self.values(), **(values or {})}, labels, further)
 
 
 def require_tokenizer(options: ModelOptions) -> None:

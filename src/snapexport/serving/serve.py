@@ -35,7 +35,7 @@ class Report:
 
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
-    with bound(options.host, options.port, "--port") as listener:
+    with bound(options.host, options.port) as listener:
         asyncio.run(_answer(_load(options), options, listener, report))
 
 
