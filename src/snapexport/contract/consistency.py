@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from snapexport.contract.engines import ENGINES, EngineEntry, EngineFile
-from snapexport.contract.exclusions import Facts, require_compatible
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.manifest import REBUILD, WEIGHTS, Manifest
+from snapexport.contract.rule import Facts
 from snapexport.errors import UserError
 from snapexport.files.dtypes import BY_NUMPY
 from snapexport.files.untrusted import is_plain_name
@@ -93,8 +94,7 @@ def _require_ranks(manifest: Manifest) -> None:
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
     if ranks > 1 and manifest.engines:
         raise UserError("the manifest has several ranks, and engines", REBUILD)
-    batches = manifest.decode_graphs()
-    manifest.graph_options.require_ranks(ranks, batches, latent=bool(model.kv_lora_rank))
+    manifest.graph_options.require_ranks(ranks, manifest.decode_graphs())
 
 
 def _in_folders(manifest: Manifest, files: Iterable[str]) -> Iterator[str]:

@@ -134,21 +134,13 @@ class GraphOptions:
             )
         require_compatible(vars(self) | {"latent": latent})
 
-    def require_ranks(self, ranks: int, batches: Collection[int], *, latent: bool) -> None:
+    def require_ranks(self, ranks: int, batches: Collection[int]) -> None:
         """Raise UserError for batch slots that ranks cannot share equally.
 
         batches: batch slots of each decode graph.
         """
         if not self.data_parallel_attention:
             return
-        if ranks == 1 or not latent:
-            why = (
-                "each rank has KV heads of its own" if ranks > 1 else "there is one rank without it"
-            )
-            raise UserError(
-                "--data-parallel-attention is for latent attention with --tensor-parallel: " + why,
-                "leave it out",
-            )
         if uneven := [count for count in batches if count % ranks]:
             raise UserError(
                 f"--data-parallel-attention: {uneven[0]} batch slots are no multiple of the "
