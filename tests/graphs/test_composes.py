@@ -19,6 +19,7 @@ from snapexport.errors import UserError
 from snapexport.graphs.kinds import SURGERY, GraphSurgery, Size
 from snapexport.graphs.passes.base import Pass, node
 from snapexport.graphs.recipe import Recipe
+from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
 from snapexport.runtime.engine.graph_set import GraphSet, Role
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 

@@ -58,7 +58,7 @@ ONTO_ROWS = fact("prefill onto earlier rows", "prefill", "both")
 PROMPT_CACHE = Choice(
     "a shared prompt cache", {"prompt_cache": True}, lambda f: is_given(f.get("prompt_cache"))
 )
-THREADS, PREPACK = flag("threads", 2), fact("prepacked weights", "prepack")
+THREADS, PREPACK = flag("threads", 2), fact("a prepacked copy of the weights", "prepack")
 PARKED_DIR = flag("parked_dir", "DIR")
 NOTHING_PARKED = fact("--parked-rows", "parked_rows", value=0, joined="without")
 SYSTEM, NO_CHAT = flag("system"), fact("--no-chat", "chat", value=False)
