@@ -80,7 +80,7 @@ def render() -> str:
 def _pairs(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
     """A matrix, and below it, as a list, the choices that only one rule names as its other."""
     counts = Counter(_name(rule.other) for rule in rules)
-    yield from _matrix([rule for rule in rules if counts[_name(rule.other)] > 1], reasons)
+    yield from _matrix(rules, [name for name, count in counts.items() if count > 1], reasons)
     grouped: dict[tuple[str, str], list[str]] = {}
     for rule in rules:
         if counts[_name(rule.other)] == 1:
@@ -91,19 +91,38 @@ def _pairs(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
     yield from _table(["", "not with", "reason"], rows)
 
 
-def _matrix(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
-    columns = list(dict.fromkeys(_name(rule.other) for rule in rules))
-    cells: dict[str, dict[str, str]] = {}
-    for rule in rules:
-        cells.setdefault(_name(rule.choice), {})[_name(rule.other)] = _number(rule, reasons)
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for row, found in cells.items():
-        rows.setdefault(tuple(found.get(column, "") for column in columns), []).append(row)
-    yield from _table(["", *columns], ([", ".join(names), *row] for row, names in rows.items()))
+def _matrix(rules: Sequence[Rule], names: Sequence[str], reasons: Sequence[str]) -> Iterator[str]:
+    """names: of the columns. Rows that are refused alike are one."""
+    rows = {_name(rule.choice): rule.choice for rule in reversed(rules)}
+    columns = {_name(rule.other): rule.other for rule in reversed(rules)}
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in dict.fromkeys(_name(rule.choice) for rule in rules):
+        cells = tuple(_cell(rows[row], columns[column], rules, reasons) for column in names)
+        alike.setdefault(cells, []).append(row)
+    alike.pop(("",) * len(names), None)
+    yield from _table(["", *names], ([", ".join(same), *cells] for cells, same in alike.items()))
+
+
+def _cell(row: Choice, column: Choice, rules: Sequence[Rule], reasons: Sequence[str]) -> str:
+    """The reason of the first rule that refuses the two; empty if none does."""
+    named = [rule for rule in rules if _names(rule) == (_name(row), _name(column))]
+    if named:
+        return _number(named[0], reasons)
+    if row.example.keys() & column.example.keys():  # two values of one flag
+        return ""
+    if _name(row).endswith(" X`"):  # only some values may be refused
+        return ""
+    facts = {**row.example, **column.example}
+    found = [rule for rule in broken(facts) if rule in rules]
+    return _number(found[0], reasons) if found else ""
 
 
 def _number(rule: Rule, reasons: Sequence[str]) -> str:
     return str(1 + reasons.index(_reason(rule)))
+
+
+def _names(rule: Rule) -> tuple[str, str]:
+    return _name(rule.choice), _name(rule.other)
 
 
 def _targets(rules: Sequence[Rule]) -> Iterator[str]:

@@ -101,3 +101,12 @@ def test_what_runs_a_build_refuses_what_a_rule_excludes(rule: Rule) -> None:
         run(facts_of(rule))
     expected = rule.error(facts_of(rule)).message
     assert refused.value.message.replace(__file__, "FILE") == expected
+
+
+def test_page_refuses_what_a_wider_rule_refuses() -> None:
+    """--cache-dtype int8 with --policy full breaks the rule of every --cache-dtype."""
+    lines = [line.split(" | ") for line in combinations.render().splitlines()]
+    head = next(cells for cells in lines if "`--policy full`" in cells)
+    for row in ("`--cache-dtype int8`", "`--vote-queries repeat`"):
+        cells = next(cells for cells in lines if cells[0] == f"| {row}")
+        assert cells[head.index("`--policy full`")].isdecimal()

@@ -22,7 +22,6 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval.grid import make_grid
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.outcomes import JOURNAL
-from snapexport.measure.eval.run import run
 from tests.measure.eval import builds
 from tests.refused import refused
 
@@ -125,7 +124,7 @@ def test_a_killed_eval_resumes_and_gives_the_same_report(
     assert (out / JOURNAL).read_text().splitlines()[: len(known)] == known
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
-    assert report == run(make_grid(Build.open(build), EvalOptions(**OPTIONS)), None, print)
+    assert report == builds.report_of(make_grid(Build.open(build), EvalOptions(**OPTIONS)))
     assert all(row["samples"] == 20 for row in report["results"])
 
 

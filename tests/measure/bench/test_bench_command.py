@@ -15,8 +15,8 @@ from snapexport.cli import app, bench
 from snapexport.cli.bench_view import BenchProgress
 from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench import devices, memory, plots
-from snapexport.measure.bench.devices import bandwidth, matmul
+from snapexport.measure.bench import memory, plots, probes
+from snapexport.measure.bench.probes import bandwidth, matmul
 from snapexport.start import end_on_signals
 from tests.measure.bench import triton
 from tests.measure.bench.triton import FakeTriton
@@ -28,8 +28,8 @@ USED = {"empty": 10, "loaded": 20, "peak": 30, "anonymous_loaded": 5, "anonymous
 @pytest.fixture(autouse=True)
 def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small probes, coarse plots, and the command itself."""
-    monkeypatch.setattr(devices, "bandwidth", partial(bandwidth, nbytes=1 << 12))
-    monkeypatch.setattr(devices, "matmul", partial(matmul, rows=16))
+    monkeypatch.setattr(probes, "bandwidth", partial(bandwidth, nbytes=1 << 12))
+    monkeypatch.setattr(probes, "matmul", partial(matmul, rows=16))
     monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
     monkeypatch.setitem(app.COMMANDS, "bench", bench)
 

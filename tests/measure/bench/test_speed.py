@@ -12,8 +12,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.bench import memory, speed
 from snapexport.measure.bench.costs import Costs, Weights
-from snapexport.measure.bench.devices import Device
 from snapexport.measure.bench.options import BenchOptions, LoadOptions
+from snapexport.measure.bench.probes import bandwidth, matmul
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.speed import Plan
 from snapexport.measure.bench.systems import SystemSpec
@@ -166,7 +166,7 @@ def test_each_system_has_rows_and_a_roofline_of_memory(
     options = BenchOptions(contexts=(16,), decode_steps=2, repeat=1, threads=1, baseline=True)
     plan = Plan.of(tiny_build, options)
     results = Results("speed", "", plan.options, summary=speed.summary)
-    speed.run(plan, results, Device(threads=1, quick=True))
+    speed.run(plan, results, [bandwidth(1, 1 << 12), matmul(1, 16)])
     for name in ("prefill", "decode", "memory"):
         rows = results.sections[name]
         assert {row["system"] for row in rows} == {"snapstream", "full"}

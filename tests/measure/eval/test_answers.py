@@ -15,12 +15,12 @@ from snapexport.measure.eval.chat_form import in_chat
 from snapexport.measure.eval.estimate import estimate
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.measure.eval.run import Evaluation, run
+from snapexport.measure.eval.run import Evaluation
 from snapexport.measure.eval.sample import Text
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from snapexport.vault.prompts import make_prompt
-from tests.measure.eval.builds import vault_grid
+from tests.measure.eval.builds import report_of, vault_grid
 
 MOST = 12
 INSTRUCTIONS = "the register", "the amber heron"
@@ -56,7 +56,7 @@ def test_answers_are_those_that_the_runtime_writes(vault_build: Build, folder: P
     params = SamplingParams(max_tokens=MOST)
     own = LLM(vault_build.directory, threads=1)
     full = LLM(vault_build.directory, baseline=True, threads=1)
-    for prompt in grid.instructions:
+    for prompt in grid.requests.instructions:
         place = prompt.length, prompt.passage, prompt.instruction
         (own_text,), (full_text,) = (
             [one.text for one in llm.generate([prompt.prompt_ids], params)] for llm in (own, full)
@@ -73,12 +73,12 @@ def test_a_prompt_is_the_beginning_of_a_passage_and_the_instruction(
     grid = grid_of(vault_build, folder)
     text = (folder / "0.txt").read_text()
     tokenizer = grid.requests.tokenizer
-    prompt = grid.instructions[0]
+    prompt = grid.requests.instructions[0]
     asked = tokenizer.decode(list(prompt.prompt_ids))
     context, _, instruction = asked.partition("\n\n")
     assert text.startswith(context.strip()) and instruction.strip() == INSTRUCTIONS[0]
     assert prompt.length == 100 < len(prompt.prompt_ids) < 110
-    longest = max(len(one.prompt_ids) for one in grid.instructions)
+    longest = max(len(one.prompt_ids) for one in grid.requests.instructions)
     (full,) = {one.slots for one in grid.systems if one.name == "full"}
     assert full >= longest + MOST
 
@@ -97,13 +97,13 @@ def test_an_instruction_of_several_lines_is_asked_whole(vault_build: Build, fold
 
 def test_interrupted_answers_go_on(vault_build: Build, folder: Path, tmp_path: Path) -> None:
     grid, out = grid_of(vault_build, folder, continuation=3), tmp_path / "out"
-    whole = run(grid, out, lambda _: None)
+    whole = report_of(grid, out)
     assert len(whole["answers"]) == len(whole["continuations"]) == 6
     journal = out / "samples.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + grid.records
     journal.write_text("".join(lines[:-5]))
-    assert run(grid, out, lambda _: None) == whole
+    assert report_of(grid, out) == whole
     assert sorted(journal.read_text().splitlines()) == sorted("".join(lines).splitlines())
 
 

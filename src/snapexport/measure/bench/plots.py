@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from snapexport.measure.bench.turns import Row
-from snapexport.measure.plots import COLOURS, MARKERS, STYLE
+from snapexport.measure.plots import STYLE, by, legend_beside, look, panels, save
 
 KINDS = ("png", "svg")
 
@@ -35,7 +34,7 @@ def draw(
         for name, (section, drawn) in pictures.items():
             if report["sections"].get(section):
                 figure = drawn(report)
-                written += [_save(figure, directory / f"{name}.{kind}") for kind in kinds]
+                written += [save(figure, directory / f"{name}.{kind}") for kind in kinds]
     return written
 
 
@@ -48,7 +47,7 @@ def decode_by_context(report: Row) -> Figure:
         slots = f"{batch} active batch slot{'s' * (batch > 1)}"
         axes.set(title=slots, xlabel="context, tokens", ylim=(0, None))
     drawn[0].set_ylabel("ms per decode step")
-    _legend_beside(drawn[-1])
+    legend_beside(drawn[-1])
     return figure
 
 
@@ -58,7 +57,7 @@ def prefill_by_context(report: Row) -> Figure:
     rows = by(report["sections"]["prefill"], "system")
     lines(axes, rows, lambda row, seconds: row["context"] / seconds)
     axes.set(xlabel="prompt, tokens", ylabel="prefill, tokens/s", ylim=(0, None))
-    _legend_beside(axes)
+    legend_beside(axes)
     return figure
 
 
@@ -103,26 +102,6 @@ def lines(
     ticks(axes, (row["context"] for rows in named.values() for row in rows))
 
 
-def by(rows: Iterable[Row], label: str) -> dict[Any, list[Row]]:
-    """Rows by a label, in the order of the first of each."""
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[label], []).append(row)
-    return found
-
-
-def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Panels side by side."""
-    figure = Figure(figsize=(3.2 * count + 2, 3.2), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
-
-
-def look(index: int) -> Row:
-    """Colour and marker of a series."""
-    marker = MARKERS[index % len(MARKERS)]
-    return {"color": COLOURS[index % len(COLOURS)], "marker": marker, "markersize": 4}
-
-
 def ticks(axes: Axes, values: Iterable[int]) -> None:
     """A tick for each value that was measured, in K where it is one."""
     axes.set_xscale("log", base=2)
@@ -132,16 +111,6 @@ def ticks(axes: Axes, values: Iterable[int]) -> None:
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _legend_beside(axes: Axes) -> None:
-    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-
-
-def _save(figure: Figure, path: Path) -> str:
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, bbox_inches="tight", metadata=metadata)
-    return path.name
 
 
 PICTURES: Pictures = {
