@@ -141,12 +141,10 @@ def _print_report(report: dict[str, Any]) -> None:
             "all the reference's",
             style="dim",
         )
-    for length in options["lengths"] if report["continuations"] else ():
-        if rows := [row for row in report["continuations"] if row["length"] == length]:
-            _print_continuations(length, rows)
-    for length in options["lengths"] if report["answers"] else ():
-        if rows := [row for row in report["answers"] if row["length"] == length]:
-            _print_answers(f"{length} tokens of text and an instruction", rows)
+    for section, show in (("continuations", _print_continuations), ("answers", _print_answers)):
+        for length in options["lengths"]:
+            if rows := [row for row in report[section] if row["length"] == length]:
+                show(length, rows)
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
     if options["hit_samples"] and report["results"] and not report["hit_rate"]:
@@ -187,7 +185,8 @@ def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
     OUT.print()
 
 
-def _print_answers(title: str, rows: list[dict[str, Any]]) -> None:
+def _print_answers(length: int, rows: list[dict[str, Any]]) -> None:
+    title = f"{length} tokens of text and an instruction"
     table = _table(title, "slots", "answers", "tokens", "equal tokens", "share", "whole")
     for row in rows:
         low, median, high = (f"{one:.0f}" for one in row["equal_quartiles"])

@@ -1,9 +1,10 @@
 """How all pictures look."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,11 +24,25 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def save(figure: Figure, path: Path) -> str:
-    """Write a picture, and return its file's name. Equal figures give equal files."""
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, bbox_inches="tight", metadata=metadata)
-    return path.name
+KINDS = ("png", "svg")
+
+
+def write(
+    pictures: Iterable[tuple[str, Figure]], directory: Path, kinds: Sequence[str] = KINDS
+) -> list[str]:
+    """Write named pictures, which are drawn meanwhile, and return the names of their files.
+
+    Equal figures give equal files.
+    """
+    written = []
+    with mpl.rc_context(STYLE):
+        for name, figure in pictures:
+            for kind in kinds:
+                path = directory / f"{name}.{kind}"
+                metadata = {"Date": None} if kind == "svg" else None
+                figure.savefig(path, bbox_inches="tight", metadata=metadata)
+                written.append(path.name)
+    return written
 
 
 def panels(

@@ -53,6 +53,13 @@ def vault_grid(of: Build, **choices: Any) -> Grid:
     return make_grid(of, EvalOptions(**FEW | choices))
 
 
+def documents_grid(of: Build, folder: Path, **choices: Any) -> Grid:
+    """Prompts of 100 and 200 tokens from the documents of a folder."""
+    options = {"tasks": None, "documents": (folder,), "lengths": (100, 200), "budgets": (64,)}
+    policies = ("full", "snapstream", "streaming")
+    return vault_grid(of, policies=policies, **options | choices)
+
+
 def report_of(grid: Grid, out: Path | None = None) -> dict[str, Any]:
     """Run a whole grid, and return its report."""
     evaluation = Evaluation(grid, out)

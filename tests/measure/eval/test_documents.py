@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval import continuations, plots
+from snapexport.measure.eval import continuations
 from snapexport.measure.eval.chat_form import in_chat
 from snapexport.measure.eval.documents import lines_of, passages, read_documents
 from snapexport.measure.eval.grid import Grid
@@ -17,27 +17,13 @@ from snapexport.measure.eval.sample import Text
 from snapexport.measure.eval.tasks import TASKS, tasks_in
 from snapexport.runtime.requests.llm import LLM
 from snapexport.vault import CHECKPOINT
-from snapexport.vault.prompts import make_prompt
-from tests.measure.eval.builds import report_of, vault_grid
+from tests.measure.eval.builds import documents_grid, report_of, vault_grid
 
 TOKENS = 9
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two documents of the words that the bundled checkpoint's tokenizer knows."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for seed in range(2):
-        (texts / f"{seed}.txt").write_text(make_prompt(seed, 900).text)
-    (texts / "picture.png").write_bytes(b"\x89PNG")
-    return texts
-
-
 def grid_of(build: Build, folder: Path, **choices: object) -> Grid:
-    options = {"tasks": None, "documents": (folder,), "passages": 3, "continuation": TOKENS}
-    policies = ("full", "snapstream", "streaming")
-    return vault_grid(build, policies=policies, lengths=(100, 200), **options | choices)
+    return documents_grid(build, folder, **{"passages": 3, "continuation": TOKENS} | choices)
 
 
 def test_documents_are_measured_as_decode_scores_them(vault_build: Build, folder: Path) -> None:
@@ -63,18 +49,6 @@ def test_a_cache_that_holds_the_prompt_is_not_measured(vault_build: Build, folde
     report = report_of(grid_of(vault_build, folder, budgets=(64, 128)))
     measured = {(row["slots"], row["length"]) for row in report["continuations"]}
     assert measured >= {(64, 100), (64, 200), (128, 200)} and (128, 100) not in measured
-
-
-def test_interrupted_documents_go_on(vault_build: Build, folder: Path, tmp_path: Path) -> None:
-    grid, out = grid_of(vault_build, folder, budgets=(64,)), tmp_path / "out"
-    whole = report_of(grid, out)
-    journal = out / "samples.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    assert len(lines) == 1 + grid.records
-    journal.write_text("".join(lines[:8]))
-    assert report_of(grid, out) == whole
-    assert sorted(journal.read_text().splitlines()) == sorted("".join(lines).splitlines())
-    assert plots.draw(whole, out) == ["loss_by_slots.png", "loss_by_slots.svg"]
 
 
 def test_passages_come_from_all_documents_and_do_not_overlap(folder: Path) -> None:

@@ -4,15 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from snapexport.measure.bench.turns import Row
-from snapexport.measure.plots import STYLE, by, legend_beside, look, panels, save
-
-KINDS = ("png", "svg")
+from snapexport.measure.plots import KINDS, by, legend_beside, look, panels, write
 
 Scale = Callable[[Row, float], float]
 """From a row and a time in it, in seconds, to what is drawn."""
@@ -29,13 +26,12 @@ def draw(
     pictures = (known or PICTURES).get(report["experiment"], {})
     for name, kind in product(pictures, kinds):  # a former report's would not fit this one
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
-    written = []
-    with mpl.rc_context(STYLE):
-        for name, (section, drawn) in pictures.items():
-            if report["sections"].get(section):
-                figure = drawn(report)
-                written += [save(figure, directory / f"{name}.{kind}") for kind in kinds]
-    return written
+    drawn = (
+        (name, figure_of(report))
+        for name, (section, figure_of) in pictures.items()
+        if report["sections"].get(section)
+    )
+    return write(drawn, directory, kinds)
 
 
 def decode_by_context(report: Row) -> Figure:

@@ -9,7 +9,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,12 +17,11 @@ from matplotlib.ticker import MaxNLocator
 from snapexport.measure.plots import (
     COLOURS,
     MARKERS,
-    STYLE,
     by,
     legend_beside,
     look,
     panels,
-    save,
+    write,
 )
 
 Report = dict[str, Any]
@@ -40,12 +38,7 @@ NAME_WIDTH = 24
 
 def draw(report: Report, directory: Path) -> list[str]:
     """Write every picture that the report has data for; the names of the files."""
-    with mpl.rc_context(STYLE):
-        return [
-            save(picture, directory / f"{name}.{kind}")
-            for name, picture in _pictures(report)
-            for kind in ("png", "svg")
-        ]
+    return write(_pictures(report), directory)
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
