@@ -35,7 +35,7 @@ DynamicShapes = dict[str, Any]
 
 
 class Step(nn.Module):
-    """What a graph calculates. Its weights lie below `model`. hidden_states: make them an output."""
+    """What a graph calculates, of weights below `model`. hidden_states: make them an output."""
 
     def __init__(self, model: Any, hidden_states: bool) -> None:
         super().__init__()

@@ -45,10 +45,6 @@ class FusedShapes:
         """
         return rows > 1 and self.fits(value_bytes, rows, slots + 1, head_dim + SINK_CHANNELS)
 
-    def largest_row(self, value_bytes: int, head_dim: int) -> int:
-        """Largest number of cache slots of one query row."""
-        return self.row_bytes // value_bytes - head_dim
-
 
 MEASURED_SHAPES = FusedShapes(
     row_bytes=48 * 1024,
