@@ -94,7 +94,7 @@ def open_template(directory: Path) -> Template:
 def require_template(directory: Path) -> None:
     """Raise UserError for a build without a chat template."""
     if not template_files.has_template(directory):
-        hint = f"{template_files.COPY}, or give the prompt as it is: `snapexport generate --no-chat`"
+        hint = f"{template_files.COPY}, or give the prompt as it is: `generate --no-chat`"
         raise UserError(f"{directory} has no chat template", hint)
 
 
