@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from snapexport.build.options import BuildOptions
 from snapexport.build.template_tail import template_tail
-from snapexport.contract.geometry import DEFAULT_L_OBS
+from snapexport.contract.vote import DEFAULT_L_OBS
 from snapexport.vault import CHECKPOINT
 from tests.measure.eval.test_systems import model
 

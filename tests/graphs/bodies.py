@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from snapexport.contract.geometry import DEFAULT_POOL_KERNEL
+from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.experts import experts
 from snapexport.graphs.functions.extend_gather import extend_gather

@@ -12,7 +12,7 @@ from snapexport.build import BuildOptions
 from snapexport.build.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
@@ -86,7 +86,7 @@ def test_valid_slot_attention_equals_attention_over_all_in_edge_geometries(
 ) -> None:
     """A ring of one slot, layers that differ."""
     build = build_of(LLAMA)
-    geometry = CacheGeometry("snapstream", 96, 2, sinks, ring, kept, L_obs=1)
+    geometry = GeometryRecord("snapstream", 96, 2, sinks, ring, kept, L_obs=1).geometry()
     valid, over_all = (
         derive(build, geometry, tmp_path / one, GraphOptions(decode_attention=one))
         for one in ("valid", "all")

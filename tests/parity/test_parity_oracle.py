@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.layer_geometry import LayerGeometry
 from tests.oracle import cases, masked
 from tests.oracle.checkpoints import ARCHITECTURES
 from tests.oracle.vote import keep, vote
@@ -24,7 +26,7 @@ CLOSE = 5e-4
 
 def geometry(name: str, sink: int, recent: int, K: int, window: int = 8) -> CacheGeometry:
     layers = masked.load(cases.checkpoint(name), "eager").config.num_hidden_layers
-    return CacheGeometry("snapstream", 96, layers, sink, recent, K, window, 5)
+    return GeometryRecord("snapstream", 96, layers, sink, recent, K, window, 5).geometry()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -138,7 +140,9 @@ def test_oracle_vote_equals_a_vote_counted_in_loops(
 def counted(layer: LayerGeometry, window: int, pool: int, vote: str, softmax: str) -> CacheGeometry:
     sizes = (layer.L_sink, layer.L_recent, layer.K)
     options = {"L_obs": window, "pool_kernel": pool}
-    return CacheGeometry("snapstream", 256, 1, *sizes, **options, vote=vote, softmax=softmax)
+    return GeometryRecord(
+        "snapstream", 256, 1, *sizes, **options, vote=vote, softmax=softmax
+    ).geometry()
 
 
 def random_attention(length: int) -> tuple[Tensor, Tensor]:

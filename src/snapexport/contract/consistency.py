@@ -66,10 +66,10 @@ def _require_numbers(manifest: Manifest) -> None:
         _require_range(f"model.{name}", getattr(model, name), least, most)
     _require_range("geometry.L_max", geometry.L_max, 1, model.max_position_embeddings)
     _require_range("batch", manifest.batch, 1, 1 << 16)
-    least = geometry.L_obs if geometry.compresses else 1
+    least = geometry.vote.L_obs if geometry.compresses else 1
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
     geometry.require_chunks(manifest.prefill_chunk)
-    _require_range("geometry.pool_kernel", geometry.pool_kernel, 1, _POSITIONS)
+    _require_range("geometry.pool_kernel", geometry.vote.pool_kernel, 1, _POSITIONS)
     _require_range("top_tokens", manifest.graph_options.top_tokens, 0, model.vocab_size)
     for layer in geometry.layers:
         _require_range("geometry.K", layer.K, 0, geometry.L_max)
@@ -120,10 +120,10 @@ def _require_layers(manifest: Manifest) -> None:
     """Compare what the model and the geometry say of each layer."""
     model, geometry = manifest.model, manifest.geometry
     layers = model.num_hidden_layers
-    if not layers == geometry.model_layers == len(model.sliding_window):
+    if not layers == geometry.slots.num_layers == len(model.sliding_window):
         raise UserError(
-            f"the manifest's model has {layers} layers, its geometry {geometry.model_layers}, and "
-            f"{len(model.sliding_window)} have windows",
+            f"the manifest's model has {layers} layers, its geometry {geometry.slots.num_layers}, "
+            f"and {len(model.sliding_window)} have windows",
             REBUILD,
         )
     if model.num_attention_heads % model.num_key_value_heads:
@@ -137,7 +137,7 @@ def _require_layers(manifest: Manifest) -> None:
         _require_range("model.num_key_value_heads", model.num_key_value_heads, 1, 1)
         _require_range("model.qk_nope_head_dim", model.qk_nope_head_dim, 1, 1 << 14)
         _require_range("model.v_head_dim", model.v_head_dim, 1, 1 << 14)
-    for one, layer in zip(geometry.caches, geometry.layers, strict=True):
+    for one, layer in zip(geometry.slots.caches, geometry.layers, strict=True):
         window = model.sliding_window[one.layer]
         _require_range("model.sliding_window", window, 0, _POSITIONS)
         ring = (layer.L_sink, layer.L_recent, layer.K)
@@ -151,7 +151,7 @@ def _require_layers(manifest: Manifest) -> None:
 
 
 def _require_head_groups(manifest: Manifest) -> None:
-    model, groups = manifest.model, manifest.geometry.head_groups
+    model, groups = manifest.model, manifest.geometry.slots.head_groups
     if not groups:
         return
     if sum(map(len, groups[0])) != model.num_key_value_heads:
@@ -187,13 +187,17 @@ def _facts(manifest: Manifest) -> Facts:
             "target": manifest.target,
             "dtype": manifest.dtype,
             "tensor_parallel": manifest.tensor_parallel,
-            "tokens_per_step": geometry.tokens_per_step,
+            "tokens_per_step": geometry.steps.tokens_per_step,
             "baseline": bool(manifest.traces),
-            "head_budget": bool(geometry.head_groups),
+            "head_budget": bool(geometry.slots.head_groups),
             "link_weights": manifest.linked_weights,
             "latent": bool(manifest.model.kv_lora_rank),
         }
-        | ({"vote_queries": geometry.vote_queries} if geometry.vote_queries != "prompt" else {})
+        | (
+            {"vote_queries": geometry.vote.vote_queries}
+            if geometry.vote.vote_queries != "prompt"
+            else {}
+        )
     )
 
 

@@ -48,7 +48,7 @@ def test_an_estimate_counts_pseudo_tokens(vault_build: Build, clock: None) -> No
         estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=chosen)).seconds
         for chosen in (("full", "snapstream"), policies)
     ]
-    steps, modes = vault_build.manifest.geometry.L_obs - 1, 2
+    steps, modes = vault_build.manifest.geometry.vote.L_obs - 1, 2
     assert wanted[1] - wanted[0] == pytest.approx(modes * (CHUNK + STEP * steps))
 
 

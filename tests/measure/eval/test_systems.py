@@ -82,7 +82,7 @@ def test_every_system_has_the_cache_slots_of_its_budget(name: str, windows: str)
         pairs = zip(one.geometry.layers, facts.sliding_window, strict=True)
         slots = [layer.cache_slots for layer, window in pairs if not window]
         assert sum(slots) == one.slots * len(slots)
-        if one.geometry.budget == "uniform":
+        if one.geometry.vote.budget == "uniform":
             assert set(slots) == {one.slots}
 
 
@@ -100,7 +100,7 @@ def test_systems_inherit_the_builds_choices() -> None:
     assert [layer.L_recent for layer in plain.layers] == [10] * 6  # a quarter of 40, as in `own`
     assert (plain.L_sink, plain.K, plain.L_obs, plain.pool_kernel) == (2, 30, 5, 3)
     assert (plain.vote, plain.group) == ("sum-squares", "max")
-    assert other == replace(plain, L_obs=9)
+    assert other == replace(plain, vote=replace(plain.vote, L_obs=9))
     assert (sage.L_obs, sage.pool_kernel, sage.vote) == (1, 1, "sum")
     assert (snapkv.L_sink, snapkv.softmax, snapkv.pool_kernel) == (0, "causal", 7)
     assert (streaming.L_sink, streaming.L_recent, streaming.K) == (2, 40, 0)
@@ -125,7 +125,7 @@ def test_default_ring_and_pool_kernel_follow_the_budget_and_given_ones_are_inher
     ):
         systems = found(own, facts, ["snapstream"], [32, 64, 128])
         assert [one.ring for one in systems] == rings
-        assert [one.geometry.pool_kernel for one in systems] == kernels
+        assert [one.geometry.vote.pool_kernel for one in systems] == kernels
 
 
 def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
@@ -186,7 +186,7 @@ def test_a_system_may_take_prompts_in_blocks() -> None:
     names = "snapstream", "snapstream:prefill=blocks,L_obs=3", "streaming:prefill=blocks"
     chunks, blocks, streaming = found(geometry(facts), facts, names, [64])
     assert (chunks.in_blocks, blocks.in_blocks, streaming.in_blocks) == (False, True, True)
-    assert blocks.geometry == replace(chunks.geometry, L_obs=3)
+    assert blocks.geometry == replace(chunks.geometry, vote=replace(chunks.geometry.vote, L_obs=3))
     assert [one.report()["prefill"] for one in (chunks, blocks)] == ["chunks", "blocks"]
 
 
@@ -195,6 +195,6 @@ def test_queries_that_vote_are_the_builds_unless_a_policy_names_others() -> None
     own = geometry(facts, kv_budget=64, vote_queries="pseudo")
     names = "snapstream", "snapkv", "snapstream:vote_queries=prompt", "streaming", "full"
     systems = found(own, facts, names, [64])
-    W = own.L_obs
+    W = own.vote.L_obs
     assert [one.geometry.pseudo_tokens for one in systems] == [W, W, 0, 0, 0]
     assert systems[0].report()["vote_queries"] == "pseudo"
