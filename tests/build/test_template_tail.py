@@ -39,7 +39,7 @@ def test_a_template_without_a_readable_tail_has_none(template: str) -> None:
 
 def window(tail: int, **choices: Any) -> int:
     options = BuildOptions.of(model="", out=Path(), L_max=1024, **choices)
-    return options.geometry(model(), tail).L_obs
+    return options.geometry(model(), tail).vote.L_obs
 
 
 def test_the_default_window_sees_the_end_of_the_question() -> None:

@@ -178,7 +178,7 @@ def _require_options(manifest: Manifest) -> None:
 
 def _facts(manifest: Manifest) -> Facts:
     """What the table of exclusions asks about."""
-    geometry = manifest.geometry
+    geometry, queries = manifest.geometry, manifest.geometry.vote.vote_queries
     return (
         vars(manifest.graph_options)
         | {
@@ -193,11 +193,7 @@ def _facts(manifest: Manifest) -> Facts:
             "link_weights": manifest.linked_weights,
             "latent": bool(manifest.model.kv_lora_rank),
         }
-        | (
-            {"vote_queries": geometry.vote.vote_queries}
-            if geometry.vote.vote_queries != "prompt"
-            else {}
-        )
+        | ({} if queries == "prompt" else {"vote_queries": queries})
     )
 
 

@@ -76,7 +76,7 @@ class CacheGeometry:
     @property
     def layers(self) -> tuple[LayerGeometry, ...]:
         """The slots of each cache: of each layer, or of each group of its KV heads."""
-        return self.slots.layers(self.steps.spare if self.compresses else 0)
+        return self.slots.shapes(self.steps.spare if self.compresses else 0)
 
     @property
     def widest(self) -> tuple[LayerGeometry, ...]:

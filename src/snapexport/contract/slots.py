@@ -64,7 +64,7 @@ class Slots:
         every = (cache.heads for cache in self.caches)
         return tuple(kv_heads if heads is None else len(heads) for heads in every)
 
-    def layers(self, spare: int) -> tuple[LayerGeometry, ...]:
+    def shapes(self, spare: int) -> tuple[LayerGeometry, ...]:
         """The slots of each cache, whose ring has `spare` slots beyond L_recent."""
         columns = (self._column(value) for value in self._per_cache().values())
         return tuple(

@@ -9,6 +9,7 @@ import pytest
 from snapexport.build.options import BuildOptions
 from snapexport.contract.geometry import POLICIES, CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.slots import Slots
 from snapexport.errors import UserError
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
 
@@ -98,12 +99,13 @@ def test_systems_inherit_the_builds_choices() -> None:
         )
     )
     assert [layer.L_recent for layer in plain.layers] == [10] * 6  # a quarter of 40, as in `own`
-    assert (plain.L_sink, plain.K, plain.L_obs, plain.pool_kernel) == (2, 30, 5, 3)
-    assert (plain.vote, plain.group) == ("sum-squares", "max")
+    assert (plain.slots.L_sink, plain.slots.K) == (2, 30)
+    assert (plain.vote.L_obs, plain.vote.pool_kernel) == (5, 3)
+    assert (plain.vote.vote, plain.vote.group) == ("sum-squares", "max")
     assert other == replace(plain, vote=replace(plain.vote, L_obs=9))
-    assert (sage.L_obs, sage.pool_kernel, sage.vote) == (1, 1, "sum")
-    assert (snapkv.L_sink, snapkv.softmax, snapkv.pool_kernel) == (0, "causal", 7)
-    assert (streaming.L_sink, streaming.L_recent, streaming.K) == (2, 40, 0)
+    assert (sage.vote.L_obs, sage.vote.pool_kernel, sage.vote.vote) == (1, 1, "sum")
+    assert (snapkv.slots.L_sink, snapkv.vote.softmax, snapkv.vote.pool_kernel) == (0, "causal", 7)
+    assert streaming.slots == Slots(facts.num_hidden_layers, L_sink=2, L_recent=40, K=0)
 
 
 def test_choices_that_the_builds_policy_fixes_are_not_inherited() -> None:
@@ -133,7 +135,7 @@ def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
     own = geometry(facts, kv_budget=128, L_obs=32)
     for name in ("snapstream", "snapstream:L_recent=7", "snapstream:K=90"):
         small = found(own, facts, [name], [100])[0].geometry
-        assert small.L_obs == min(32, small.layers[0].L_recent)
+        assert small.vote.L_obs == min(32, small.layers[0].L_recent)
 
 
 def test_the_full_cache_is_one_system_at_any_budgets() -> None:
