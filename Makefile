@@ -50,12 +50,12 @@ rtx-matrix: $(STAMP)     ## every graph of 144 builds by TensorRT for RTX: an ho
 test-triton: export OMP_WAIT_POLICY = passive
 test-triton: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/$(SERVED)
 test-triton: $(SERVED) $(TRITON_STAMP)  ## Triton's real server, in its own environment, 6 minutes
-	$(TRITON_BIN)/python -m pytest --confcutdir=tests/serving/triton --reruns 1 -rR tests/serving/triton
+	$(TRITON_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR tests/serving/triton
 
 test-dynamo: export OMP_WAIT_POLICY = passive
 test-dynamo: export SNAPEXPORT_TEST_BUILD = $(CURDIR)/$(SERVED)
 test-dynamo: $(SERVED) $(DYNAMO_STAMP)  ## real Dynamo processes, in their own environment, 11 minutes
-	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving/dynamo --reruns 1 -rR tests/serving/dynamo
+	timeout 1200 $(DYNAMO_BIN)/python -m pytest --confcutdir=tests/serving --reruns 1 -rR tests/serving/dynamo
 
 real-model: export OMP_WAIT_POLICY = passive
 real-model: $(STAMP)     ## SmolLM2-135M from its GGUF file against transformers, 4 minutes, 93 MB fetched once

@@ -25,7 +25,7 @@ FLAGS = """
 ## Flags
 
 A number says that the two are refused together, and names the reason below. All other pairs go
-together.
+together; an empty cell is two values of one flag. X is any value.
 
 """
 BY_TARGET = """
@@ -65,15 +65,34 @@ def render() -> str:
 
 
 def _matrix(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
-    columns = list(dict.fromkeys(_name(rule.other) for rule in rules))
-    cells: dict[str, dict[str, str]] = {}
-    for rule in rules:
-        number = str(1 + reasons.index(_reason(rule)))
-        cells.setdefault(_name(rule.choice), {})[_name(rule.other)] = number
+    rows = {_name(rule.choice): rule.choice for rule in reversed(rules)}
+    columns = {_name(rule.other): rule.other for rule in reversed(rules)}
+    names = list(dict.fromkeys(_name(rule.other) for rule in rules))
     yield from _table(
-        ["", *columns],
-        ([row, *(found.get(column, "yes") for column in columns)] for row, found in cells.items()),
+        ["", *names],
+        (
+            [row, *(_cell(rows[row], columns[column], rules, reasons) for column in names)]
+            for row in dict.fromkeys(_name(rule.choice) for rule in rules)
+        ),
     )
+
+
+def _cell(row: Choice, column: Choice, rules: Sequence[Rule], reasons: Sequence[str]) -> str:
+    """The reason of the first rule that refuses the two; empty for two values of one flag."""
+    named = [rule for rule in rules if _names(rule) == (_name(row), _name(column))]
+    if named:
+        return str(1 + reasons.index(_reason(named[0])))
+    if row.example.keys() & column.example.keys():
+        return ""
+    if _name(row).endswith(" X`"):  # only some values may be refused
+        return "yes"
+    facts = {**row.example, **column.example}
+    found = [rule for rule in broken(facts) if rule in rules]
+    return str(1 + reasons.index(_reason(found[0]))) if found else "yes"
+
+
+def _names(rule: Rule) -> tuple[str, str]:
+    return _name(rule.choice), _name(rule.other)
 
 
 def _targets(rules: Sequence[Rule]) -> Iterator[str]:

@@ -5,12 +5,18 @@ Many checkpoints name another token in their config than their template writes, 
 writes a conversation, and the token after the answer closes it. Knows no token's name.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Union
 
 from tokenizers import Tokenizer
 
 from snapexport.errors import UserError
+
+if TYPE_CHECKING:
+    from snapexport.runtime.chat.chat_template import ChatTemplate
+    from snapexport.runtime.chat.template_process import TemplateProcesses
+
+Template = Union["ChatTemplate", "TemplateProcesses"]
+"""A chat template, or one whose time and memory are bounded."""
 
 ANSWER = "This is what the assistant said"
 TALK = (
@@ -18,26 +24,6 @@ TALK = (
     {"role": "assistant", "content": ANSWER},
     {"role": "user", "content": "This is what the user asked next"},
 )
-
-
-class Template(Protocol):
-    """A chat template: `ChatTemplate`, or `TemplateProcesses`, which bounds it."""
-
-    @property
-    def source(self) -> str:
-        """The template's text."""
-
-    @property
-    def options(self) -> frozenset[str]:
-        """Optional names that the template reads."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        add_generation_prompt: bool,
-        options: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt's text. Raises UserError."""
 
 
 def end_token(template: Template, tokenizer: Tokenizer) -> int | None:

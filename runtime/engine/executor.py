@@ -3,10 +3,10 @@
     takers       one for each kind of prefill work
     followers    what has state for each batch slot, first of all the rows of the caches
 
-Both are tables: this module names none of them. The caches are decode's, with a row for each batch
-slot, and the prompt cache where prefill goes chunk by chunk. They are allocated once and written in
-place. Callers name batch slots and never see a key or a value. Knows no library, no request and no
-text.
+Both are tables. Of their rows this module names only chunks and blocks, whose caches it shows,
+measures and parks. The caches are decode's, with a row for each batch slot, and the prompt cache
+where prefill goes chunk by chunk. They are allocated once and written in place. Callers name batch
+slots and never see a key or a value. Knows no library, no request and no text.
 """
 
 from collections.abc import Callable, Sequence
@@ -135,9 +135,9 @@ class Executor:
     ) -> Prediction:
         """Do a piece of a prompt's prefill; the last one fills the batch slot.
 
-        The pieces of one prompt follow each other, with decode steps but no other prompt between
-        them. The prediction is of the token after the piece. temperature, above 0: for builds with
-        top tokens.
+        The pieces of one prompt follow each other. Between them may come decode steps, and blocks
+        of a running request where no piece `keeps_row`, but no other prompt. The prediction is of
+        the token after the piece. temperature, above 0: for builds with top tokens.
         """
         taker, token_ids = self._taker(piece.kind), tuple(prompt)
         self._last_prefilled = slot

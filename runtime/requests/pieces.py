@@ -46,7 +46,7 @@ class Pass(Protocol):
     """Further work after a prompt's chunks."""
 
     def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
-        """None for a prompt that does not need it. chunk: tokens of a prefill chunk."""
+        """Empty for a prompt that does not need it. chunk: tokens of a prefill chunk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import pytest
 from snapexport.build import BuildOptions, build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
-from snapexport.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +97,3 @@ def test_default_decode_batches_follow_from_batch_and_target(
 ) -> None:
     options = BuildOptions.of(model="m", out=tmp_path, L_max=64, batch=batch, **choice)
     assert options.smaller_batches == expected
-
-
-@pytest.mark.parametrize("slots", [0, 5])
-def test_decode_batches_flag_out_of_range_is_refused(slots: int, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"--decode-batches {slots}"):
-        BuildOptions.of(model="m", out=tmp_path, L_max=64, decode_batches=(1, slots))

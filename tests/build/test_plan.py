@@ -23,11 +23,12 @@ from snapexport.cli import plan as plan_command
 from snapexport.cli.flags import values
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import cache_bytes
-from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import as_flag
 from snapexport.errors import UserError
 from snapexport.files.copying import CLONE_BLOCK
+from tests.facts import model_facts
 from tests.oracle import checkpoints
+from tests.refused import refused
 
 GIB = 2**30
 
@@ -36,22 +37,9 @@ def llama(layers: int, hidden: int, intermediate: int, heads: int, **changes: An
     """A Llama 3.1, of heads of 128 and 8 KV heads."""
     attention = [(hidden, hidden), (1024, hidden), (1024, hidden), (hidden, hidden)]
     mlp = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)]
-    facts = ModelFacts(
-        architecture="LlamaForCausalLM",
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        kv_lora_rank=0,
-        qk_nope_head_dim=0,
-        v_head_dim=0,
-        num_experts=0,
-        attention_sinks=False,
-        vocab_size=128256,
-        max_position_embeddings=131072,
-        sliding_window=[0] * layers,
-        eos_token_id=[1],
-    )
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128}
+    sizes |= {"vocab_size": 128256, "max_position_embeddings": 131072}
+    facts = model_facts(layers, **sizes)
     model = PlannedModel(
         facts=facts,
         hidden_size=hidden,
@@ -168,6 +156,8 @@ def test_memory_size_written_as_a_flag_is_never_rounded_down(nbytes: int) -> Non
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pyramid": ("mistral", {"kv_budget": 24, "budget": "pyramid", "batch": 3, "prefill_chunk": 8}),
     "sliding, single shot": ("gemma3", {"kv_budget": 24, "prefill_chunk": 64, "dtype": "fp16"}),
+    "fp16 caches": ("llama", {"kv_budget": 24, "cache_dtype": "fp16", "batch": 3}),
+    "int8 caches": ("llama", {"kv_budget": 24, "cache_dtype": "int8"}),
     "int4, tied": ("qwen2-tied", {"policy": "full", "weights": "int4"}),
 }
 
@@ -330,21 +320,19 @@ def test_plan_refuses_wrong_flags_with_a_hint(
     name: str, plan_flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, message = BAD[name]
-    assert app.main(plan_flags + words) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and message in err and "\n\nhint: " in err
+    assert message in refused(capsys, *plan_flags, *words)
 
 
 def test_plan_refuses_missing_and_unsupported_checkpoints(
     plan_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.main([*plan_flags, "--model", str(tmp_path)]) == 2
-    assert "has no config.json" in capsys.readouterr().err
+    assert "has no config.json" in refused(capsys, *plan_flags, "--model", tmp_path)
     model = checkpoints.make("llama", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    assert app.main([*plan_flags, "--model", str(model)]) == 2
-    assert "of a model_type 'gpt2' is not supported" in capsys.readouterr().err
+    capsys.readouterr()  # transformers' progress
+    line = refused(capsys, *plan_flags, "--model", model)
+    assert "of a model_type 'gpt2' is not supported" in line
 
 
 def test_plan_hint_names_a_memory_size_that_fits(

@@ -19,6 +19,25 @@ from snapexport.errors import UserError
 from tests.refused import refused
 
 
+def old_build(target: Path) -> Path:
+    target.mkdir()
+    (target / MANIFEST).write_text("old")
+    return target
+
+
+@pytest.fixture
+def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS."""
+    monkeypatch.setattr(staging, "_exchange", lambda *_: False)
+
+
+@pytest.fixture(params=["renameat2", "without"])
+def both(request: pytest.FixtureRequest) -> None:
+    """As with renameat2, and as on NFS."""
+    if request.param == "without":
+        request.getfixturevalue("without_renameat2")
+
+
 def test_staged_directory_appears_at_its_target_when_complete(tmp_path: Path) -> None:
     with staged(tmp_path / "a" / "b", overwrite=False) as directory:
         (directory / "file").write_text("x")
@@ -34,9 +53,7 @@ def test_failed_staging_leaves_neither_target_nor_parents(tmp_path: Path) -> Non
 
 
 def test_existing_build_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
-    target = tmp_path / "b"
-    target.mkdir()
-    (target / MANIFEST).write_text("old")
+    target = old_build(tmp_path / "b")
     with pytest.raises(UserError, match="exists already"), staged(target, overwrite=False):
         pass
     with pytest.raises(ZeroDivisionError), staged(target, overwrite=True):
@@ -152,26 +169,8 @@ def test_directory_that_appears_during_a_build_is_left_as_it_is(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-def old_build(target: Path) -> Path:
-    target.mkdir()
-    (target / MANIFEST).write_text("old")
-    return target
-
-
-def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on NFS."""
-    monkeypatch.setattr(staging, "_exchange", lambda *_: False)
-
-
-both = pytest.mark.parametrize("renameat2", [True, False])
-
-
-@both
-def test_what_takes_an_overwritten_builds_place_meanwhile_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
-) -> None:
-    if not renameat2:
-        without_renameat2(monkeypatch)
+@pytest.mark.usefixtures("both")
+def test_what_takes_an_overwritten_builds_place_meanwhile_is_kept(tmp_path: Path) -> None:
     target = old_build(tmp_path / "b")
     with pytest.raises(UserError, match="was replaced while"), staged(target, overwrite=True):
         target.rename(tmp_path / "moved")
@@ -184,12 +183,8 @@ def test_what_takes_an_overwritten_builds_place_meanwhile_is_kept(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "moved"]
 
 
-@both
-def test_overwritten_build_that_was_removed_meanwhile_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
-) -> None:
-    if not renameat2:
-        without_renameat2(monkeypatch)
+@pytest.mark.usefixtures("both")
+def test_overwritten_build_that_was_removed_meanwhile_is_no_error(tmp_path: Path) -> None:
     target = old_build(tmp_path / "b")
     with staged(target, overwrite=True) as directory:
         (directory / MANIFEST).write_text("new")
@@ -197,10 +192,8 @@ def test_overwritten_build_that_was_removed_meanwhile_is_no_error(
     assert (target / MANIFEST).read_text() == "new"
 
 
-def test_without_renameat2_builds_appear_and_replace_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_renameat2(monkeypatch)
+@pytest.mark.usefixtures("without_renameat2")
+def test_without_renameat2_builds_appear_and_replace_all_the_same(tmp_path: Path) -> None:
     for text in ("old", "new"):
         with staged(tmp_path / "b", overwrite=text == "new") as directory:
             (directory / MANIFEST).write_text(text)

@@ -35,6 +35,19 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def edited(**changes: object) -> Callable[[Path], object]:
+    """A change of config.json."""
+    return lambda model: edit_config(model, **changes)
+
+
+def of_family(architecture: str, model_type: str, **changes: object) -> Callable[[Path], object]:
+    return edited(architectures=[architecture], model_type=model_type, **changes)
+
+
+SLIDING = ["full_attention", "sliding_attention"]
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
 BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no such directory": (shutil.rmtree, "no such directory"),
     "no config": (lambda m: (m / "config.json").unlink(), "it has no config.json"),
@@ -47,11 +60,11 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "no readable safetensors header",
     ),
     "unknown architecture": (
-        lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]),
+        edited(architectures=["GPT2LMHeadModel"]),
         "the architecture GPT2LMHeadModel of a model_type 'llama' is not supported",
     ),
     "another model under a verified name": (
-        lambda m: edit_config(m, model_type="granite"),
+        edited(model_type="granite"),
         "the architecture LlamaForCausalLM of a model_type 'granite' is not supported",
     ),
     "broken generation config": (
@@ -72,78 +85,49 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "no readable safetensors header",
     ),
     "code of its own": (
-        lambda m: edit_config(m, architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
+        edited(architectures=["EvilForCausalLM"], auto_map={"AutoConfig": "x.y"}),
         "the architecture EvilForCausalLM of a model_type 'llama' is not supported",
     ),
-    "quantized": (lambda m: edit_config(m, quantization_config={}), "is quantized"),
-    "length-dependent RoPE": (
-        lambda m: edit_config(
-            m, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-        ),
-        "RoPE of type 'dynamic'",
-    ),
+    "quantized": (edited(quantization_config={}), "is quantized"),
+    "length-dependent RoPE": (edited(rope_parameters=DYNAMIC), "RoPE of type 'dynamic'"),
     "layers of another kind": (
-        lambda m: edit_config(m, layer_types=["full_attention", "chunked_attention"]),
+        edited(layer_types=["full_attention", "chunked_attention"]),
         "layers of type 'chunked_attention' are not supported in a model_type 'llama'",
     ),
     "Ministral by another name": (
-        lambda m: edit_config(
-            m,
-            architectures=["MistralForCausalLM"],
-            model_type="mistral",
-            sliding_window=64,
-            layer_types=["full_attention", "sliding_attention"],
-        ),
+        of_family("MistralForCausalLM", "mistral", sliding_window=64, layer_types=SLIDING),
         "reads config.json as model_type 'ministral'",
     ),
     "layers that slide over nothing": (
-        lambda m: edit_config(
-            m,
-            architectures=["Qwen2ForCausalLM"],
-            model_type="qwen2",
-            layer_types=["full_attention", "sliding_attention"],
-        ),
+        of_family("Qwen2ForCausalLM", "qwen2", layer_types=SLIDING),
         "layers are of type 'sliding_attention', but sliding_window is None",
     ),
     "attention in both directions": (
-        lambda m: edit_config(
-            m,
-            architectures=["Gemma2ForCausalLM"],
-            model_type="gemma2",
-            use_bidirectional_attention=True,
-        ),
+        of_family("Gemma2ForCausalLM", "gemma2", use_bidirectional_attention=True),
         "attends in both directions",
     ),
     "images too": (
-        lambda m: edit_config(
-            m, architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3"
-        ),
+        of_family("Gemma3ForConditionalGeneration", "gemma3"),
         "the architecture Gemma3ForConditionalGeneration of a model_type 'gemma3'",
     ),
     "experts of an unknown family": (
-        lambda m: edit_config(m, architectures=["MixtralForCausalLM"], model_type="mixtral"),
+        of_family("MixtralForCausalLM", "mixtral"),
         "the architecture MixtralForCausalLM of a model_type 'mixtral'",
     ),
     "RoPE by layer type": (
-        lambda m: edit_config(
-            m, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
-        ),
+        edited(rope_parameters={"full_attention": ROPE}),
         "a model_type 'llama' has only one",
     ),
     "length-dependent RoPE of one layer type": (
-        lambda m: edit_config(
-            m,
-            architectures=["Gemma3ForCausalLM"],
-            model_type="gemma3_text",
-            layer_types=["full_attention", "sliding_attention"],
-            rope_parameters={
-                "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
+        of_family(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            layer_types=SLIDING,
+            rope_parameters={"full_attention": DYNAMIC, "sliding_attention": ROPE},
         ),
         "RoPE of type 'dynamic'",
     ),
-    "another vocabulary": (lambda m: edit_config(m, vocab_size=99), "has shape"),
+    "another vocabulary": (edited(vocab_size=99), "has shape"),
 }
 
 

@@ -207,22 +207,6 @@ def test_plan_counts_the_bytes_of_kept_fp8_weights(
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": "onnxruntime"}, "not supported with --target onnxruntime"),
-        ({"target": "portable"}, "not supported with --target portable"),
-        ({"target": "tensorrt", "share_weights": True}, "--share-weights is not supported"),
-    ],
-)
-def test_fp8_weights_are_refused_on_a_cpu_and_as_inputs(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        BuildOptions.of(model="m", out=Path("b"), L_max=64, weights="fp8", **options)
-    assert error.value.hint
-
-
 @pytest.mark.parametrize("command", ["build", "plan"])
 def test_fp8_weights_are_refused_of_a_checkpoint_without_any(
     command: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

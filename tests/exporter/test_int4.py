@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from onnx.numpy_helper import from_array
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from snapexport.build import BuildOptions, build
+from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
@@ -24,6 +23,7 @@ from snapexport.exporter import int4
 from snapexport.graphs.targets.moe import MoE
 from snapexport.runtime.requests.llm import LLM
 from tests.exporter.test_weights import weights_of
+from tests.graphs import bodies
 from tests.graphs import test_experts as experts
 from tests.oracle import checkpoints
 
@@ -56,9 +56,7 @@ def read_by_onnxruntime(packed: NDArray[np.uint8], scales: Array, columns: int) 
     )
     opsets = [make_opsetid("", 24), make_opsetid("com.microsoft", 1)]
     model = make_model(graph, opset_imports=opsets, ir_version=12)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": np.eye(columns, dtype=np.float32)})
-    return np.asarray(found).T
+    return bodies.run(model, {"x": np.eye(columns, dtype=np.float32)})["y"].T
 
 
 @settings(max_examples=30, deadline=None)
@@ -137,18 +135,6 @@ def test_int4_decode_graph_holds_no_unread_weight(int4_build: Build) -> None:
     assert {tensor.name for tensor in graph.initializer} <= read
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [{"target": "portable"}, {"target": "tensorrt"}, {"dtype": "bf16"}],
-    ids=["portable", "tensorrt", "bf16"],
-)
-def test_int4_weights_are_refused_with_unsupported_options(
-    choice: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match="--weights int4 is not supported"):
-        BuildOptions.of(model="m", out=tmp_path, L_max=64, weights="int4", **choice)
-
-
 def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     broken = tmp_path / "m"
     broken.mkdir()
@@ -162,9 +148,9 @@ def test_int4_weights_that_are_not_finite_are_refused(checkpoint: Path, tmp_path
 
 
 def test_diff_marks_int4_differences_as_quantized(
-    checkpoint: Path, int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, int4_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    flags = ["--lengths", "20", "--steps", "4", "--json"]
     assert main(["diff", str(int4_build.directory), "--model", str(checkpoint), *flags]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert {(one["quantized"], one["lossless"]) for one in found} == {(True, False)}
@@ -172,9 +158,9 @@ def test_diff_marks_int4_differences_as_quantized(
 
 
 def test_diff_of_an_int4_build_needs_the_original_weights(
-    int4_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    int4_build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d")]
+    flags = ["--lengths", "20", "--steps", "4"]
     assert main(["diff", str(int4_build.directory), *flags]) == 2
     assert "does not hold model.layers.0." in capsys.readouterr().err
 
@@ -221,7 +207,7 @@ def test_int4_build_quantizes_experts_and_no_router(
     stacks = {f"{stem}.experts.{name}" for name in ("gate_up", "down")}
     expected = {f"{name}.{part}" for name in stacks for part in ("int4", "scales")}
     assert files == {f"{name}.safetensors" for name in expected | {f"{stem}.gate.weight"}}
-    flags = ["--lengths", "20", "--steps", "4", "--out", str(tmp_path / "d"), "--json"]
+    flags = ["--lengths", "20", "--steps", "4", "--json"]
     assert main(["diff", str(made.directory), "--model", str(model), *flags]) == 0
     found = json.loads(capsys.readouterr().out)["differences"]
     assert all(one["quantized"] for one in found)

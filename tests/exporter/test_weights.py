@@ -1,10 +1,8 @@
 """Weights are copied, or converted exactly to another dtype; missing ones are refused."""
 
 import errno
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,12 +10,7 @@ from safetensors.torch import load_file, save_file
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter.opening import open_checkpoint
 from tests.oracle import cases, checkpoints
-
-
-def inode(path: Path) -> int:
-    return path.stat().st_ino
 
 
 def weights_of(made: Build) -> dict[str, torch.Tensor]:
@@ -68,7 +61,7 @@ def test_link_weights_hard_links_whole_shards(tmp_path: Path) -> None:
     assert [weights.file for weights in made.manifest.weights] == [
         f"weights/{shard.name}" for shard in shards
     ]
-    assert all(inode(made.directory / "weights" / shard.name) == inode(shard) for shard in shards)
+    assert all((made.directory / "weights" / shard.name).samefile(shard) for shard in shards)
     assert made.manifest.linked_weights
     assert made.verify_weights() == []
 
@@ -83,11 +76,6 @@ def test_link_weights_without_hard_links_is_refused(
     with pytest.raises(UserError, match=r"--link-weights cannot link .*cross-device"):
         build(checkpoint, tmp_path / "b", L_max=32, link_weights=True)
     assert not (tmp_path / "b").exists()
-
-
-def test_link_weights_with_quantized_weights_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--link-weights is not supported with --weights int4"):
-        build(checkpoint, tmp_path / "b", L_max=32, link_weights=True, weights="int4")
 
 
 def test_weights_of_another_dtype_are_converted_exactly(tmp_path: Path) -> None:
@@ -111,7 +99,7 @@ def test_only_the_tensors_of_another_dtype_are_converted(tmp_path: Path) -> None
     }
     converted = load_file(made.directory / "weights/model.norm.weight.safetensors")
     assert torch.equal(converted["model.norm.weight"], tensors["model.norm.weight"].float())
-    assert inode(made.directory / "weights/model.safetensors") == inode(file)
+    assert (made.directory / "weights/model.safetensors").samefile(file)
     assert made.manifest.linked_weights
 
 
@@ -191,23 +179,3 @@ def test_verify_weights_finds_a_changed_byte(checkpoint: Path, tmp_path: Path) -
         file.write(b"\x55")
     with pytest.raises(UserError, match=r"model\.norm\.weight\.safetensors was changed"):
         made.verify_weights()
-
-
-def test_checkpoint_headers_point_to_the_bytes_of_each_tensor(checkpoint: Path) -> None:
-    found = open_checkpoint(checkpoint)
-    expected = load_file(checkpoint / "model.safetensors")
-    assert found.tensors.keys() == expected.keys()
-    for name, span in found.tensors.items():
-        data = np.memmap(span.file, np.float32, "r", span.offset, span.shape)
-        assert np.array_equal(data, expected[name].numpy())
-
-
-def test_checkpoint_without_tensors_of_its_config_is_refused(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    (tmp_path / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
-    with pytest.raises(UserError, match=r"lacks 9 tensors.*layers\.2"):
-        build(tmp_path, tmp_path / "b", L_max=32)
-    assert not (tmp_path / "b").exists()

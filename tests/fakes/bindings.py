@@ -62,33 +62,34 @@ def over_nothing(folder: Path) -> dict[str, str]:
 def make_stubs(folder: Path) -> Path:
     """Stubs of the installed bindings as the module `tensorrt`; the folder for MYPYPATH."""
     environment = over_nothing(folder / "empty")
-    script = shutil.which("pybind11-stubgen", path=str(Path(sys.executable).parent))
-    if script is None:
-        skip_loudly("pybind11-stubgen is missing: NO STUBS OF TENSORRT'S BINDINGS WERE MADE")
-    subprocess.run(
-        [script, "tensorrt_bindings", "--output-dir", str(folder), "--ignore-all-errors"],
-        env=environment,
-        check=True,
-        capture_output=True,
-    )
-    stub = folder / "tensorrt" / "__init__.pyi"
-    stub.parent.mkdir()
-    stub.write_text(_repaired((folder / "tensorrt_bindings" / "tensorrt.pyi").read_text()))
-    shutil.rmtree(folder / "tensorrt_bindings")
-    return folder
+    text = _generated("tensorrt_bindings", "tensorrt", folder, environment)
+    return _placed(folder, tensorrt=text)
 
 
 def make_rtx_stubs(folder: Path) -> Path:
     """Stubs of TensorRT for RTX's bindings as the modules `tensorrt` and `tensorrt_rtx`."""
-    module = "tensorrt_rtx_bindings"
+    text = _generated("tensorrt_rtx_bindings", "tensorrt_rtx", folder)
+    return _placed(folder, tensorrt=text, tensorrt_rtx="from tensorrt import *\n")
+
+
+def _generated(
+    module: str, stub: str, folder: Path, environment: dict[str, str] | None = None
+) -> str:
+    """What pybind11-stubgen writes of a package's module, repaired."""
     script = Path(sys.executable).with_name("pybind11-stubgen")
+    if not script.is_file():
+        skip_loudly("pybind11-stubgen is missing: NO STUBS OF TENSORRT'S BINDINGS WERE MADE")
     command = [str(script), module, "--output-dir", str(folder), "--ignore-all-errors"]
-    subprocess.run(command, check=True, capture_output=True)
-    text = (folder / module / "tensorrt_rtx.pyi").read_text()
-    for name, stub in (("tensorrt", _repaired(text)), ("tensorrt_rtx", "from tensorrt import *\n")):
-        (folder / name).mkdir()
-        (folder / name / "__init__.pyi").write_text(stub)
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    text = (folder / module / f"{stub}.pyi").read_text()
     shutil.rmtree(folder / module)
+    return _repaired(text)
+
+
+def _placed(folder: Path, **modules: str) -> Path:
+    for name, text in modules.items():
+        (folder / name).mkdir()
+        (folder / name / "__init__.pyi").write_text(text)
     return folder
 
 

@@ -93,34 +93,18 @@ def _files(weights: list[dict[str, Any]]) -> list[list[Any]]:
 def _misplace(directory: Path, rng: random.Random) -> str:
     """Put something else in the place of a file or folder."""
     path = rng.choice(sorted(directory.rglob("*")))
-    way = rng.choice(_PLACES)
+    way = rng.choice(list(_PLACES))
     if path.is_dir():
         path.rename(path.with_name("moved"))
     else:
         path.unlink()
-    way(path)
-    return f"{path.name}: {way.__name__}"
-
-
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _zero(path: Path) -> None:
-    path.symlink_to("/dev/zero")
+    _PLACES[way](path)
+    return f"{path.name}: {way}"
 
 
 def _link(path: Path) -> None:
     moved = path.with_name("moved")
     path.symlink_to(moved if moved.exists() else "/etc/passwd")
-
-
-def _loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def _directory(path: Path) -> None:
-    path.mkdir()
 
 
 def _socket(path: Path) -> None:
@@ -140,10 +124,13 @@ def _huge(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-def _nothing(path: Path) -> None:
-    pass
-
-
-_PLACES: tuple[Callable[[Path], None], ...] = (
-    _fifo, _zero, _link, _loop, _directory, _socket, _huge, _nothing,
-)  # fmt: skip
+_PLACES: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "zero": lambda path: path.symlink_to("/dev/zero"),
+    "link": _link,
+    "loop": lambda path: path.symlink_to(path),
+    "directory": Path.mkdir,
+    "socket": _socket,
+    "huge": _huge,
+    "nothing": lambda _: None,
+}

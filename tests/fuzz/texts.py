@@ -1,6 +1,5 @@
 """Mutated tokenizers and chat templates."""
 
-import importlib.util
 import json
 import random
 from pathlib import Path
@@ -92,23 +91,16 @@ class Templates:
         return f"template {told}: {raw[:300]!r}"
 
     def judge(self, directory: Path) -> tuple[str, str]:
+        """As the server renders it: in a process of its own."""
         from snapexport.runtime.chat import chat_template, template_files
+        from snapexport.runtime.chat.template_process import TemplateProcesses
 
         config = template_files.read_config(directory)
-        template = _bounded(chat_template.load(directory, config))
+        template = TemplateProcesses(chat_template.load(directory, config))
         sorted(template.options)
         text = template.render(MESSAGES, add_generation_prompt=True)
         expected = "<s><<be brief>>\n[user] what is it?</s>\n[assistant]"
         return (SAME, "") if text == expected else (OTHER, "another text")
-
-
-def _bounded(template: Any) -> Any:
-    """As the server renders it: in a process of its own, where there is one."""
-    if importlib.util.find_spec("snapexport.runtime.chat.template_process") is None:
-        template.require_sound()
-        return template
-    processes = importlib.import_module("snapexport.runtime.chat.template_process")
-    return processes.TemplateProcesses(template)
 
 
 def _spliced(template: str, rng: random.Random) -> tuple[bytes, str]:

@@ -147,12 +147,17 @@ def run(build: Path, seed: int, count: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parsed(description: str | None, **numbers: float) -> argparse.Namespace:
+    """The build, and numbers with these defaults, from the command line."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("build", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1000)
-    arguments = parser.parse_args()
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parsed(__doc__, seed=0, count=1000)
     report = run(arguments.build, arguments.seed, arguments.count)
     for name, wrong in report.pop("wrong"):
         print(f"{name}: {wrong}", file=sys.stderr)

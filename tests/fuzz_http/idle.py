@@ -3,17 +3,15 @@
 python -m tests.fuzz_http.idle BUILD --connections 2000
 """
 
-import argparse
 import asyncio
 import json
 import sys
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 from snapexport.serving.openai.connections import LEAST_SECONDS
-from tests.fuzz_http.fuzz import PLAIN, served
+from tests.fuzz_http.fuzz import PLAIN, parsed, served
 from tests.fuzz_http.raw_client import connected, exchange
 from tests.fuzz_http.stall import streaming
 
@@ -48,10 +46,7 @@ async def measure(port: int, count: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=Path)
-    parser.add_argument("--connections", type=int, default=2000)
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, connections=2000)
     with served(arguments.build) as serving:
         report = asyncio.run(measure(serving.port, arguments.connections))
     print(json.dumps(report))

@@ -6,7 +6,6 @@ A third of the requests are left. Fails if an answer differs from the same reque
 memory grows, or if batch slots or files are kept.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz_http.bodies import MODEL
-from tests.fuzz_http.fuzz import served
+from tests.fuzz_http.fuzz import parsed, served
 from tests.fuzz_http.raw_client import CHAT, COMPLETIONS, connected, exchange, post_json
-from tests.serving.process import read_metrics
+from tests.serving.process import read_metrics, resident_bytes
 
 AT_ONCE = 24
 """Requests that run and wait at once."""
@@ -105,32 +104,21 @@ async def many_requests(soak: Soak, count: int) -> None:
     await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
 
 
-class Watch:
-    """Memory, open files and threads of a process."""
-
-    def __init__(self, pid: int) -> None:
-        self._home = Path(f"/proc/{pid}")
-
-    def memory(self) -> int:
-        pages = int((self._home / "statm").read_text().split()[1])
-        return pages * 4096
-
-    def files(self) -> int:
-        return len(list((self._home / "fd").iterdir()))
-
-    def threads(self) -> int:
-        return len(list((self._home / "task").iterdir()))
+def kept_by(pid: int) -> tuple[int, int, int]:
+    """MiB of memory, open files and threads of a process."""
+    files, threads = (len(list(Path(f"/proc/{pid}/{each}").iterdir())) for each in ("fd", "task"))
+    return resident_bytes(pid) >> 20, files, threads
 
 
-async def run(port: int, url: str, watch: Watch, requests: int) -> dict[str, Any]:
+async def run(port: int, url: str, pid: int, requests: int) -> dict[str, Any]:
     """What was counted, and what the server keeps: after the first tenth, and in the end."""
     soak, kept = Soak(port), []
     await soak.learn()
     for count in (max(1, requests // 10), requests - requests // 10):
         await many_requests(soak, count)
-        kept.append((watch.memory() >> 20, watch.files(), watch.threads()))
+        kept.append(kept_by(pid))
     await asyncio.sleep(7)  # connections that are kept alive close after 5 s
-    kept[-1] = (watch.memory() >> 20, watch.files(), watch.threads())
+    kept[-1] = kept_by(pid)
     metrics = await asyncio.to_thread(read_metrics, f"{url}/metrics")
     left = {name: metrics[name] for name in ("slots_used", "requests_waiting")}
     return {"counts": dict(soak.counts), "memory_files_threads": kept, **left}
@@ -151,13 +139,10 @@ def problems(report: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=Path)
-    parser.add_argument("--requests", type=int, default=10_000)
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, requests=10_000)
     with served(arguments.build) as serving:
-        watch = Watch(serving.process.pid)
-        report = asyncio.run(run(serving.port, serving.url, watch, arguments.requests))
+        pid = serving.process.pid
+        report = asyncio.run(run(serving.port, serving.url, pid, arguments.requests))
         status, log = serving.end()
     report |= {"status": status, "tracebacks": log.count("Traceback")}
     found = problems(report)

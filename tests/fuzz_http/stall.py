@@ -3,7 +3,6 @@
 python -m tests.fuzz_http.stall BUILD --megabytes 14
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -12,11 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tests.fuzz_http.bodies import MODEL
-from tests.fuzz_http.fuzz import served
+from tests.fuzz_http.fuzz import parsed, served
 from tests.fuzz_http.raw_client import CHAT, COMPLETIONS, connected, exchange, post, post_json
 
 STREAMS = 4
@@ -129,10 +127,7 @@ async def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build", type=Path)
-    parser.add_argument("--megabytes", type=float, default=14)
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, megabytes=14.0)
     with served(arguments.build) as serving:
         rows = asyncio.run(measure(serving.port, int(arguments.megabytes * 1e6)))
     gaps = [row["gap_s"] for name, row in rows.items() if name != "no body"]

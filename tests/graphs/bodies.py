@@ -1,8 +1,14 @@
-"""The functions by name, for the choices that a test makes."""
+"""The functions by name, for the choices that a test makes, and graphs that ONNX Runtime runs."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx.helper import make_opsetid
 
 from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
@@ -16,6 +22,9 @@ from snapexport.graphs.functions.ring_slot import RING_SLOT
 from snapexport.graphs.functions.snapkv_select import snapkv_select
 from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
 from snapexport.graphs.functions.vote import DEFAULTS
+from snapexport.graphs.surgery import IR_VERSION
+
+Arrays = dict[str, NDArray[Any]]
 
 
 def function(
@@ -36,3 +45,36 @@ def function(
         *(experts(form, biased) for form in EXPERTS),
     ]
     return {one.name: one for one in found}[name].proto()
+
+
+def calling(proto: onnx.FunctionProto, feeds: Arrays, **attributes: Any) -> onnx.ModelProto:
+    """A model that is one call of the function, with the feeds in their order."""
+    helper = onnx.helper
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(one.dtype), one.shape)
+        for name, one in feeds.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in proto.output]
+    call = helper.make_node(
+        proto.name, list(feeds), list(proto.output), domain="snapexport", **attributes
+    )
+    graph = helper.make_graph([call], "one", inputs, outputs)
+    opsets = [make_opsetid("", 24), make_opsetid("snapexport", 1)]
+    return helper.make_model(graph, functions=[proto], opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def exported(graph: gs.Graph) -> onnx.ModelProto:
+    """The graph in order, with the operators of ONNX and of ONNX Runtime."""
+    graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    opsets = [make_opsetid("", 24), make_opsetid("com.microsoft", 1)]
+    model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=opsets)
+    model.ir_version = IR_VERSION
+    return model
+
+
+def run(model: onnx.ModelProto | Path, feeds: Arrays) -> Arrays:
+    """Outputs by name. model: a path where weights lie in files beside it."""
+    given = model if isinstance(model, Path) else model.SerializeToString()
+    session = ort.InferenceSession(given, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))

@@ -12,22 +12,16 @@ from numpy.typing import NDArray
 
 from snapexport.build import BuildOptions
 from snapexport.build.derive import derive
-from snapexport.build.plan import PlanRequest, make_plan
-from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.cli.app import main
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes, full_cache_bytes
-from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
-from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.request import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases
-from tests.oracle.cases import Case
-from tests.oracle.compare import prefill_and_compress
+from tests.oracle.cases import Case, build_of
+from tests.oracle.compare import noise, prefill_and_compress
 
 Logits = NDArray[np.float32]
 
@@ -39,19 +33,10 @@ NOISE = 0.005
 """Largest noise of logits with fp16 caches, relative to the logits' standard deviation."""
 
 
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
-
-
 def logits(build: Build, tokens: list[int], prompt_length: int) -> Logits:
     """Logits of the prompt's last token and of each forced token after it."""
     with GraphRunner(build) as backend:
         return np.asarray(backend.logits(np.array(tokens), prompt_length))
-
-
-def noise(got: Logits, expected: Logits) -> float:
-    """Standard deviation of the error, relative to that of the logits."""
-    return float((got - expected).std() / expected.std())
 
 
 @pytest.mark.parametrize("case", [FP16, GEMMA], ids=["llama", "gemma2"])
@@ -86,14 +71,6 @@ def test_fp16_decode_step_writes_caches_in_place(capfd: Any) -> None:
         written = [np.flatnonzero(row.any(axis=(0, 2))).tolist() for row in array]
         assert written == [[3], [18], [9]]
     assert "onnxruntime" not in capfd.readouterr().err, "a cache was copied"
-
-
-def test_fp16_cache_outputs_do_not_depend_on_neighbours() -> None:
-    llm = LLM.from_executor(open_executor(build_of(FP16), threads=1))
-    prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
-    together = llm.generate(prompts, params)
-    assert together == [llm.generate([prompt], params)[0] for prompt in prompts]
 
 
 def test_only_compressed_caches_have_the_cache_dtype() -> None:
@@ -132,21 +109,6 @@ def test_full_cache_bytes_are_counted_in_the_builds_dtype() -> None:
     assert full_cache_bytes(plain) == cache_bytes(plain).full
 
 
-def test_plan_counts_the_bytes_of_fp16_caches() -> None:
-    build = build_of(FP16)
-    manifest = build.manifest
-    options = BuildOptions.of(model="m", out=Path("o"), L_max=96, cache_dtype="fp16")
-    counted = PlannedTensors.of(manifest.model, options, manifest.geometry, manifest.prefill_chunk)
-    assert counted.request_cache * manifest.batch == cache_bytes(manifest).decode
-    flags = {"model": str(cases.checkpoint("llama")), "L_max": 96, "batch": 3}
-    half, single = (
-        make_plan(PlanRequest(2**30, flags | choice)).recommendation.alternative
-        for choice in ({"cache_dtype": "fp16", "kv_budget": 32}, {"kv_budget": 32})
-    )
-    assert 2 * half.at(3).decode_cache == single.at(3).decode_cache
-    assert half.at(3).prefill_cache == single.at(3).prefill_cache
-
-
 def test_inspect_shows_cache_dtype_and_decode_attention(capsys: Any) -> None:
     directory = str(build_of(FP16).directory)
     assert main(["inspect", directory, "--json"]) == 0
@@ -154,27 +116,6 @@ def test_inspect_shows_cache_dtype_and_decode_attention(capsys: Any) -> None:
     assert (report["cache_dtype"], report["decode_attention"]) == ("fp16", "all")
     assert main(["inspect", directory]) == 0
     assert "caches in fp16, attention over all cache slots" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"target": "tensorrt"}, "fp16 is not supported with --target tensorrt"),
-        ({"dtype": "bf16", "target": "portable"}, "--target portable --dtype bf16"),
-        ({"dtype": "fp16", "cache_dtype": "fp32"}, "fp32 is not supported with"),
-        ({"cache_dtype": "bf16"}, "bf16 is not supported with"),
-        ({"policy": "full"}, "with --policy full"),
-        ({"decode_attention": "valid"}, "fp16 is not supported with --decode-attention valid"),
-        ({"cache_dtype": "fp4"}, "--cache-dtype 'fp4' is not known"),
-    ],
-)
-def test_cache_dtype_is_refused_with_unsupported_options(
-    choice: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message):
-        BuildOptions.of(
-            **{"model": "m", "out": tmp_path, "L_max": 64, "cache_dtype": "fp16"} | choice
-        )
 
 
 def test_cache_dtype_equal_to_the_dtype_is_the_default(tmp_path: Path) -> None:

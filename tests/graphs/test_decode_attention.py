@@ -8,19 +8,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from snapexport.build import BuildOptions
 from snapexport.build.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.errors import UserError
-from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.request import SamplingParams
 from tests.bound import BoundGraph
-from tests.oracle import cases
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
 from tests.oracle.compare import assert_agrees
 
 LLAMA = Case(decode_attention="valid", decode_batches=(1, 3), baseline=True)
@@ -34,10 +28,6 @@ both_models = pytest.mark.parametrize("case", [LLAMA, GEMMA], ids=["llama", "gem
 def _library_warnings() -> None:
     """Warnings of ONNX Runtime, which `snapexport diff` may have silenced in this process."""
     ort.set_default_logger_severity(2)
-
-
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
 
 
 def filled(build: Build, graph: str = "decode") -> BoundGraph:
@@ -107,16 +97,6 @@ def test_valid_slot_attention_build_agrees_with_the_oracle(case: Case) -> None:
     assert_agrees(case, (1, 40, 96), steps=24)
 
 
-@both_models
-def test_valid_slot_attention_outputs_do_not_depend_on_neighbours(case: Case) -> None:
-    engine = open_executor(build_of(case), threads=1)
-    prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
-    llm = LLM.from_executor(engine)
-    together = llm.generate(prompts, params)
-    assert together == [llm.generate([prompt], params)[0] for prompt in prompts]
-
-
 def test_valid_slot_decode_graph_outputs_each_cache_as_attended_too() -> None:
     manifest = build_of(LLAMA).manifest
     assert (manifest.graph_options.decode_attention, manifest.cache_dtype) == ("valid", "fp32")
@@ -137,23 +117,3 @@ def test_valid_slot_attention_leaves_the_baseline_graphs_unchanged() -> None:
     assert {name for name in outputs if "attended" in outputs[name]} == {"decode", "decode.1"}
     model = onnx.load(build.graph("decode"), load_external_data=False)
     assert {"TensorScatter", "GroupQueryAttention"} <= {one.op_type for one in model.graph.node}
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"target": "portable"}, "valid is not supported with --target portable"),
-        ({"target": "tensorrt"}, "valid is not supported with --target tensorrt"),
-        ({"policy": "full"}, "with --policy full"),
-    ],
-)
-def test_valid_slot_attention_is_refused_with_unsupported_options(
-    choice: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message):
-        BuildOptions.of(model="m", out=tmp_path, L_max=64, decode_attention="valid", **choice)
-
-
-def test_unknown_decode_attention_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--decode-attention 'some' is not known"):
-        BuildOptions.of(model="m", out=tmp_path, L_max=64, decode_attention="some")

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx.helper import make_opsetid
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config
@@ -32,6 +30,8 @@ from snapexport.graphs.markers import EXPERTS as EXPERTS_MARKER
 from snapexport.graphs.markers import TRACE_DOMAIN
 from snapexport.graphs.targets.composed_experts import block_rows, most_blocks
 from snapexport.graphs.targets.moe import MoE
+from tests.graphs import bodies
+from tests.graphs.bodies import exported
 from tests.graphs.test_functions import run
 from tests.oracle import checkpoints
 
@@ -152,13 +152,7 @@ def marked(
 
 
 def run_graph(graph: gs.Graph, feeds: dict[str, Array]) -> Array:
-    graph.cleanup().toposort()
-    opsets = [make_opsetid("", 24), make_opsetid("com.microsoft", 1)]
-    model = gs.export_onnx(graph, opset_imports=opsets)
-    model.ir_version = 12
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, feeds)
-    return np.asarray(output)
+    return bodies.run(exported(graph), feeds)["output"]
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -14,7 +12,8 @@ from numpy.typing import NDArray
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.functions import NAMES
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
-from tests.graphs.bodies import function
+from tests.graphs import bodies
+from tests.graphs.bodies import calling, function
 
 Array = NDArray[Any]
 
@@ -29,24 +28,7 @@ def run(
     biased = "down_bias" in feeds
     pool_kernel = attributes.get("pool_kernel", [1, 1])[1]
     proto = function(name, vote, pool_kernel=pool_kernel, biased=biased)
-    node = onnx.helper.make_node(
-        name, list(feeds), list(proto.output), domain="snapexport", **attributes
-    )
-    inputs = [
-        onnx.helper.make_tensor_value_info(
-            key, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-        )
-        for key, value in feeds.items()
-    ]
-    outputs = [onnx.ValueInfoProto(name=output) for output in proto.output]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "one", inputs, outputs),
-        opset_imports=[onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("snapexport", 1)],
-        functions=[proto],
-        ir_version=12,
-    )
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
+    return [*bodies.run(calling(proto, feeds, **attributes), feeds).values()]
 
 
 @pytest.mark.parametrize("name", NAMES)

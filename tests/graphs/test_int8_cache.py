@@ -12,23 +12,18 @@ from numpy.typing import NDArray
 
 from snapexport.build import BuildOptions
 from snapexport.build.derive import derive
-from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.cli.app import main
 from snapexport.contract import names
-from snapexport.contract.build_directory import Build
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes
-from snapexport.errors import UserError
 from snapexport.graphs.functions.int8_cache import ENOUGH, LEAST, MARGIN, ROOM
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.measure.bench.costs import Costs
-from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.request import SamplingParams
 from tests.bound import BoundGraph
 from tests.graphs.test_functions import run
 from tests.oracle import cases
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
+from tests.oracle.compare import noise
 
 Array = NDArray[np.float32]
 
@@ -109,15 +104,6 @@ def test_int8_rows_are_rounded_and_clipped(seed: int, spread: float) -> None:
     np.testing.assert_array_equal(rows, np.clip(np.round(states / scale), -127, 127))
 
 
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
-
-
-def noise(got: Array, expected: Array) -> float:
-    """Standard deviation of the error, relative to that of the logits."""
-    return float((got - expected).std() / expected.std())
-
-
 @pytest.mark.parametrize("case", [INT8, GEMMA], ids=["llama", "gemma2"])
 @pytest.mark.parametrize("length", NOISE)
 def test_int8_cache_logits_are_close_to_transformers(case: Case, length: int) -> None:
@@ -184,16 +170,6 @@ def test_int8_decode_graph_of_one_batch_slot_equals_that_of_all() -> None:
     np.testing.assert_allclose(first.run(), whole.run()[:1], atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [INT8, GEMMA], ids=["chunked", "single shot"])
-def test_int8_cache_outputs_do_not_depend_on_neighbours(case: Case) -> None:
-    """Through batch slots that earlier requests used, with their own scales."""
-    llm = LLM.from_executor(open_executor(build_of(case), threads=1))
-    prompts = [cases.prompt(length) for length in (1, 31, 96, 40, 7)]
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
-    together = llm.generate(prompts, params)
-    assert together == [llm.generate([prompt], params)[0] for prompt in prompts]
-
-
 def test_manifest_of_an_int8_cache_lists_the_scales() -> None:
     manifest = build_of(INT8).manifest
     assert manifest.graph_options == GraphOptions(
@@ -212,16 +188,13 @@ def test_manifest_of_an_int8_cache_lists_the_scales() -> None:
         assert specs["compress", f"present.1.{part}_scale"] == ("float32", [1, 2, 1, 16])
 
 
-def test_plan_and_roofline_count_the_bytes_of_int8_caches() -> None:
+def test_roofline_counts_the_bytes_of_int8_caches() -> None:
     build = build_of(INT8)
-    manifest, caches = build.manifest, cache_bytes(build.manifest)
-    options = BuildOptions.of(model="m", out=Path("o"), L_max=96, cache_dtype="int8")
-    counted = PlannedTensors.of(manifest.model, options, manifest.geometry, manifest.prefill_chunk)
-    assert manifest.batch * counted.request_cache == caches.decode
+    caches = cache_bytes(build.manifest)
     for full_cache, expected in ((False, caches.decode), (True, caches.full)):
         layers = Costs.of(build, full_cache=full_cache).layers
         held = [layer.slot * layer.geometry.cache_slots + layer.fixed for layer in layers]
-        assert manifest.batch * sum(held) == expected
+        assert build.manifest.batch * sum(held) == expected
 
 
 def test_diff_names_int8_rounding_as_the_cause(tmp_path: Path, capsys: Any) -> None:
@@ -229,23 +202,6 @@ def test_diff_names_int8_rounding_as_the_cause(tmp_path: Path, capsys: Any) -> N
     flags = ["--model", str(cases.checkpoint("llama")), "--steps", "4", "--lengths", "12"]
     assert main(["diff", str(build.directory), *flags]) == 0
     assert "rounded: the cost of a cache in int8" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [
-        ({"target": "portable"}, "int8 is not supported with --target portable"),
-        ({"target": "tensorrt"}, "int8 is not supported with --target tensorrt"),
-        ({"dtype": "fp16"}, "int8 is not supported with --target onnxruntime --dtype fp16"),
-        ({"policy": "full"}, "with --policy full"),
-        ({"decode_attention": "all"}, "int8 is not supported with --decode-attention all"),
-    ],
-)
-def test_int8_cache_is_refused_with_unsupported_options(
-    choice: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message):
-        BuildOptions.of(model="m", out=tmp_path, L_max=64, cache_dtype="int8", **choice)
 
 
 def test_int8_cache_is_supported_with_int4_weights(tmp_path: Path) -> None:

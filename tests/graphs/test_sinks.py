@@ -4,9 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -15,16 +13,17 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from snapexport.contract.targets import FusedShapes, Target
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION
 from snapexport.graphs.passes.base import node
-from snapexport.graphs.surgery import IR_VERSION
 from snapexport.graphs.targets import TARGET_PASSES
 from snapexport.graphs.targets.tensorrt import masked_attention
+from tests.graphs import bodies
+from tests.graphs.bodies import exported
 
 Array = NDArray[Any]
 HEADS, KV_HEADS, WIDTH, SLOTS, SCALE = 4, 2, 16, 24, 0.3
 TARGETS: tuple[Target, ...] = ("onnxruntime", "portable", "tensorrt", "tensorrt-rtx")
 SINK = np.array([-2.0, 0.5, 3.0, 60.0], np.float32)
 """The last one is above every score: its head's output is all but zero."""
-EVERYTHING = FusedShapes(
+EVERY_SHAPE = FusedShapes(
     row_bytes=2**20,
     chunk_value_bytes=4,
     head_dim_step=1,
@@ -63,13 +62,7 @@ def marked(op: str, inputs: dict[str, Array], **attributes: int) -> gs.Graph:
 def run(graph: gs.Graph, target: Target, inputs: dict[str, Array]) -> dict[str, Array]:
     for one in TARGET_PASSES[target]:
         one.apply(graph)
-    graph.cleanup(remove_unused_graph_inputs=False).toposort()
-    opsets = [onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("com.microsoft", 1)]
-    model = gs.export_onnx(graph, opset_imports=opsets)
-    model.ir_version = IR_VERSION
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+    return bodies.run(exported(graph), inputs)
 
 
 def with_cache(batch: int, rows: int, slot: list[int], valid: list[int]) -> dict[str, Array]:
@@ -135,7 +128,7 @@ def test_fused_attention_with_a_slot_for_the_sink_equals_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32, which the builder composes: as if it had a fused kernel for it."""
-    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERYTHING)
+    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERY_SHAPE)
     compare("tensorrt", name)
 
 
@@ -163,5 +156,5 @@ def test_a_whole_prompt_beside_sinks_equals_transformers(target: Target, window:
 def test_a_fused_whole_prompt_with_a_slot_for_the_sink_equals_transformers(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERYTHING)
+    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERY_SHAPE)
     whole_prompt("tensorrt", window)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
@@ -21,16 +20,7 @@ from snapexport.graphs.targets import standard_attention
 from snapexport.graphs.targets.fewer_reshapes import FewerReshapes
 from snapexport.graphs.targets.fused_matmul import FusedMatMul
 from snapexport.graphs.targets.skip_norm import SkipNorm
-
-Arrays = dict[str, NDArray[Any]]
-
-
-def run(model: onnx.ModelProto | Path, inputs: Arrays) -> Arrays:
-    """model: a path where weights lie in files beside it."""
-    given = model if isinstance(model, Path) else model.SerializeToString()
-    session = ort.InferenceSession(given, providers=["CPUExecutionProvider"])
-    outputs = [value.name for value in session.get_outputs()]
-    return dict(zip(outputs, session.run(outputs, inputs), strict=True))
+from tests.graphs.bodies import Arrays, exported, run
 
 
 @pytest.mark.parametrize("prompt_length", [1, 8, 20, 37, 63, 64])
@@ -108,11 +98,7 @@ def linear(leading: list[int], dtype: type[np.floating[Any]] = np.float32) -> gs
 
 def rewritten(graph: gs.Graph, change: Pass) -> onnx.ModelProto:
     change.apply(graph)
-    graph.cleanup().toposort()
-    opsets = [onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("com.microsoft", 1)]
-    model: onnx.ModelProto = gs.export_onnx(graph, opset_imports=opsets)
-    model.ir_version = surgery.IR_VERSION
-    return model
+    return exported(graph)
 
 
 @pytest.mark.parametrize("leading", [[1, 1], [4, 1], [8, 1], [16, 1], [1, 32], [1, 64]])

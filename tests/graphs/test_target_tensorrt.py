@@ -12,20 +12,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import inliner
-from onnx.helper import make_model, make_node, make_opsetid, make_tensor_value_info
+from onnx.helper import make_node
 
 from snapexport.build import build
 from snapexport.build.derive import derive
 from snapexport.build.lint import lint_build
 from snapexport.contract.build_directory import Build
-from snapexport.contract.targets import FusedShapes
 from snapexport.graphs.targets.tensorrt import masked_attention, split_topk, topk_rounds
 from snapexport.runtime.engine.open_executor import open_executor
-from tests.graphs.bodies import function
+from tests.graphs.bodies import calling, function, run
+from tests.graphs.test_sinks import EVERY_SHAPE
 from tests.oracle import cases, checkpoints
 from tests.oracle.cases import Case
 from tests.oracle.compare import assert_agrees, assert_agrees_with_plain
@@ -56,14 +55,7 @@ def test_fused_attention_by_kv_head_agrees_with_the_oracle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In fp32, which the builder composes: as if it had a fused kernel for it."""
-    everything = FusedShapes(
-        row_bytes=2**20,
-        chunk_value_bytes=4,
-        head_dim_step=1,
-        largest_head_dim=256,
-        smallest_chunk_head_dim=1,
-    )
-    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", everything)
+    monkeypatch.setattr(masked_attention, "MEASURED_SHAPES", EVERY_SHAPE)
     case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13)
     graph = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph
     attentions = [node for node in graph.node if is_attention(node)]
@@ -159,26 +151,6 @@ def test_tensorrt_target_layers_share_one_mask(tensorrt_build: Build) -> None:
         assert len(masks) == 2 and len(set(masks)) == 1 and masks[0]
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
-
-
-def calling(
-    body: onnx.FunctionProto, feeds: dict[str, Array], **attributes: Any
-) -> onnx.ModelProto:
-    """A model that is one call of SnapKVSelect."""
-    inputs = [
-        make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in feeds.items()
-    ]
-    call = make_node("SnapKVSelect", list(feeds), body.output, domain="snapexport", **attributes)
-    outputs = [onnx.ValueInfoProto(name=name) for name in body.output]
-    graph = onnx.helper.make_graph([call], "one", inputs, outputs)
-    opsets = [make_opsetid("", 24), make_opsetid("snapexport", 1)]
-    return make_model(graph, functions=[body], opset_imports=opsets, ir_version=12)
-
-
 TOPK = """
 <domain: "snapexport", opset_import: ["": 24]>
 SnapKVSelect <K> (x) => (values, places)
@@ -203,8 +175,8 @@ def test_topk_in_rounds_equals_one_large_topk_including_ties(
     split_topk(split)
     count = sum(node.op_type == "TopK" for node in split.functions[0].node)
     assert count == -(-k // 4)
-    for got, want in zip(run(split, {"x": x}), run(whole, {"x": x}), strict=True):
-        assert np.array_equal(got, want)
+    got, want = (run(model, {"x": x}) for model in (split, whole))
+    assert all(np.array_equal(got[name], one) for name, one in want.items())
 
 
 def test_layers_of_different_K_share_the_rounds_of_topk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +189,8 @@ def test_layers_of_different_K_share_the_rounds_of_topk(monkeypatch: pytest.Monk
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in small)
     want = run(model, {"x": x})
     split_topk(model)
-    for got, expected in zip(run(model, {"x": x}), want, strict=True):
-        assert np.array_equal(got, expected)
+    got = run(model, {"x": x})
+    assert all(np.array_equal(got[name], one) for name, one in want.items())
 
 
 @pytest.mark.parametrize("length", [8, 3000, 9000])
@@ -237,7 +209,8 @@ def test_select_keeps_the_same_positions_with_topk_in_rounds(length: int, sharpn
     split_topk(split)
     sizes = {a.name: a.ints[0] for a in split.graph.node[0].attribute if a.ints}
     assert sizes["K_per_round"] == 2047
-    assert np.array_equal(run(split, feeds)[0], run(whole, feeds)[0])
+    (got,), (want,) = (run(model, feeds).values() for model in (split, whole))
+    assert np.array_equal(got, want)
 
 
 def test_small_topk_is_not_split_into_rounds(tensorrt_build: Build) -> None:

@@ -26,7 +26,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.bound import BoundGraph
 from tests.oracle import cases, checkpoints
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
 
 COUNT = 8
 CHUNKED = Case(decode_batches=(1,), baseline=True, top_tokens=COUNT)
@@ -36,10 +36,6 @@ PLAIN = replace(CHUNKED, top_tokens=0)
 layouts = pytest.mark.parametrize("case", [CHUNKED, SINGLE_SHOT], ids=["chunked", "single shot"])
 ROWS = 3
 Logits = NDArray[np.float32]
-
-
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
 
 
 @cache

@@ -24,3 +24,12 @@ def test_every_rule_is_broken_by_its_own_examples(rule: Rule) -> None:
     with pytest.raises(UserError, match="is not supported"):
         require_compatible(facts)
     assert not rule.is_broken(rule.choice.example) and not rule.is_broken(rule.other.example)
+
+
+def test_page_refuses_what_a_wider_rule_refuses() -> None:
+    """--cache-dtype int8 with --policy full breaks the rule of every --cache-dtype."""
+    lines = [line.split(" | ") for line in combinations.render().splitlines()]
+    head = next(cells for cells in lines if "`--policy full`" in cells)
+    for row in ("`--cache-dtype int8`", "`--vote-queries repeat`"):
+        cells = next(cells for cells in lines if cells[0] == f"| {row}")
+        assert cells[head.index("`--policy full`")].isdecimal()

@@ -22,7 +22,6 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.measure.eval.grid import make_grid
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.measure.eval.outcomes import JOURNAL
-from snapexport.measure.eval.run import run
 from tests.measure.eval import builds
 from tests.refused import refused
 
@@ -125,7 +124,7 @@ def test_a_killed_eval_resumes_and_gives_the_same_report(
     assert (out / JOURNAL).read_text().splitlines()[: len(known)] == known
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
-    assert report == run(make_grid(Build.open(build), EvalOptions(**OPTIONS)), None, print)
+    assert report == builds.report_of(make_grid(Build.open(build), EvalOptions(**OPTIONS)))
     assert all(row["samples"] == 20 for row in report["results"])
 
 
@@ -174,18 +173,13 @@ def test_eval_prints_tables_or_one_json_object(
         ({"lengths": (37, 300)}, "a sample of the task 'vault' does not fit into 37 tokens"),
         ({"lengths": 0}, "--lengths 0 is below 1"),
         ({"lengths": (64, 64)}, "--lengths has 64 twice"),
-        ({"lengths": "long"}, "argument --lengths: invalid int value: 'long'"),
         ({"tasks": "chess"}, "no task 'chess'"),
         ({"tasks": ("vault", "vault")}, "--tasks has vault twice"),
         ({"modes": "early"}, "no mode 'early'"),
-        ({"policies": "magic"}, "no policy 'magic'"),
-        ({"policies": "snapstream:window=1"}, "a cache has no field 'window'"),
         ({"policies": "snapstream:L_obs=129,L_recent=200", "budgets": 300}, "prefill chunk of 128"),
-        ({"policies": "snapstream:L_obs=31"}, "--L-obs 31 is larger than --L-recent 30"),
         ({"budgets": 0}, "--budgets 0 is below 1"),
         ({"budgets": 4}, "'snapstream' in 4 slots: --kv-budget 4 leaves"),
         ({"budgets": (64, 384)}, "a budget of 384 slots holds whole prompts of 384 tokens"),
-        ({"budgets": 5000}, "'snapstream' in 5000 slots"),
         ({"depths": 2}, "--depths 2.0 is not a share"),
         ({"depths": "nan"}, "--depths nan is not a share"),
         ({"samples": 0}, "--samples 0 is below 1"),

@@ -17,6 +17,7 @@ from snapexport.build.head_budget import HeadBudget
 from snapexport.build.options import CACHE_FIELDS
 from snapexport.build.presets import VOTE_FIELDS
 from snapexport.contract.budgets import topk_per_layer
+from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.exporter.architectures import sliding_windows
@@ -170,6 +171,11 @@ def _build_directory(case: Case) -> Path:
     out = _workspace() / f"build-{abs(hash(case)):x}"
     build_checkpoint(checkpoint(case.checkpoint), out, case)
     return out
+
+
+def build_of(case: Case) -> Build:
+    """The same as the package opens it."""
+    return Build.open(_build_directory(case))
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:

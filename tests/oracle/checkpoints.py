@@ -29,6 +29,7 @@ WINDOW = 24
 """Positions that a sliding layer sees: several fit into the prompts of the tests."""
 
 _COMMON: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -40,7 +41,6 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 _YARN_ROPE = {
     "rope_type": "yarn",
@@ -57,7 +57,6 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _MIXED: dict[str, Any] = {
-    "rope_parameters": _PLAIN_ROPE,
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "sliding_window": WINDOW,
@@ -89,31 +88,23 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16}),
     "llama-linear": (LlamaConfig, {"rope_parameters": _LINEAR_ROPE, "head_dim": 16}),
     "llama-yarn": (LlamaConfig, {"rope_parameters": _YARN_ROPE, "head_dim": 16}),
-    "llama-tied": (
-        LlamaConfig,
-        {"rope_parameters": _PLAIN_ROPE, "head_dim": 16, "tie_word_embeddings": True},
-    ),
+    "llama-tied": (LlamaConfig, {"head_dim": 16, "tie_word_embeddings": True}),
     "mistral": (
         MistralConfig,
         {
-            "rope_parameters": _PLAIN_ROPE,
             "num_attention_heads": 8,
             "head_dim": 16,
             "sliding_window": None,
             "num_hidden_layers": 3,
         },
     ),
-    "qwen2": (Qwen2Config, {"rope_parameters": _PLAIN_ROPE}),
-    "qwen2-tied": (Qwen2Config, {"rope_parameters": _PLAIN_ROPE, "tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, {"rope_parameters": _PLAIN_ROPE, "head_dim": 32}),
-    "mistral-sliding": (
-        MistralConfig,
-        {"rope_parameters": _PLAIN_ROPE, "head_dim": 16, "sliding_window": WINDOW},
-    ),
+    "qwen2": (Qwen2Config, {}),
+    "qwen2-tied": (Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, {"head_dim": 32}),
+    "mistral-sliding": (MistralConfig, {"head_dim": 16, "sliding_window": WINDOW}),
     "qwen2-sliding": (
         Qwen2Config,
         {
-            "rope_parameters": _PLAIN_ROPE,
             "num_hidden_layers": 3,
             "use_sliding_window": True,
             "sliding_window": WINDOW,
@@ -133,14 +124,8 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
-    "deepseek-v2": (
-        DeepseekV2Config,
-        _LATENT | {"q_lora_rank": None, "rope_parameters": _PLAIN_ROPE},
-    ),
-    "deepseek-v2-groups": (
-        DeepseekV2Config,
-        _GROUPS | {"topk_method": "group_limited_greedy"},
-    ),
+    "deepseek-v2": (DeepseekV2Config, _LATENT | {"q_lora_rank": None}),
+    "deepseek-v2-groups": (DeepseekV2Config, _GROUPS | {"topk_method": "group_limited_greedy"}),
     "deepseek-v3": (DeepseekV3Config, _GROUPS),
     "gpt-oss": (
         GptOssConfig,
@@ -157,7 +142,6 @@ _RECIPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     ),
 }
 _EXPERTS: dict[str, Any] = {
-    "rope_parameters": _PLAIN_ROPE,
     "head_dim": 32,
     "num_hidden_layers": 4,
     "moe_intermediate_size": 32,

@@ -63,6 +63,11 @@ def assert_logits(got: Array, want: NDArray[np.float32], where: str) -> None:
     assert got.argmax() == want.argmax(), f"{where}: greedy token {tokens}"
 
 
+def noise(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
+    """Standard deviation of the error, relative to that of the logits."""
+    return float((got - want).std() / want.std())
+
+
 def assert_same_topk(request: Compressed, want: OracleRun, where: str) -> None:
     for layer, got in enumerate(request.topk):
         positions, gaps = want.topk_positions[layer], want.vote_gaps[layer]

@@ -1,10 +1,11 @@
-"""Checks of what builds with top tokens copy from a fake GPU to the host."""
+"""Checks of executors on a fake GPU: their answers, and what top tokens copy to the host."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
+from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
@@ -13,6 +14,10 @@ from tests.oracle import cases
 
 BATCH, TOP = 3, 16
 """Batch slots and top tokens of the builds."""
+
+PROMPTS = [cases.prompt(length) for length in (1, 7, 32, 33, 64, 70, 80)]
+PROMPTS += [(*cases.prompt(50), *cases.prompt(30, seed)) for seed in (1, 2)]
+"""The last ones begin alike."""
 
 samplings = pytest.mark.parametrize(
     ("sampling", "rows"),
@@ -57,3 +62,25 @@ def assert_downloads(
     got = [one.token_ids for one in ours.generate(prompts, params)]
     assert gpu.to_host.count(row) == rows and max(gpu.to_host) <= row
     assert got == [one.token_ids for one in theirs.generate(prompts, params)]
+
+
+def assert_same_answers(ours: LLM, theirs: LLM) -> None:
+    """The same tokens and kept positions, in batch slots that earlier requests used."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    got, expected = ([c.token_ids for c in llm.generate(PROMPTS, params)] for llm in (ours, theirs))
+    assert got == expected
+    if (kept := theirs.executor.topk_positions()) is None:
+        assert ours.executor.topk_positions() is None
+    else:
+        for mine, its in zip(ours.executor.topk_positions() or [], kept, strict=True):
+            np.testing.assert_array_equal(mine, its)
+
+
+def assert_logits_go_with_the_executor(executor: Executor) -> None:
+    """Top tokens that were downloaded stay."""
+    zeros = np.zeros(BATCH, np.int64)
+    predictions = executor.decode(zeros, zeros, zeros)
+    executor.close()
+    assert predictions[0].top_tokens
+    with pytest.raises(DeviceError, match="the executor was closed"):
+        _ = predictions[0].logits

@@ -27,15 +27,11 @@ from snapexport.runtime.requests.drafters.table import DRAFTERS
 from snapexport.runtime.requests.generation import Generation
 from snapexport.runtime.requests.pieces import CHUNK, Piece
 from tests.oracle import cases
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
 
 TOY = "toy"
 PROMPTS = [list(cases.prompt(length, length)) for length in (70, 5, 40, 33)]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
-
-
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
 
 
 def executor_of(build: Build, **tables: Any) -> Executor:

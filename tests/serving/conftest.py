@@ -21,5 +21,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def llm(build: Path) -> LLM:
     return LLM(build, threads=1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -74,6 +75,11 @@ def start(build: Path, scratch: Path, *flags: str) -> "subprocess.Popen[str]":
         text=True,
         env=os.environ | {"TMPDIR": str(scratch)},
     )
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process, as `ps` shows it."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def read_metrics(address: str) -> dict[str, float]:

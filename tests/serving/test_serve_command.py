@@ -1,6 +1,5 @@
 """The command `snapexport serve`: its output, its end, and its refusals."""
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -55,6 +54,7 @@ def test_printed_curl_line_works_and_sigterm_drains(build: Path, tmp_path: Path)
 def test_drain_seconds_bound_the_drain(build: Path, tmp_path: Path) -> None:
     long = LONG | {"max_tokens": 30_000}
     with serve(build, tmp_path, "--drain-seconds", "0.1") as serving:
+        assert serving.addresses.keys() == {"model", "openai", "health", "metrics"}
         stream = serving.client().completions.create(**long)
         serving.process.send_signal(signal.SIGINT)
         with pytest.raises(openai.APIError, match="shutting down"):
@@ -99,27 +99,13 @@ def test_api_key_and_hosts_are_checked_and_requests_logged(
 def test_port_in_use_is_refused(build: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        assert refused(build, tmp_path, "--port", port) == (
-            f"error: --port {port} on 127.0.0.1: Address already in use\n\n"
-            "hint: choose another --port; 0: a free one\n"
-        )
-
-
-def test_build_without_a_tokenizer_is_refused(build: Path, tmp_path: Path) -> None:
-    shutil.copytree(build, tmp_path / "bare", ignore=lambda *_: {"tokenizer.json"})
-    error = refused(tmp_path / "bare", tmp_path)
-    assert "bare has no tokenizer.json\n\nhint: copy" in error
-
-
-def test_a_folder_of_rows_needs_rows_in_memory(build: Path, tmp_path: Path) -> None:
-    error = refused(build, tmp_path, "--parked-dir", str(tmp_path / "rows"))
-    assert error == "error: --parked-dir needs --parked-rows\n\nhint: add --parked-rows 1 or more\n"
-
-
-def test_serve_prints_the_addresses_of_one_process(build: Path, tmp_path: Path) -> None:
-    with serve(build, tmp_path) as serving:
-        assert serving.addresses.keys() == {"model", "openai", "health", "metrics"}
-        assert serving.end()[0] == 0
+        process = start(build, tmp_path, "--port", port)
+        out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (2, "")
+    assert errors == (
+        f"error: --port {port} on 127.0.0.1: Address already in use\n\n"
+        "hint: choose another --port; 0: a free one\n"
+    )
 
 
 def test_serving_in_process_needs_no_triton_and_no_grpc() -> None:
@@ -129,13 +115,6 @@ def test_serving_in_process_needs_no_triton_and_no_grpc() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
-
-
-def refused(build: Path, scratch: Path, *flags: str) -> str:
-    process = start(build, scratch, *flags)
-    out, errors = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out) == (2, "")
-    return errors
 
 
 def printed(process: "subprocess.Popen[str]") -> str:

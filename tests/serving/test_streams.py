@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from snapexport.serving.failures import GenerationError
 from tests.serving.openai.conftest import started
 from tests.serving.openai.watched_llm import SLOTS, make_llm
 
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 20))
+pytestmark = pytest.mark.anyio
 
 
 async def until(holds: Any) -> None:
@@ -25,100 +22,84 @@ async def until(holds: Any) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_slow_reader_gets_joined_outputs_and_stalls_nobody() -> None:
-    async def scenario() -> None:
-        llm, alone = make_llm(), make_llm()
-        streams = started(llm).streams
-        params = SamplingParams(max_tokens=300)
-        slow, quick = (streams.stream(llm.read([n, 2], params)) for n in (1, 5))
-        outputs = [await anext(slow)]
-        async for _ in quick:
-            pass
-        await until(lambda: not llm.busy)
-        outputs += [output async for output in slow]
-        assert len(outputs) <= 3
-        (expected,) = alone.generate([[1, 2]], params)
-        assert tuple(i for one in outputs for i in one.token_ids) == expected.token_ids
-        assert "".join(one.text for one in outputs) == expected.text
-        await streams.close()
-
-    run(scenario())
+async def test_slow_reader_gets_joined_outputs_and_stalls_nobody() -> None:
+    llm, alone = make_llm(), make_llm()
+    streams = started(llm).streams
+    params = SamplingParams(max_tokens=300)
+    slow, quick = (streams.stream(llm.read([n, 2], params)) for n in (1, 5))
+    outputs = [await anext(slow)]
+    async for _ in quick:
+        pass
+    await until(lambda: not llm.busy)
+    outputs += [output async for output in slow]
+    assert len(outputs) <= 3
+    (expected,) = alone.generate([[1, 2]], params)
+    assert tuple(i for one in outputs for i in one.token_ids) == expected.token_ids
+    assert "".join(one.text for one in outputs) == expected.text
+    await streams.close()
 
 
-def test_reader_that_leaves_too_many_tokens_unread_loses_its_request(
+async def test_reader_that_leaves_too_many_tokens_unread_loses_its_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams_module, "MOST_UNREAD_TOKENS", 20)
-
-    async def scenario() -> None:
-        llm = make_llm()
-        llm.seconds = 0.001
-        streams = started(llm).streams
-        stream = streams.stream(llm.read([1], SamplingParams(max_tokens=1900)))
+    llm = make_llm()
+    llm.seconds = 0.001
+    streams = started(llm).streams
+    stream = streams.stream(llm.read([1], SamplingParams(max_tokens=1900)))
+    await anext(stream)
+    await until(lambda: not llm.busy)
+    output = await anext(stream)
+    assert 20 < len(output.token_ids) < 200
+    with pytest.raises(GenerationError, match="left 20 tokens unread"):
         await anext(stream)
-        await until(lambda: not llm.busy)
-        output = await anext(stream)
-        assert 20 < len(output.token_ids) < 200
-        with pytest.raises(GenerationError, match="left 20 tokens unread"):
-            await anext(stream)
-        await streams.close()
-
-    run(scenario())
+    await streams.close()
 
 
-def test_closing_a_stream_frees_its_batch_slot_within_a_few_steps() -> None:
-    async def scenario() -> None:
-        llm = make_llm()
-        llm.seconds = 0.01
-        streams = started(llm).streams
-        params = SamplingParams(max_tokens=1900)
-        requests = [streams.stream(llm.read([n], params)) for n in range(SLOTS)]
-        leaves, stays, *_ = requests
-        for stream in requests:
-            await anext(stream)
-        assert streams.worker.values()["slots_used"] == SLOTS
-        await leaves.aclose()
-        steps = 0
-        while llm.slots_used == SLOTS:
-            steps += len((await anext(stays)).token_ids)
-        assert steps <= 20  # of 1900; a busy machine delays the cancellation
-        await until(lambda: streams.worker.counters.requests_cancelled_total == 1)
-        for stream in requests:
-            await stream.aclose()
-        await streams.close()
-
-    run(scenario())
-
-
-def test_close_ends_streams_and_refuses_new_ones() -> None:
-    async def scenario() -> None:
-        llm = make_llm()
-        llm.seconds = 0.005
-        streams = started(llm).streams
-        stream = streams.stream(llm.read([1], SamplingParams(max_tokens=1900)))
+async def test_closing_a_stream_frees_its_batch_slot_within_a_few_steps() -> None:
+    llm = make_llm()
+    llm.seconds = 0.01
+    streams = started(llm).streams
+    params = SamplingParams(max_tokens=1900)
+    requests = [streams.stream(llm.read([n], params)) for n in range(SLOTS)]
+    leaves, stays, *_ = requests
+    for stream in requests:
         await anext(stream)
-        await streams.close()
-        with pytest.raises(GenerationError, match="shutting down"):
-            async for _ in stream:
-                pass
-        with pytest.raises(GenerationError, match="shutting down") as stopping:
-            await anext(streams.stream(llm.read([1])))
-        assert stopping.value.code == "stopping" and not streams.is_running
+    assert streams.worker.values()["slots_used"] == SLOTS
+    await leaves.aclose()
+    steps = 0
+    while llm.slots_used == SLOTS:
+        steps += len((await anext(stays)).token_ids)
+    assert steps <= 20  # of 1900; a busy machine delays the cancellation
+    await until(lambda: streams.worker.counters.requests_cancelled_total == 1)
+    for stream in requests:
+        await stream.aclose()
+    await streams.close()
 
-    run(scenario())
+
+async def test_close_ends_streams_and_refuses_new_ones() -> None:
+    llm = make_llm()
+    llm.seconds = 0.005
+    streams = started(llm).streams
+    stream = streams.stream(llm.read([1], SamplingParams(max_tokens=1900)))
+    await anext(stream)
+    await streams.close()
+    with pytest.raises(GenerationError, match="shutting down"):
+        async for _ in stream:
+            pass
+    with pytest.raises(GenerationError, match="shutting down") as stopping:
+        await anext(streams.stream(llm.read([1])))
+    assert stopping.value.code == "stopping" and not streams.worker.is_running
 
 
-def test_event_loop_runs_on_while_a_step_takes_long() -> None:
-    async def scenario() -> None:
-        llm = make_llm()
-        llm.seconds = 0.3
-        streams = started(llm).streams
-        task = asyncio.ensure_future(anext(streams.stream(llm.read([1]))))
-        longest, before = 0.0, time.monotonic()
-        while not task.done():
-            await asyncio.sleep(0.001)
-            longest, before = max(longest, time.monotonic() - before), time.monotonic()
-        assert longest < 0.15
-        await streams.close()
-
-    run(scenario())
+async def test_event_loop_runs_on_while_a_step_takes_long() -> None:
+    llm = make_llm()
+    llm.seconds = 0.3
+    streams = started(llm).streams
+    task = asyncio.ensure_future(anext(streams.stream(llm.read([1]))))
+    longest, before = 0.0, time.monotonic()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    assert longest < 0.15
+    await streams.close()

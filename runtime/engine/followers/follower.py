@@ -1,6 +1,6 @@
 """Defines what follows the state of each batch slot, beside its caches or in them.
 
-The executor tells every follower the same events, and knows none by name. A follower overrides
+Every follower hears the same events, and the executor knows none by name. A follower overrides
 those that concern it; `table.py` lists the built-in ones.
 """
 

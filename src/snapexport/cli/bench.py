@@ -107,8 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _speed(arguments: argparse.Namespace) -> Job:
-    from snapexport.measure.bench import machine, speed
-    from snapexport.measure.bench.devices import Device
+    from snapexport.measure.bench import machine, probes, speed
 
     _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
     options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
@@ -118,8 +117,11 @@ def _speed(arguments: argparse.Namespace) -> Job:
     threads = options.threads or machine.cores()
     results = Results("speed", "snapexport bench", plan.options, threads)
     results.summary, results.about = speed.summary, plan.about()
-    device = Device(threads=threads)
-    return Job(results, lambda: speed.run(plan, results, device), lambda: _print_expected(plan))
+    return Job(
+        results,
+        lambda: speed.run(plan, results, probes.probes(threads)),
+        lambda: _print_expected(plan),
+    )
 
 
 def _print_expected(plan: "Plan") -> None:

@@ -13,8 +13,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         build = _build(arguments.out, Path(scratch), arguments.kv_budget)
         if arguments.json:
-            answers = [
-                _answer(build, baseline, prompts, _print_nothing) for baseline in (True, False)
-            ]
-            print(json.dumps([answer.report() for answer in answers]))
-        else:
-            _show(build, prompts)
+            print(json.dumps([_answer(build, baseline, prompts)[0] for baseline in (True, False)]))
+            return 0
+        print_summary(build)
+        _print_prompt(prompts[0])
+        for baseline in (True, False):
+            _print_answer(build, baseline, prompts)
     return 0
 
 
@@ -92,69 +92,37 @@ def _build(kept: Path | None, scratch: Path, kv_budget: int) -> Build:
         return run_build(options, progress)
 
 
-def _show(build: Build, prompts: list[VaultPrompt]) -> None:
-    print_summary(build)
-    _print_prompt(prompts[0])
-    for baseline in (True, False):
-        _print_cache(_cache_name(build, baseline))
-        answer = _answer(build, baseline, prompts, _print_text)
-        _print_answer(answer)
-        if answer.kept:
-            _print_kept(build, answer.kept, prompts[0].tokens)
-
-
-def _print_nothing(_: str) -> None:
-    """Print nothing while an answer for --json comes."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One cache's answer to the first prompt, and how many other prompts it answered right.
-
-    kept: the voted positions of each layer, None for the full cache.
-    """
-
-    cache: str
-    text: str
-    expected: str
-    right: bool
-    cache_bytes: int
-    seconds: float
-    others_right: int
-    others: int
-    kept: list[NDArray[np.int64]] | None
-
-    def report(self) -> dict[str, object]:
-        """For JSON."""
-        return {name: value for name, value in vars(self).items() if name != "kept"}
-
-
 def _answer(
-    build: Build, baseline: bool, prompts: list[VaultPrompt], show: Callable[[str], None]
-) -> Answer:
-    """Answer the first prompt, passing each delta to `show`, and then score the others."""
-    llm = LLM(build.directory, baseline=baseline)
+    build: Build,
+    baseline: bool,
+    prompts: list[VaultPrompt],
+    show: Callable[[str], None] = lambda delta: None,
+) -> tuple[dict[str, Any], list[NDArray[np.int64]] | None]:
+    """Answer the first prompt, passing each delta to `show`, and then score the others.
+
+    Returns the report, and the voted positions of each layer, None for the full cache.
+    """
+    llm, total = LLM(build.directory, baseline=baseline), cache_bytes(build.manifest)
     first, *others = prompts
     text, started = "", time.perf_counter()
     for delta in llm.stream(first.text, PARAMS):
         show(delta.text)
         text += delta.text
-    return Answer(
-        cache=_cache_name(build, baseline),
-        text=text,
-        expected=first.answer,
-        right=_right(text, first),
-        cache_bytes=_bytes(build, baseline),
-        seconds=time.perf_counter() - started,
-        kept=llm.executor.topk_positions(),  # of the latest prompt: before the others
-        others_right=_count_right(llm, others),
-        others=len(others),
-    )
-
-
-def _count_right(llm: LLM, prompts: list[VaultPrompt]) -> int:
-    completions = llm.generate([prompt.text for prompt in prompts], PARAMS) if prompts else []
-    return sum(_right(one.text, prompt) for one, prompt in zip(completions, prompts, strict=True))
+    seconds = time.perf_counter() - started
+    kept = llm.executor.topk_positions()  # of the latest prompt: before the others
+    completions = llm.generate([prompt.text for prompt in others], PARAMS) if others else []
+    right = [_right(one.text, prompt) for one, prompt in zip(completions, others, strict=True)]
+    report = {
+        "cache": _cache_name(build, baseline),
+        "text": text,
+        "expected": first.answer,
+        "right": _right(text, first),
+        "cache_bytes": total.full if baseline else total.decode,
+        "seconds": seconds,
+        "others_right": sum(right),
+        "others": len(others),
+    }
+    return report, kept
 
 
 def _right(text: str, prompt: VaultPrompt) -> bool:
@@ -165,12 +133,6 @@ def _right(text: str, prompt: VaultPrompt) -> bool:
 def _cache_name(build: Build, baseline: bool) -> str:
     """The demo's name of a cache."""
     return "full cache" if baseline else build.manifest.geometry.policy
-
-
-def _bytes(build: Build, baseline: bool) -> int:
-    """Cache bytes of the only batch slot."""
-    total = cache_bytes(build.manifest)
-    return total.full if baseline else total.decode
 
 
 def _print_prompt(prompt: VaultPrompt) -> None:
@@ -186,27 +148,14 @@ def _print_prompt(prompt: VaultPrompt) -> None:
     OUT.print(Text("the register says").append(prompt.answer, style="bold"))
 
 
-def _print_cache(name: str) -> None:
-    """Print the name of the cache whose answer comes next, on the same line."""
-    OUT.print(Text.assemble(("\n" + name, "bold"), " answers"), end="")
-
-
-def _print_text(text: str) -> None:
-    """Print a delta of the answer."""
-    OUT.print(text, end="")
-
-
-def _print_answer(answer: Answer) -> None:
-    """Print whether it was right, its cache and its time."""
-    verdict = ("right", "green") if answer.right else ("wrong", "red")
-    others = f"{answer.others_right} of {answer.others} other prompts right, "
-    rest = f"{spelled(answer.cache_bytes)} of cache, {answer.seconds:.2f} s"
-    OUT.print(Text.assemble("\n", verdict, f", {others if answer.others else ''}{rest}"))
-
-
-def _print_kept(build: Build, kept: list[NDArray[np.int64]], prompt_tokens: int) -> None:
-    """Print the picture of the kept positions."""
-    for line in kept_picture(
-        build.manifest.geometry, kept, prompt_tokens, picture_width(OUT.width)
-    ):
+def _print_answer(build: Build, baseline: bool, prompts: list[VaultPrompt]) -> None:
+    """Print an answer as it comes, whether it was right, its cache, its time and what was kept."""
+    OUT.print(Text.assemble(("\n" + _cache_name(build, baseline), "bold"), " answers"), end="")
+    report, kept = _answer(build, baseline, prompts, lambda delta: OUT.print(delta, end=""))
+    verdict = ("right", "green") if report["right"] else ("wrong", "red")
+    others = f"{report['others_right']} of {report['others']} other prompts right, "
+    rest = f"{spelled(report['cache_bytes'])} of cache, {report['seconds']:.2f} s"
+    OUT.print(Text.assemble("\n", verdict, f", {others if report['others'] else ''}{rest}"))
+    width, tokens = picture_width(OUT.width), prompts[0].tokens
+    for line in kept_picture(build.manifest.geometry, kept, tokens, width) if kept else ():
         OUT.print(line)

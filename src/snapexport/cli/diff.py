@@ -30,10 +30,11 @@ from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.prompts import load_tokenizer, read
 
 if TYPE_CHECKING:
+    from snapexport.measure.accuracy.difference import Difference
     from snapexport.measure.accuracy.graph_loader import GraphLoader
 
 HELP = "logits against transformers, through Polygraphy"
-_COMPRESSED = Text("compressed", style="yellow")
+_STYLES = {"equal": "green", "DIFFERS": "red"}
 BACKENDS: tuple[BackendName, ...] = ("onnxruntime", "tensorrt")
 """Those that Polygraphy runs here; ONNX Runtime on the CPU."""
 
@@ -181,10 +182,6 @@ def _default_lengths(build: Build, longest: int, steps: int) -> list[int]:
     return sorted({max(1, min(held, longest)), min(longest, slots + chunks)})
 
 
-if TYPE_CHECKING:
-    from snapexport.measure.accuracy.difference import Difference
-
-
 def _print_differences(build: Build, found: "list[Difference]") -> None:
     """Print a row for each sequence, output and pair."""
     table = Table("prompt", "output", "compared", "max error", "top-1", "KL", "", box=None)
@@ -202,21 +199,16 @@ def _legend(build: Build, found: "list[Difference]") -> str:
     """The meanings of the words in the last column."""
     from snapexport.measure.accuracy.difference import tolerance
 
-    dropped, bound = (
-        "nothing was dropped, and",
-        f"differs by more than {tolerance(build.manifest):g}",
-    )
+    bound = f"differs by more than {tolerance(build.manifest):g}"
     meanings = {
-        "equal": any(one.lossless and one.passed for one in found)
-        and f"{dropped} no logit {bound}",
-        "DIFFERS": any(one.broken for one in found) and f"{dropped} a logit {bound}",
-        "compressed": any(_verdict(one) == _COMPRESSED for one in found)
-        and "the cost of the smaller cache",
-        "rounded": any(one.rounded for one in found)
-        and f"the cost of a cache in {build.manifest.cache_dtype}",
-        "quantized": any(one.quantized for one in found) and "the cost of 4-bit weights",
+        "equal": f"nothing was dropped, and no logit {bound}",
+        "DIFFERS": f"nothing was dropped, and a logit {bound}",
+        "compressed": "the cost of the smaller cache",
+        "rounded": f"the cost of a cache in {build.manifest.cache_dtype}",
+        "quantized": "the cost of 4-bit weights",
     }
-    return "; ".join(f"{word}: {meaning}" for word, meaning in meanings.items() if meaning)
+    verdicts = {difference.verdict for difference in found}
+    return "; ".join(f"{word}: {meanings[word]}" for word in meanings if word in verdicts)
 
 
 def _cells(one: "Difference") -> tuple[str | Text, ...]:
@@ -227,15 +219,5 @@ def _cells(one: "Difference") -> tuple[str | Text, ...]:
         f"{one.distance.max_abs_error:.2g}",
         f"{one.distance.top1_agreement:.3f}",
         f"{one.distance.kl_divergence:.2g}",
-        _verdict(one),
+        Text(one.verdict, style=_STYLES.get(one.verdict, "yellow")),
     )
-
-
-def _verdict(one: "Difference") -> Text:
-    if one.quantized:
-        return Text("quantized", style="yellow")
-    if one.rounded:
-        return Text("rounded", style="yellow")
-    if not one.lossless:
-        return _COMPRESSED
-    return Text("DIFFERS", style="red") if one.broken else Text("equal", style="green")

@@ -33,6 +33,7 @@ WORKER = {
     "component": "Dynamo's component (default: prefill, or backend for other roles)",
     "discovery": "how the parts find each other; file: through the folder $DYN_FILE_KV",
     "event_plane": "how the parts send each other events",
+    "chat_template": "in Jinja's language; the build's if left out",
     "request_seconds": "longest time of an answer in a worker",
     "drain_seconds": "how long running answers may go on after a signal",
 }
@@ -41,6 +42,7 @@ CLUSTER = {
     "decode": "decode workers",
     "port": "port of the API, on 127.0.0.1; 0: a free one",
     "migrations": "how often a request may go on in another worker after its own has died",
+    "logs": "a log of each process (default: a temporary folder)",
 }
 
 
@@ -50,22 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words", nargs="+", metavar="[up] BUILD", help="a build directory; up: start a cluster"
     )
     flags.add_fields(parser, WorkerOptions, BOTH)
-    worker = parser.add_argument_group("a worker")
-    flags.add_fields(worker, WorkerOptions, WORKER)
-    worker.add_argument(
-        "--chat-template",
-        type=Path,
-        metavar="FILE",
-        help="in Jinja's language; the build's if left out",
-    )
-    cluster = parser.add_argument_group("up")
-    flags.add_fields(cluster, ClusterOptions, CLUSTER)
-    cluster.add_argument(
-        "--logs",
-        type=Path,
-        metavar="DIR",
-        help="a log of each process (default: a temporary folder)",
-    )
+    flags.add_fields(parser.add_argument_group("a worker"), WorkerOptions, WORKER)
+    flags.add_fields(parser.add_argument_group("up"), ClusterOptions, CLUSTER)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,13 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     *verb, build = arguments.words
     common = flags.values(arguments, BOTH)
     if not verb:
-        _refuse_given(arguments, ClusterOptions, [*CLUSTER, "logs"], "`snapexport dynamo up`")
-        options = WorkerOptions(
-            build=Path(build),
-            chat_template=arguments.chat_template,
-            **common,
-            **flags.values(arguments, WORKER),
-        )
+        _refuse_given(arguments, ClusterOptions, CLUSTER, "`snapexport dynamo up`")
+        options = WorkerOptions(build=Path(build), **common, **flags.values(arguments, WORKER))
         require_installed()
         from snapexport.serving.dynamo.worker import run_worker
 
@@ -87,12 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if verb != [UP]:
         raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
-    _refuse_given(arguments, WorkerOptions, [*WORKER, "chat_template"], "a single worker")
+    _refuse_given(arguments, WorkerOptions, WORKER, "a single worker")
     from snapexport.serving.dynamo.up import run_cluster
 
-    cluster = ClusterOptions(
-        build=Path(build), logs=arguments.logs, **common, **flags.values(arguments, CLUSTER)
-    )
+    cluster = ClusterOptions(build=Path(build), **common, **flags.values(arguments, CLUSTER))
     run_cluster(cluster, OUT.print)
     return 0
 

@@ -30,37 +30,26 @@ from snapexport.contract.engines import EngineEntry
 from snapexport.contract.sizes import size, spelled
 from snapexport.contract.targets import TENSORRT_RTX, EngineLibrary
 from snapexport.contract.tensorrt_bindings import library_of
-from snapexport.errors import flag_of
 
 HELP = "build for TensorRT -> engines for this GPU, or for RTX GPUs"
 
 CHOICES = {
+    "graphs": "graphs to build, such as prefill and decode (default: all)",
+    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/tensorrt.md)",
     "hardware_compat": "GPUs besides this one that can run the engines: Ampere and later, or those "
     "of the same compute capability; slower",
     "version_compatible": "newer versions of TensorRT can run the engines; slower",
     "strip_weights": "leave the weights out: they are read from the build when an engine is loaded",
     "refit": "let the weights be replaced later by others of the same shapes; slower",
     "optimization_level": "0 to 5: how long to search for faster kernels",
-    "overwrite": "build engines again that exist",
-}
-FILES = {
-    "plugins": "library of fused operators, libsnapexport_loadable.so (docs/how-to/tensorrt.md)",
     "timing_cache": "measured times of kernels, read and extended (default: a file in the build)",
-}
-WORKSPACE = {
-    "workspace": "most GPU memory for one layer's intermediates, like 8GiB (default: no limit)"
+    "overwrite": "build engines again that exist",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The build, the fields of EngineOptions, --estimate and --json."""
     parser.add_argument("build", type=Path, metavar="BUILD", help="a build directory")
-    parser.add_argument(
-        "--graphs",
-        nargs="+",
-        metavar="GRAPH",
-        help="graphs to build, such as prefill and decode (default: all)",
-    )
     parser.add_argument(
         "--compute-capability",
         nargs="+",
@@ -69,10 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="GPUs to build for, such as 8.9 12.0; for --target tensorrt-rtx only (default: all "
         f"that it has: {', '.join(TENSORRT_RTX.capabilities)})",
     )
-    for name, text in FILES.items():
-        flag = flag_of(name)
-        parser.add_argument(flag, type=Path, metavar="FILE", help=text)
-    parser.add_argument("--workspace", type=size, metavar="SIZE", help=WORKSPACE["workspace"])
+    parser.add_argument(
+        "--workspace",
+        type=size,
+        metavar="SIZE",
+        help="most GPU memory for one layer's intermediates, like 8GiB (default: no limit)",
+    )
     flags.add_fields(parser, EngineOptions, CHOICES)
     parser.add_argument(
         "--estimate",
@@ -84,11 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print an estimate, or build and print the result."""
-    given = flags.values(arguments, CHOICES | FILES | WORKSPACE)
     options = EngineOptions(
-        graphs=tuple(arguments.graphs or ()),
+        workspace=arguments.workspace,
         compute_capabilities=tuple(arguments.compute_capability),
-        **given,
+        **flags.values(arguments, CHOICES),
     )
     build = Build.open(arguments.build)
     build.require_one_rank("`snapexport engine`")

@@ -22,6 +22,7 @@ examples:
 
 import argparse
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         from snapexport.measure.eval.run import Evaluation
     if arguments.out:
         with needs_extra("eval"):
-            pass
+            import_module("matplotlib")
     build = Build.open(arguments.build)
     build.require_one_rank("`snapexport eval`")
     grid = make_grid(build, options)
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
             for _ in evaluation.run():
                 progress.advance()
     finally:  # what was measured until an interrupt is shown as well
-        if not evaluation.is_empty:
+        if evaluation.records:
             _show(evaluation.report(), arguments)
     return 0
 
@@ -140,12 +141,10 @@ def _print_report(report: dict[str, Any]) -> None:
             "all the reference's",
             style="dim",
         )
-    for length in options["lengths"] if report["continuations"] else ():
-        if rows := [row for row in report["continuations"] if row["length"] == length]:
-            _print_continuations(length, rows)
-    for length in options["lengths"] if report["answers"] else ():
-        if rows := [row for row in report["answers"] if row["length"] == length]:
-            _print_answers(f"{length} tokens of text and an instruction", rows)
+    for section, show in (("continuations", _print_continuations), ("answers", _print_answers)):
+        for length in options["lengths"]:
+            if rows := [row for row in report[section] if row["length"] == length]:
+                show(length, rows)
     for rate in report["hit_rate"]:
         _print_hit_rate(rate)
     if options["hit_samples"] and report["results"] and not report["hit_rate"]:
@@ -154,13 +153,18 @@ def _print_report(report: dict[str, Any]) -> None:
         )
 
 
-def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
+def _table(title: str, *numbers: str) -> Table:
+    """A table of caches, with columns of numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("cache")
-    table.add_column("slots", justify="right")
-    for heading in (*tasks, "mean", "rest"):
+    for heading in numbers:
         table.add_column(heading, justify="right")
+    return table
+
+
+def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    table = _table(title, "slots", *tasks, "mean", "rest")
     for cache in dict.fromkeys((row["system"], row["slots"]) for row in rows):
         own = [row for row in rows if (row["system"], row["slots"]) == cache]
         table.add_row(cache[0], str(cache[1]), *map(_score, own), _mean(own), _rest(own))
@@ -173,10 +177,7 @@ def _print_scores(title: str, rows: list[dict[str, Any]]) -> None:
 
 def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
     title = f"{length} tokens of text, then {rows[0]['tokens'] // rows[0]['passages']} forced"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("cache")
-    for heading in ("slots", "passages", "nats a token", "lost", "KL", "same likeliest token"):
-        table.add_column(heading, justify="right")
+    table = _table(title, "slots", "passages", "nats a token", "lost", "KL", "same likeliest token")
     for row in rows:
         numbers = [_with_error(row, name) for name in ("nll", "loss", "kl", "agreement")]
         table.add_row(row["system"], str(row["slots"]), str(row["passages"]), *numbers)
@@ -184,11 +185,9 @@ def _print_continuations(length: int, rows: list[dict[str, Any]]) -> None:
     OUT.print()
 
 
-def _print_answers(title: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("cache")
-    for heading in ("slots", "answers", "tokens", "equal tokens", "share", "whole"):
-        table.add_column(heading, justify="right")
+def _print_answers(length: int, rows: list[dict[str, Any]]) -> None:
+    title = f"{length} tokens of text and an instruction"
+    table = _table(title, "slots", "answers", "tokens", "equal tokens", "share", "whole")
     for row in rows:
         low, median, high = (f"{one:.0f}" for one in row["equal_quartiles"])
         equal = Text(median).append(f" {low} to {high}", style="dim")

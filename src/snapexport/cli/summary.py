@@ -81,8 +81,11 @@ def print_summary(build: Build) -> None:
     if ring := summary["draft_ring"]:
         rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
     if manifest.tensor_parallel > 1:
-        rows["ranks"] = _ranks_line(manifest)
-    if composed := composed_attention(manifest.of_rank()):
+        own = spelled(sum(weights.size for weights in manifest.of_rank().weights))
+        rows["ranks"] = (
+            f"{manifest.tensor_parallel}, each with {own} of the weights; caches are one rank's"
+        )
+    if composed := summary["composed_attention_bytes"]:
         rows["attention"] = _composed_line(composed)
     print_rows(rows)
 
@@ -90,11 +93,6 @@ def print_summary(build: Build) -> None:
 def _draft_ring(manifest: Manifest) -> int | None:
     """Positions of the ring of multi-token prediction; None where the build has none."""
     return manifest.geometry.draft_ring if manifest.graph_options.mtp else None
-
-
-def _ranks_line(manifest: Manifest) -> str:
-    own = spelled(sum(weights.size for weights in manifest.of_rank().weights))
-    return f"{manifest.tensor_parallel}, each with {own} of the weights; caches are one rank's"
 
 
 def _layout(manifest: Manifest) -> str:

@@ -1,6 +1,6 @@
 """Graph options: choices that change the graphs beyond geometry, target and dtype.
 
-To add one, add a field here, a check in `resolved`, and a pass in `graphs/surgery.py`. The flag of
+To add one, add a field here, a check in `resolved`, and a pass in `graphs/kinds.py`. The flag of
 `build` and `plan` and the manifest's key follow from the field. Knows no graph.
 """
 

@@ -176,14 +176,19 @@ class Manifest(Strict):
         return manifest
 
 
+def no_build(directory: Path) -> UserError:
+    """The error for a directory without a manifest."""
+    return UserError(
+        f"{directory} is not a build directory: it has no {MANIFEST}",
+        "make one with `snapexport build --model DIR --L-max N --out DIR`",
+    )
+
+
 def _read_bytes(directory: Path) -> bytes:
     try:
         return read_bytes(directory / MANIFEST, MANIFEST_BYTES, REBUILD, links=False)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{directory} is not a build directory: it has no {MANIFEST}",
-            "make one with `snapexport build --model DIR --L-max N --out DIR`",
-        ) from None
+        raise no_build(directory) from None
 
 
 def _check_format_version(fields: dict[str, object]) -> None:

@@ -17,6 +17,11 @@ class Addresses:
     health: str
     metrics: str
 
+    @classmethod
+    def at(cls, url: str, model: str) -> "Addresses":
+        """The model's addresses at a server's URL."""
+        return cls(model, f"{url}/v1", f"{url}/health", f"{url}/metrics")
+
     @property
     def curl(self) -> str:
         """A command line that sends a request."""

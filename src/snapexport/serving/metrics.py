@@ -6,7 +6,7 @@ Triton's own endpoint.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from snapexport.contract.manifest import Manifest
@@ -53,7 +53,7 @@ METRICS = (
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the build was loaded. Any thread may read them."""
+    """Counts since the build was loaded, by their metrics' names. Any thread may read them."""
 
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
@@ -63,10 +63,6 @@ class Counters:
     requests_cancelled_total: int = 0
     requests_failed_total: int = 0
     requests_refused_total: int = 0
-
-    def values(self) -> dict[str, float]:
-        """The counters by their metrics' names."""
-        return asdict(self)
 
 
 def constant_gauges(manifest: Manifest) -> dict[str, float]:
@@ -103,44 +99,30 @@ class TextForm:
         """Count an observation."""
         self._histograms[name].observe(seconds)
 
-    def write(self, values: Mapping[str, float], labels: Mapping[str, str]) -> str:
-        """All metrics; `values` has the gauges and the counters. labels: those of every metric."""
-        label = _joined(labels)
+    def write(
+        self,
+        values: Mapping[str, float],
+        labels: Mapping[str, str],
+        further: Iterable[Metric] = (),
+    ) -> str:
+        """All metrics, and those of `further` that have a value.
+
+        values: the gauges and counters. labels: those of every metric.
+        """
+        label = ",".join(f'{name}="{value}"' for name, value in labels.items())
         lines = []
-        for metric in METRICS:
+        for metric in (*METRICS, *(metric for metric in further if metric.name in values)):
+            name = PREFIX + metric.name
+            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.lower()}"]
             if metric.kind == "HISTOGRAM":
-                lines += [*_head(metric), *_buckets(metric, label, self._histograms[metric.name])]
+                lines += _buckets(name, label, self._histograms[metric.name])
             else:
-                lines += _lines(metric, label, values[metric.name])
+                lines.append(f"{name}{{{label}}} {values[metric.name]}")
         return "\n".join(lines) + "\n"
 
 
-def write_values(
-    metrics: Iterable[Metric], values: Mapping[str, float], labels: Mapping[str, str]
-) -> str:
-    """Gauges and counters in Prometheus' text form: those of `metrics` that have a value."""
-    label = _joined(labels)
-    known = (metric for metric in metrics if metric.name in values)
-    return "".join(
-        f"{line}\n" for metric in known for line in _lines(metric, label, values[metric.name])
-    )
-
-
-def _joined(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{value}"' for name, value in labels.items())
-
-
-def _head(metric: Metric) -> list[str]:
-    name = PREFIX + metric.name
-    return [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind.lower()}"]
-
-
-def _lines(metric: Metric, label: str, value: float) -> list[str]:
-    return [*_head(metric), f"{PREFIX}{metric.name}{{{label}}} {value}"]
-
-
-def _buckets(metric: Metric, label: str, histogram: _Histogram) -> list[str]:
-    name, lines, count = PREFIX + metric.name, [], 0
+def _buckets(name: str, label: str, histogram: _Histogram) -> list[str]:
+    lines, count = [], 0
     bounds = [*map(str, BUCKETS), "+Inf"]
     for bound, added in zip(bounds, histogram.counts, strict=True):
         count += added

@@ -8,13 +8,13 @@ Knows neither HTTP, Triton nor Dynamo.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from snapexport.contract.manifest import Manifest
+from snapexport.contract.manifest import MANIFEST, Manifest, no_build
 from snapexport.errors import UserError
 from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.runtime.chat.chat_prompts import ChatPrompts
@@ -23,7 +23,7 @@ from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.prompts import Prompt, encode, require_readable
 from snapexport.runtime.requests.request import Request, SamplingParams
-from snapexport.serving.metrics import Observe, TextForm, constant_gauges
+from snapexport.serving.metrics import Metric, Observe, TextForm, constant_gauges
 from snapexport.serving.options import ModelOptions
 from snapexport.serving.streams import Streams
 from snapexport.serving.token_text import TokenText, token_texts
@@ -128,12 +128,19 @@ class Model:
         """All gauges and counters by their metrics' names. Any thread may call this."""
         return {**self._gauges, **self.streams.worker.values()}
 
-    def metrics(self, labels: Mapping[str, str]) -> str:
-        """All metrics in Prometheus' text form."""
-        return self._text_form.write(self.values(), labels)
+    def metrics(
+        self,
+        labels: Mapping[str, str],
+        further: Iterable[Metric] = (),
+        values: Mapping[str, float] | None = None,
+    ) -> str:
+        """All metrics in Prometheus' text form. further: a server's own, with their `values`."""
+        return self._text_form.write({**self.values(), **(values or {})}, labels, further)
 
 
 def require_tokenizer(options: ModelOptions) -> None:
-    """Raise UserError for a build without a tokenizer, before its weights are loaded."""
+    """Raise UserError for no build, or one without a tokenizer, before weights are loaded."""
+    if not os.path.lexists(options.build / MANIFEST):
+        raise no_build(options.build)
     if not os.path.lexists(options.build / TOKENIZER):
         raise UserError(f"{options.build} has no {TOKENIZER}", "copy it from the checkpoint")

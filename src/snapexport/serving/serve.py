@@ -35,7 +35,7 @@ class Report:
 
 def serve(options: ServeOptions, report: Report) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
-    with bound(options.host, options.port, "--port") as listener:
+    with bound(options.host, options.port) as listener:
         asyncio.run(_answer(_load(options), options, listener, report))
 
 
@@ -74,7 +74,7 @@ async def _answer(
     signals.listen()
     seconds = 0.0
     async with listening(api, listener):
-        report.serving(_addresses(model.name, url_of(listener)))
+        report.serving(Addresses.at(url_of(listener), model.name))
         try:
             await first_of(signals.received.wait(), health.supervise())
             seconds = options.drain_seconds
@@ -91,7 +91,3 @@ def _access(options: ServeOptions, listener: socket.socket) -> Access:
 def _log(line: str) -> None:
     with suppress(OSError):  # nobody may be there any more to read it
         print(line, file=sys.stderr, flush=True)
-
-
-def _addresses(name: str, url: str) -> Addresses:
-    return Addresses(name, f"{url}/v1", f"{url}/health", f"{url}/metrics")

@@ -81,10 +81,6 @@ class Streams:
         self.worker.start()
 
     @property
-    def is_running(self) -> bool:
-        return self.worker.is_running
-
-    @property
     def needs_probe(self) -> bool:
         """Whether the LLM's last event was an internal failure."""
         return self.last_failure > self.last_output

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -126,7 +126,7 @@ class Worker(Generic[Active]):
             "requests_running": running,
             "requests_waiting": max(0, self._accepted - running),
             "slots_used": self._llm.slots_used,
-            **self.counters.values(),
+            **asdict(self.counters),
         }
 
     def _run(self) -> None:

@@ -31,9 +31,14 @@ def calls_to(fake_tensorrt: Any, call: str) -> list[Any]:
     return [value for name, value in fake_tensorrt.calls if name == call]
 
 
+def rebuild(own_build: Build, **options: Any) -> str:
+    """Build engines beside those, or in place of those, that the directory has now."""
+    return build_engines(Build.open(own_build.directory), EngineOptions(**options))
+
+
 def refusal(own_build: Build, **options: Any) -> str:
     with pytest.raises(UserError) as refused:
-        build_engines(Build.open(own_build.directory), EngineOptions(**options))
+        rebuild(own_build, **options)
     return str(refused.value)
 
 

@@ -3,7 +3,7 @@
 import itertools
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ from tests.build.engines.engine_builds import (
     calls_to,
     entry_of,
     files,
+    rebuild,
     refusal,
     start,
 )
+from tests.fakes import tensorrt
 from tests.fakes.cuda import install
 
 
@@ -124,8 +126,7 @@ def test_plugin_library_is_copied_beside_the_plans(
         own_build, graphs=("decode",), plugins=plugin_library
     )
     other = plugin_library.rename(tmp_path / "libother.so")
-    options = EngineOptions(graphs=("decode",), plugins=other, overwrite=True)
-    build_engines(Build.open(own_build.directory), options)
+    rebuild(own_build, graphs=("decode",), plugins=other, overwrite=True)
     left = {Path(file).name for file in files(own_build) if file.startswith(f"{NAME}/")}
     assert left == {"decode.engine", "libother.so"}
 
@@ -142,13 +143,11 @@ def test_plugin_library_without_plugins_is_refused(
 def test_existing_plans_are_not_built_again(fake_tensorrt: Any, own_build: Build) -> None:
     build_engines(own_build, EngineOptions(graphs=("decode", "compress")))
     fake_tensorrt.calls.clear()
-    build_engines(Build.open(own_build.directory), EngineOptions())
+    rebuild(own_build)
     assert len(calls_to(fake_tensorrt, "parse")) == len(GRAPHS) - 2
     assert set(entry_of(own_build).graphs) == GRAPHS
     assert "has every engine already" in refusal(own_build)
-    build_engines(
-        Build.open(own_build.directory), EngineOptions(graphs=("decode",), overwrite=True)
-    )
+    rebuild(own_build, graphs=("decode",), overwrite=True)
     assert set(entry_of(own_build).graphs) == GRAPHS
 
 
@@ -178,8 +177,7 @@ def test_plans_of_other_options_are_not_mixed(
     ((option, value),) = other.items()
     former = {"optimization_level": 3, "workspace": None}[option]
     assert f"{option} {former}, not {value}" in refusal(own_build, graphs=("compress",), **other)
-    options = EngineOptions(graphs=("compress",), overwrite=True, **other)
-    build_engines(Build.open(own_build.directory), options)
+    rebuild(own_build, graphs=("compress",), overwrite=True, **other)
     assert set(entry_of(own_build).graphs) == {"compress"}
 
 
@@ -193,9 +191,7 @@ def test_engines_of_another_tensorrt_are_replaced_only_with_overwrite(
     assert "out of luck" in refusal(own_build, graphs=("decode",), overwrite=True)
     assert set(entry_of(own_build).graphs) == GRAPHS, "a failure replaces nothing"
     fake_tensorrt.planted.clear()
-    build_engines(
-        Build.open(own_build.directory), EngineOptions(graphs=("decode",), overwrite=True)
-    )
+    rebuild(own_build, graphs=("decode",), overwrite=True)
     entry = entry_of(own_build)
     assert (entry.version, set(entry.graphs)) == ("11.5.0.1", {"decode"})
     assert {file for file in files(own_build) if file.endswith(".engine")} == {
@@ -234,8 +230,8 @@ def test_manifest_names_only_whole_plans_at_every_moment_of_a_replacement(
 
 
 def test_engines_of_several_kinds_live_side_by_side(fake_tensorrt: Any, own_build: Build) -> None:
-    for options in (EngineOptions(), EngineOptions(hardware_compat="ampere-plus")):
-        build_engines(Build.open(own_build.directory), options)
+    build_engines(own_build, EngineOptions())
+    rebuild(own_build, hardware_compat="ampere-plus")
     engines = Build.open(own_build.directory).manifest.engines
     assert set(engines) == {NAME, "ampere_plus"}
     measured = (own_build.directory / "engines" / f"{NAME}.timing.cache").read_bytes()
@@ -351,26 +347,31 @@ def test_only_one_process_builds_engines_at_a_time(fake_tensorrt: Any, own_build
         assert "another process builds engines" in refusal(own_build)
 
 
-def test_engine_build_refuses_graphs_of_another_target(
-    fake_tensorrt: Any, own_build: Build
-) -> None:
-    own_build.manifest.model_copy(update={"target": "portable"}).write(own_build.directory)
-    assert "was built for portable, not for TensorRT" in refusal(own_build)
+Patch = pytest.MonkeyPatch
+OBSTACLES: dict[str, tuple[Callable[[Patch, Build], object], str]] = {
+    "another target": (
+        lambda _, b: b.manifest.model_copy(update={"target": "portable"}).write(b.directory),
+        "was built for portable, not for TensorRT",
+    ),
+    "an old TensorRT": (
+        lambda patch, _: patch.setattr(tensorrt, "__version__", "10.14.1.48"),
+        "TensorRT 10.14.1.48 is too old",
+    ),
+    "no GPU": (
+        lambda patch, _: install(patch, driver=False),
+        "CUDA finds no GPU: cudaErrorInsufficientDriver",
+    ),
+}
 
 
-def test_engine_build_refuses_an_old_tensorrt(
-    fake_tensorrt: Any, own_build: Build, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_engine_build_that_cannot_begin_is_refused(
+    fake_tensorrt: Any, own_build: Build, monkeypatch: Patch, obstacle: str
 ) -> None:
-    monkeypatch.setattr(fake_tensorrt, "__version__", "10.14.1.48")
-    assert "TensorRT 10.14.1.48 is too old" in refusal(own_build)
+    plant, message = OBSTACLES[obstacle]
+    plant(monkeypatch, own_build)
+    assert message in refusal(own_build)
     assert not (own_build.directory / "engines").exists()
-
-
-def test_engine_build_without_a_gpu_is_refused(
-    fake_tensorrt: Any, own_build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, driver=False)
-    assert "CUDA finds no GPU: cudaErrorInsufficientDriver" in refusal(own_build)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

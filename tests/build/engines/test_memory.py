@@ -27,9 +27,9 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
-from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
+from tests.facts import model_facts
 
 GIB = 2**30
 WEIGHTS = 16 * GIB
@@ -63,18 +63,9 @@ def manifest() -> Manifest:
     compress = graph([*full, query], caches("present", 1, SLOTS))
     ring = caches("past_key_values", BATCH, SLOTS), caches("present", BATCH, SLOTS)
     baseline = graph(caches("past_key_values", BATCH, L_MAX), caches("present", BATCH, L_MAX))
-    facts: dict[str, Any] = dict.fromkeys(
-        "num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
-        "max_position_embeddings".split(),
-        1,
-    ) | {
-        "head_dim": 128,
-        **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "num_experts"), 0),
-    }
-    facts["attention_sinks"] = False
     return Manifest(
         format_version=FORMAT_VERSION,
-        model=ModelFacts(architecture="x", sliding_window=[0], eos_token_id=[], **facts),
+        model=model_facts(1, head_dim=128),
         geometry=GeometryRecord("snapstream", L_MAX, 1, 4, 4092, 4096).geometry(),
         batch=BATCH,
         prefill_chunk=CHUNK,

@@ -8,6 +8,7 @@ import matplotlib.image
 import pytest
 
 from snapexport.measure.bench import plots
+from snapexport.measure.plots import STYLE
 
 
 def row(system: str, context: int, seconds: float, **more: Any) -> dict[str, Any]:
@@ -58,7 +59,7 @@ REPORTS = {
 @pytest.fixture(autouse=True)
 def low_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer pixels, which draw faster."""
-    monkeypatch.setitem(plots.STYLE, "figure.dpi", 40)
+    monkeypatch.setitem(STYLE, "figure.dpi", 40)
 
 
 @pytest.mark.parametrize("name", REPORTS)

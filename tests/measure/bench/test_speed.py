@@ -12,8 +12,8 @@ from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.measure.bench import memory, speed
 from snapexport.measure.bench.costs import Costs, Weights
-from snapexport.measure.bench.devices import Device
 from snapexport.measure.bench.options import BenchOptions, LoadOptions
+from snapexport.measure.bench.probes import bandwidth, matmul
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.speed import Plan
 from snapexport.measure.bench.systems import SystemSpec
@@ -101,53 +101,36 @@ def test_bench_defaults_fit_the_system_with_the_tightest_limits(tiny_build: Buil
     assert (alone.batches, alone.contexts) == ((1,), (125, 500))
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "too many batch slots": ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
-    "context too long": (
-        {"contexts": (1001,)},
-        "--contexts 1001 is longer than a prompt can be: 1000",
-    ),
-    "no room to decode": (
-        {"contexts": (1000,), "batches": (1,), "decode_steps": 1001},
-        "--contexts 1000 leaves no room for 1001 decoded tokens",
-    ),
-    "no contexts": ({"contexts": ()}, "--contexts is empty"),
-    "context 0": ({"contexts": (0,)}, "--contexts 0 is below 1"),
-    "context twice": ({"contexts": (4, 4)}, "--contexts has 4 twice"),
-    "repeat 0": ({"repeat": 0}, "--repeat 0 is below 1"),
-    "decode steps 0": ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
-    "threads 0": ({"threads": 0}, "--threads 0 is below 1"),
-}
+LOAD = {"server": "http://127.0.0.1:8000"}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_speed_options_that_cannot_be_measured_are_refused(tiny_build: Build, name: str) -> None:
-    options, message = REFUSED[name]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batches": (5,)}, "--batches 5 is more than the 4 slots"),
+        ({"contexts": (1001,)}, "--contexts 1001 is longer than a prompt can be: 1000"),
+        (
+            {"contexts": (1000,), "batches": (1,), "decode_steps": 1001},
+            "--contexts 1000 leaves no room for 1001 decoded tokens",
+        ),
+        ({"contexts": ()}, "--contexts is empty"),
+        ({"contexts": (0,)}, "--contexts 0 is below 1"),
+        ({"contexts": (4, 4)}, "--contexts has 4 twice"),
+        ({"repeat": 0}, "--repeat 0 is below 1"),
+        ({"decode_steps": 0}, "--decode-steps 0 is below 1"),
+        ({"threads": 0}, "--threads 0 is below 1"),
+        ({"server": "localhost:8000"}, "--server localhost:8000 is no HTTP address"),
+        ({"server": "grpc://localhost:1"}, "--server grpc://localhost:1 is no HTTP address"),
+        (LOAD | {"clients": (0,)}, "--clients 0 is below 1"),
+        (LOAD | {"max_tokens": 0}, "--max-tokens 0 is below 1"),
+        (LOAD | {"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
+    ],
+)
+def test_options_that_cannot_be_measured_are_refused(
+    tiny_build: Build, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError) as error:
-        plan_of(tiny_build, **options)
-    assert error.value.message.startswith(message)
-
-
-BAD_LOADS: dict[str, tuple[dict[str, Any], str]] = {
-    "server without a scheme": (
-        {"server": "localhost:8000"},
-        "--server localhost:8000 is no HTTP address",
-    ),
-    "gRPC server": (
-        {"server": "grpc://localhost:1"},
-        "--server grpc://localhost:1 is no HTTP address",
-    ),
-    "clients 0": ({"clients": (0,)}, "--clients 0 is below 1"),
-    "max tokens 0": ({"max_tokens": 0}, "--max-tokens 0 is below 1"),
-    "prompt tokens 0": ({"prompt_tokens": 0}, "--prompt-tokens 0 is below 1"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_LOADS)
-def test_load_options_that_cannot_be_met_are_refused(name: str) -> None:
-    options, message = BAD_LOADS[name]
-    with pytest.raises(UserError) as error:
-        LoadOptions(**{"server": "http://127.0.0.1:8000"} | options)
+        LoadOptions(**options) if "server" in options else plan_of(tiny_build, **options)
     assert error.value.message.startswith(message)
 
 
@@ -166,7 +149,7 @@ def test_each_system_has_rows_and_a_roofline_of_memory(
     options = BenchOptions(contexts=(16,), decode_steps=2, repeat=1, threads=1, baseline=True)
     plan = Plan.of(tiny_build, options)
     results = Results("speed", "", plan.options, summary=speed.summary)
-    speed.run(plan, results, Device(threads=1, quick=True))
+    speed.run(plan, results, [bandwidth(1, 1 << 12), matmul(1, 16)])
     for name in ("prefill", "decode", "memory"):
         rows = results.sections[name]
         assert {row["system"] for row in rows} == {"snapstream", "full"}

@@ -13,6 +13,7 @@ from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.run import Evaluation
 from snapexport.vault import CHECKPOINT
 from tests.oracle import checkpoints
 
@@ -50,6 +51,20 @@ def sliding() -> Build:
 def vault_grid(of: Build, **choices: Any) -> Grid:
     """A few questions of the vault; `choices` are EvalOptions' fields."""
     return make_grid(of, EvalOptions(**FEW | choices))
+
+
+def documents_grid(of: Build, folder: Path, **choices: Any) -> Grid:
+    """Prompts of 100 and 200 tokens from the documents of a folder."""
+    options = {"tasks": None, "documents": (folder,), "lengths": (100, 200), "budgets": (64,)}
+    policies = ("full", "snapstream", "streaming")
+    return vault_grid(of, policies=policies, **options | choices)
+
+
+def report_of(grid: Grid, out: Path | None = None) -> dict[str, Any]:
+    """Run a whole grid, and return its report."""
+    evaluation = Evaluation(grid, out)
+    list(evaluation.run())
+    return evaluation.report()
 
 
 def _directory() -> Path:

@@ -9,36 +9,25 @@ import pytest
 from snapexport.cli.app import main
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval import answers
+from snapexport.measure.eval import answers, plots
 from snapexport.measure.eval.answers import Answer
 from snapexport.measure.eval.chat_form import in_chat
 from snapexport.measure.eval.estimate import estimate
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.options import EvalOptions
-from snapexport.measure.eval.run import Evaluation, run
+from snapexport.measure.eval.run import Evaluation
 from snapexport.measure.eval.sample import Text
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
-from snapexport.vault.prompts import make_prompt
-from tests.measure.eval.builds import vault_grid
+from tests.measure.eval.builds import documents_grid, report_of
 
 MOST = 12
 INSTRUCTIONS = "the register", "the amber heron"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two documents of the words that the bundled checkpoint's tokenizer knows."""
-    for seed in range(2):
-        (tmp_path / f"{seed}.txt").write_text(make_prompt(seed, 900).text)
-    return tmp_path
-
-
 def grid_of(build: Build, folder: Path, **choices: object) -> Grid:
-    options = {"tasks": None, "documents": (folder,), "passages": 2, "continuation": 0}
-    asked = {"instructions": INSTRUCTIONS, "max_tokens": MOST, "budgets": (64,)}
-    policies = ("full", "snapstream", "streaming")
-    return vault_grid(build, policies=policies, lengths=(100, 200), **options | asked | choices)
+    asked = {"instructions": INSTRUCTIONS, "max_tokens": MOST, "passages": 2, "continuation": 0}
+    return documents_grid(build, folder, **asked | choices)
 
 
 def records_of(evaluation: Evaluation) -> Iterator[Answer]:
@@ -56,7 +45,7 @@ def test_answers_are_those_that_the_runtime_writes(vault_build: Build, folder: P
     params = SamplingParams(max_tokens=MOST)
     own = LLM(vault_build.directory, threads=1)
     full = LLM(vault_build.directory, baseline=True, threads=1)
-    for prompt in grid.instructions:
+    for prompt in grid.requests.instructions:
         place = prompt.length, prompt.passage, prompt.instruction
         (own_text,), (full_text,) = (
             [one.text for one in llm.generate([prompt.prompt_ids], params)] for llm in (own, full)
@@ -73,12 +62,12 @@ def test_a_prompt_is_the_beginning_of_a_passage_and_the_instruction(
     grid = grid_of(vault_build, folder)
     text = (folder / "0.txt").read_text()
     tokenizer = grid.requests.tokenizer
-    prompt = grid.instructions[0]
+    prompt = grid.requests.instructions[0]
     asked = tokenizer.decode(list(prompt.prompt_ids))
     context, _, instruction = asked.partition("\n\n")
     assert text.startswith(context.strip()) and instruction.strip() == INSTRUCTIONS[0]
     assert prompt.length == 100 < len(prompt.prompt_ids) < 110
-    longest = max(len(one.prompt_ids) for one in grid.instructions)
+    longest = max(len(one.prompt_ids) for one in grid.requests.instructions)
     (full,) = {one.slots for one in grid.systems if one.name == "full"}
     assert full >= longest + MOST
 
@@ -95,15 +84,16 @@ def test_an_instruction_of_several_lines_is_asked_whole(vault_build: Build, fold
     assert asked.endswith("one\ntwo end")
 
 
-def test_interrupted_answers_go_on(vault_build: Build, folder: Path, tmp_path: Path) -> None:
+def test_interrupted_documents_go_on(vault_build: Build, folder: Path, tmp_path: Path) -> None:
     grid, out = grid_of(vault_build, folder, continuation=3), tmp_path / "out"
-    whole = run(grid, out, lambda _: None)
+    whole = report_of(grid, out)
     assert len(whole["answers"]) == len(whole["continuations"]) == 6
     journal = out / "samples.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + grid.records
     journal.write_text("".join(lines[:-5]))
-    assert run(grid, out, lambda _: None) == whole
+    assert report_of(grid, out) == whole
+    assert plots.draw(whole, out) == ["loss_by_slots.png", "loss_by_slots.svg"]
     assert sorted(journal.read_text().splitlines()) == sorted("".join(lines).splitlines())
 
 

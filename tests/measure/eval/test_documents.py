@@ -9,48 +9,33 @@ from tokenizers import Tokenizer
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.measure.eval import continuations, plots
+from snapexport.measure.eval import continuations
 from snapexport.measure.eval.chat_form import in_chat
 from snapexport.measure.eval.documents import lines_of, passages, read_documents
 from snapexport.measure.eval.grid import Grid
-from snapexport.measure.eval.run import run
 from snapexport.measure.eval.sample import Text
 from snapexport.measure.eval.tasks import TASKS, tasks_in
 from snapexport.runtime.requests.llm import LLM
 from snapexport.vault import CHECKPOINT
-from snapexport.vault.prompts import make_prompt
-from tests.measure.eval.builds import vault_grid
+from tests.measure.eval.builds import documents_grid, report_of, vault_grid
 
 TOKENS = 9
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two documents of the words that the bundled checkpoint's tokenizer knows."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for seed in range(2):
-        (texts / f"{seed}.txt").write_text(make_prompt(seed, 900).text)
-    (texts / "picture.png").write_bytes(b"\x89PNG")
-    return texts
-
-
 def grid_of(build: Build, folder: Path, **choices: object) -> Grid:
-    options = {"tasks": None, "documents": (folder,), "passages": 3, "continuation": TOKENS}
-    policies = ("full", "snapstream", "streaming")
-    return vault_grid(build, policies=policies, lengths=(100, 200), **options | choices)
+    return documents_grid(build, folder, **{"passages": 3, "continuation": TOKENS} | choices)
 
 
 def test_documents_are_measured_as_decode_scores_them(vault_build: Build, folder: Path) -> None:
     """Against LLM.score, which forces one continuation of one system."""
     grid = grid_of(vault_build, folder, budgets=(64,))
-    report = run(grid, None, lambda _: None)
+    report = report_of(grid)
     assert not report["results"] and grid.records == 3 * 2 * 3
     rows = {(row["system"], row["length"]): row for row in report["continuations"]}
     llm = LLM(vault_build.directory, threads=1)
     for length in (100, 200):
         losses = []
-        for prompt in (one for one in grid.prompts if one.length == length):
+        for prompt in (one for one in grid.requests.prompts if one.length == length):
             score = llm.score([prompt.prompt_ids], [prompt.continuation_ids])[0]
             losses.append(-np.mean(score.logprobs[1:]))
         assert rows["snapstream", length]["nll"] == pytest.approx(np.mean(losses), abs=1e-4)
@@ -61,21 +46,9 @@ def test_documents_are_measured_as_decode_scores_them(vault_build: Build, folder
 
 
 def test_a_cache_that_holds_the_prompt_is_not_measured(vault_build: Build, folder: Path) -> None:
-    report = run(grid_of(vault_build, folder, budgets=(64, 128)), None, lambda _: None)
+    report = report_of(grid_of(vault_build, folder, budgets=(64, 128)))
     measured = {(row["slots"], row["length"]) for row in report["continuations"]}
     assert measured >= {(64, 100), (64, 200), (128, 200)} and (128, 100) not in measured
-
-
-def test_interrupted_documents_go_on(vault_build: Build, folder: Path, tmp_path: Path) -> None:
-    grid, out = grid_of(vault_build, folder, budgets=(64,)), tmp_path / "out"
-    whole = run(grid, out, lambda _: None)
-    journal = out / "samples.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    assert len(lines) == 1 + grid.records
-    journal.write_text("".join(lines[:8]))
-    assert run(grid, out, lambda _: None) == whole
-    assert sorted(journal.read_text().splitlines()) == sorted("".join(lines).splitlines())
-    assert plots.draw(whole, out) == ["loss_by_slots.png", "loss_by_slots.svg"]
 
 
 def test_passages_come_from_all_documents_and_do_not_overlap(folder: Path) -> None:

@@ -41,24 +41,24 @@ def test_systems_answer_one_prompt_after_the_other(
     assert whole - estimate(grid).seconds == pytest.approx(STEP * tokens * len(policies) * modes)
 
 
-def test_an_estimate_counts_pseudo_tokens(vault_build: Build, clock: None) -> None:
-    """In each mode a chunk more, and a decode step for each token but the first."""
-    policies = "full", "snapstream:vote_queries=pseudo"
-    wanted = [
-        estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=chosen)).seconds
-        for chosen in (("full", "snapstream"), policies)
-    ]
-    steps, modes = vault_build.manifest.geometry.vote.L_obs - 1, 2
-    assert wanted[1] - wanted[0] == pytest.approx(modes * (CHUNK + STEP * steps))
-
-
-def test_an_estimate_counts_blocks(vault_build: Build, clock: None) -> None:
-    """Prompts of 250 tokens are three blocks of 128, each with the 8 tokens that vote."""
-    wanted = [
-        estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=chosen)).seconds
-        for chosen in (("full", "streaming"), ("full", "snapstream:prefill=blocks"))
-    ]
-    assert wanted[1] - wanted[0] == pytest.approx(2 * 3 * CHUNK)
+@pytest.mark.parametrize(
+    ("plain", "policy", "more"),
+    [
+        # In each mode a chunk, and a decode step for each of 8 pseudo tokens but the first.
+        ("snapstream", "snapstream:vote_queries=pseudo", CHUNK + 7 * STEP),
+        # 250 tokens are three blocks of 128, each with the 8 tokens that vote.
+        ("streaming", "snapstream:prefill=blocks", 3 * CHUNK),
+    ],
+)
+def test_an_estimate_counts_what_a_policy_runs_by_itself(
+    vault_build: Build, clock: None, plain: str, policy: str, more: float
+) -> None:
+    assert vault_build.manifest.geometry.vote.L_obs == 8
+    less, all_of_it = (
+        estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=("full", one)))
+        for one in (plain, policy)
+    )
+    assert all_of_it.seconds - less.seconds == pytest.approx(2 * more)
 
 
 def test_the_memory_of_an_estimate_is_that_of_weights_and_caches(vault_build: Build) -> None:

@@ -4,11 +4,12 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapexport.errors import UserError
-from snapexport.measure.eval.outcomes import JOURNAL, Journal, Outcome, Summary, results
+from snapexport.measure.eval.outcomes import JOURNAL, Journal, Outcome, results
 
 ONE = Outcome("snapstream", 64, "aware", "vault", 256, 0, 0.0, 1.0, True, True, " a b", " a b")
 
@@ -17,19 +18,24 @@ def scored(*scores: float, depth: float = 0.0) -> list[Outcome]:
     return [replace(ONE, score=score, seed=i, depth=depth) for i, score in enumerate(scores)]
 
 
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    (row,) = results(outcomes)
+    return row
+
+
 def test_a_summary_has_the_mean_and_its_standard_error() -> None:
-    summary = Summary.of(scored(1.0, 0.0, 0.5, 0.5))
-    assert (summary.samples, summary.score) == (4, 0.5)
+    found = summary(scored(1.0, 0.0, 0.5, 0.5))
+    assert (found["samples"], found["score"]) == (4, 0.5)
     # Squares of .5, .5, 0, 0 over n - 1, then over n.
-    assert summary.stderr == pytest.approx(math.sqrt(0.5 / 3 / 4), abs=5e-5)
-    assert Summary.of(scored(1.0, 1.0)).stderr == 0
-    assert Summary.of(scored(1.0)).stderr is None
+    assert found["stderr"] == pytest.approx(math.sqrt(0.5 / 3 / 4), abs=5e-5)
+    assert summary(scored(1.0, 1.0))["stderr"] == 0
+    assert summary(scored(1.0))["stderr"] is None
 
 
 def test_a_summary_counts_the_first_token_separately() -> None:
     outcomes = [ONE, replace(ONE, rest=False), replace(ONE, first=False, rest=False), ONE]
-    summary = Summary.of(outcomes)
-    assert (summary.first_token, summary.after_first) == (0.75, 0.5)
+    found = summary(outcomes)
+    assert (found["first_token"], found["after_first"]) == (0.75, 0.5)
 
 
 def test_results_have_a_row_for_each_cache_mode_task_and_length() -> None:
@@ -55,10 +61,10 @@ def test_the_journal_writes_each_outcome_at_once(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     journal = Journal(out, "me")
     answers = journal.record(scored(1.0, 0.0))
-    assert next(answers).score == 1.0
+    assert next(answers) == scored(1.0)[0]
     assert lines(out) == [{"fingerprint": "me"}, asdict(ONE)]
-    assert [one.score for one in answers] == [0.0]
-    assert Journal(out, "me").outcomes == scored(1.0, 0.0)
+    assert list(answers) == scored(1.0, 0.0)[1:]
+    assert Journal(out, "me").records == scored(1.0, 0.0)
 
 
 def test_a_truncated_journal_line_is_run_again(tmp_path: Path) -> None:
@@ -67,7 +73,7 @@ def test_a_truncated_journal_line_is_run_again(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for cut in range(1, len(whole.splitlines(keepends=True)[-1])):
         file.write_bytes(whole[:-cut])
-        assert Journal(tmp_path, "me").outcomes == scored(1.0, 0.0)
+        assert Journal(tmp_path, "me").records == scored(1.0, 0.0)
         assert whole.startswith(file.read_bytes())
     list(Journal(tmp_path, "me").record(scored(1.0, 0.0, 1.0)[2:]))
     assert file.read_bytes() == whole
@@ -105,4 +111,4 @@ def test_a_journal_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
             Journal(place, "me")
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
     (tmp_path / "empty").mkdir()
-    assert Journal(tmp_path / "empty", "me").outcomes == []
+    assert Journal(tmp_path / "empty", "me").records == []

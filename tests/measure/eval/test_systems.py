@@ -12,28 +12,14 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.slots import Slots
 from snapexport.errors import UserError
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
+from tests.facts import model_facts
 
 L_MAX = 512
 VARIANTS = ("snapstream:L_obs=3,pool=max", "snapstream:L_recent=9", "snapstream:K=7,L_sink=2")
 
 
 def model(windows: tuple[int, ...] = (0,) * 6) -> ModelFacts:
-    return ModelFacts(
-        architecture="LlamaForCausalLM",
-        num_hidden_layers=len(windows),
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        kv_lora_rank=0,
-        qk_nope_head_dim=0,
-        v_head_dim=0,
-        num_experts=0,
-        attention_sinks=False,
-        vocab_size=257,
-        max_position_embeddings=1024,
-        sliding_window=list(windows),
-        eos_token_id=[2],
-    )
+    return model_facts(len(windows), sliding_window=list(windows))
 
 
 def geometry(facts: ModelFacts, **choices: Any) -> CacheGeometry:

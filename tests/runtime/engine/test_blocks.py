@@ -178,11 +178,6 @@ def test_what_cannot_be_extended_is_refused(
         llm(case, **options)
 
 
-def test_full_caches_have_no_extend_graph() -> None:
-    with pytest.raises(UserError, match="--extend is not supported with --policy full"):
-        cases.built(Case(policy="full", extend=True))
-
-
 def row(*token_ids: int) -> ParkedRow:
     zeros = np.zeros(3, np.float32)
     spec = TensorSpec(name="past", dtype="float32", shape=[3])

@@ -1,6 +1,5 @@
 """An executor that raises ends the requests of that call, and no others."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from snapexport.runtime.engine.predictions import Prediction, Predictions
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.pieces import Piece
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
-from tests.runtime.requests.fake_executor import FakeExecutor, make_limits
+from tests.runtime.requests.fake_executor import FakeExecutor, drain, make_limits
 
 LENGTH = 7
 """Prompts of this length are the ones that fail."""
@@ -60,14 +59,6 @@ def alone(length: int) -> tuple[int, ...]:
     return completion.token_ids
 
 
-def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
-    deltas_of: dict[int, list[OutputDelta]] = defaultdict(list)
-    while llm.busy:
-        for delta in llm.step():
-            deltas_of[delta.request_id].append(delta)
-    return deltas_of
-
-
 def ids(deltas: list[OutputDelta]) -> tuple[int, ...]:
     return tuple(token for delta in deltas for token in delta.token_ids)
 
@@ -76,16 +67,6 @@ def assert_failed(deltas: list[OutputDelta]) -> None:
     last = deltas[-1]
     assert last.finish_reason == "error" and str(last.exception) == "planted"
     assert all(one.exception is None for one in deltas[:-1])
-
-
-def test_a_failing_prefill_ends_its_request_and_no_other() -> None:
-    executor = FailingExecutor(in_prefill=True)
-    llm = LLM.from_executor(executor)
-    first, fails, later = (llm.submit(prompt(length), PARAMS) for length in (4, LENGTH, 5))
-    deltas_of = drain(llm)
-    assert_failed(deltas_of[fails])
-    assert len(deltas_of[fails]) == 1 and len(executor.cleared) == 1
-    assert ids(deltas_of[first]) == alone(4) and ids(deltas_of[later]) == alone(5)
 
 
 class UnreadableExecutor(FakeExecutor):
@@ -149,13 +130,15 @@ def test_an_executor_that_cannot_clear_still_ends_its_request(
     assert_failed(drain(llm)[fails])
 
 
-def test_random_failures_leave_other_requests_unchanged() -> None:
-    rng = np.random.default_rng(0)
-    llm = LLM.from_executor(FailingExecutor(in_prefill=True))
+def test_failing_prefills_end_their_requests_and_no_others() -> None:
+    rng, executor = np.random.default_rng(0), FailingExecutor(in_prefill=True)
+    llm = LLM.from_executor(executor)
     lengths = {llm.submit(prompt(n), PARAMS): n for n in rng.integers(1, 12, 100).tolist()}
     deltas_of = drain(llm)
     for request_id, length in lengths.items():
         if length == LENGTH:
             assert_failed(deltas_of[request_id])
+            assert len(deltas_of[request_id]) == 1
         else:
             assert ids(deltas_of[request_id]) == alone(length)
+    assert len(executor.cleared) == list(lengths.values()).count(LENGTH) > 0

@@ -16,7 +16,7 @@ from snapexport.runtime.engine.rows import Row, digest_of
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, Prefilled, Request, SamplingParams
 from tests.oracle import cases
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +46,6 @@ GREEDY = SamplingParams(max_tokens=STEPS, ignore_eos=True)
 Outputs = tuple[int, ...]
 
 
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
-
-
 def opened(build: Build, **options: Any) -> Executor:
     executor = open_executor(build, **options)
     assert isinstance(executor, Executor)
@@ -60,6 +56,13 @@ def together(build: Build, prompts: list[tuple[int, ...]], params: SamplingParam
     """What one process answers."""
     llm = LLM(build.directory, threads=1)
     return [one.token_ids for one in llm.generate(prompts, params)]
+
+
+def halves_of(case: Case) -> tuple[LLM, LLM]:
+    """Processes that prefill and that decode."""
+    directory = build_of(case).directory
+    prefill, decode = (LLM(directory, threads=1, role=role) for role in ("prefill", "decode"))
+    return prefill, decode
 
 
 def last_deltas(llm: LLM) -> Iterator[OutputDelta]:
@@ -104,8 +107,7 @@ def test_prompt_handed_over_gives_the_tokens_of_one_process(name: str) -> None:
     build = build_of(CASES[name])
     # More than batch slots, so that slots are used again and neighbours come and go.
     prompts = [cases.prompt(length, seed) for seed in range(2) for length in LENGTHS]
-    prefill = LLM(build.directory, threads=1, role="prefill")
-    decode = LLM(build.directory, threads=1, role="decode")
+    prefill, decode = halves_of(CASES[name])
     found = hand_over(prefill, decode, prompts, GREEDY)
     assert found == together(build, prompts, GREEDY)
     assert prefill.slots_used == decode.slots_used == 0
@@ -114,8 +116,8 @@ def test_prompt_handed_over_gives_the_tokens_of_one_process(name: str) -> None:
 def test_seed_gives_the_tokens_of_one_process_after_a_hand_over() -> None:
     build, prompts = build_of(CASES["fp32"]), [cases.prompt(75), cases.prompt(20)]
     params = replace(GREEDY, temperature=1.0, seed=7)
-    halves = [LLM(build.directory, threads=1, role=role) for role in ("prefill", "decode")]
-    assert hand_over(*halves, prompts, params) == together(build, prompts, params)
+    found = hand_over(*halves_of(CASES["fp32"]), prompts, params)
+    assert found == together(build, prompts, params)
 
 
 def test_a_build_of_several_tokens_a_step_hands_over_before_it_decodes() -> None:
@@ -270,8 +272,7 @@ def prefilled(llm: LLM, params: SamplingParams) -> list[OutputDelta]:
 
 
 def test_cancelled_request_is_not_adopted() -> None:
-    directory = build_of(CASES["fp32"]).directory
-    prefill, decode = (LLM(directory, threads=1, role=role) for role in ("prefill", "decode"))
+    prefill, decode = halves_of(CASES["fp32"])
     (delta,) = prefilled(prefill, GREEDY)
     assert delta.row
     request = replace(
@@ -290,8 +291,7 @@ def test_executor_that_decodes_hands_nothing_over() -> None:
 
 
 def test_row_of_another_prompt_is_refused() -> None:
-    directory = build_of(CASES["fp32"]).directory
-    prefill, decode = (LLM(directory, threads=1, role=role) for role in ("prefill", "decode"))
+    prefill, decode = halves_of(CASES["fp32"])
     (delta,) = prefilled(prefill, GREEDY)
     assert delta.row
     request = replace(decode.read(cases.prompt(41), GREEDY), prefilled=Prefilled(delta.row, 5))

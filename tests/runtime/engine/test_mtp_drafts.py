@@ -19,7 +19,7 @@ from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases, drafts
 from tests.oracle.cases import Case
 from tests.oracle.drafts import Drafts
-from tests.runtime.engine.test_hand_over import hand_over
+from tests.runtime.engine.test_hand_over import halves_of, hand_over
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.slow
@@ -157,8 +157,8 @@ def test_a_prompt_that_was_handed_over_is_drafted_from_its_second_token_on(made:
     directory = cases.built(CASE).directory
     prompts = [tuple(cases.prompt(length)) for length in (1, 12, 90, 40)]
     plain = LLM(directory, threads=1, speculates=False).generate([*map(list, prompts)], PARAMS)
-    halves = [LLM(directory, threads=1, role=role) for role in ("prefill", "decode")]  # type: ignore[arg-type]
-    assert hand_over(*halves, prompts, PARAMS) == [one.token_ids for one in plain]
+    found = hand_over(*halves_of(CASE), prompts, PARAMS)
+    assert found == [one.token_ids for one in plain]
     assert made
 
 

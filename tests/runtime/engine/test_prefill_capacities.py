@@ -43,6 +43,14 @@ def of_largest_alone(made: Build, **options: bool) -> Executor:
     return executor
 
 
+def assert_same_caches(ours: Executor, plain: Executor, slots: int | None = None) -> None:
+    """In batch slot 0, up to so many cache slots."""
+    for name, cache in plain.decode_buffers.items():
+        if name.startswith("past_key_values"):
+            found = ours.decode_buffers[name][0, :, :slots]
+            assert np.abs(found - cache[0, :, :slots]).max() < 1e-5, name
+
+
 def test_build_has_a_prefill_graph_for_each_capacity(made: Build) -> None:
     assert made.manifest.prefill_graphs() == {32: "prefill.32", 64: "prefill.64", 128: "prefill"}
     inputs = {spec.name: spec.shape for spec in made.manifest.graphs["prefill.32"].inputs}
@@ -60,11 +68,8 @@ def test_prompts_of_all_lengths_give_the_same_logits_and_caches(
         ids = tokens(length, seed)
         got, want = prefill(ours, ids), prefill(plain, ids)
         assert np.abs(got - want).max() < 1e-5, length
-        for name, cache in plain.decode_buffers.items():
-            if name.startswith("past_key_values"):
-                slots = length if baseline else None  # a longer prompt's leftovers are behind it
-                found = ours.decode_buffers[name][0, :, :slots]
-                assert np.abs(found - cache[0, :, :slots]).max() < 1e-5, (length, name)
+        # A longer prompt's leftovers are behind it.
+        assert_same_caches(ours, plain, length if baseline else None)
 
 
 def test_pseudo_tokens_behind_a_prompt_may_need_a_larger_capacity(
@@ -80,9 +85,7 @@ def test_pseudo_tokens_behind_a_prompt_may_need_a_larger_capacity(
             ours.topk_positions() or (), plain.topk_positions() or (), strict=True
         ):
             assert np.array_equal(got, want), length
-        for name, cache in plain.decode_buffers.items():
-            if name.startswith("past_key_values"):
-                assert np.abs(ours.decode_buffers[name][0] - cache[0]).max() < 1e-5, (length, name)
+        assert_same_caches(ours, plain)
 
 
 def test_a_common_beginning_is_found_again_after_each_move(

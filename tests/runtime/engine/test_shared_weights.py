@@ -96,8 +96,3 @@ def test_a_weight_of_another_shape_is_refused(shared: Build, tmp_path: Path) -> 
     spec.shape[0] += 1
     with pytest.raises(UserError, match="its graphs want"):
         load_weights(made, ["decode"], HostMemory())
-
-
-def test_shared_weights_are_refused_for_int4(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--share-weights is not supported with --weights int4"):
-        build(checkpoint, tmp_path / "b", share_weights=True, weights="int4", **OPTIONS)

@@ -20,7 +20,7 @@ from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases
-from tests.oracle.cases import Case
+from tests.oracle.cases import Case, build_of
 from tests.oracle.compare import prefill_and_compress
 from tests.oracle.raw import Slots
 from tests.runtime.requests.traffic import assert_neighbours_change_nothing
@@ -39,12 +39,16 @@ LAYOUTS: dict[str, tuple[Case, bool]] = {
     "decode graphs of fewer slots": (Case(decode_batches=(1, 2), baseline=True), False),
     "and of the baseline": (Case(decode_batches=(1, 2), baseline=True), True),
 }
+FORMS: dict[str, tuple[Case, bool]] = {
+    "fp16 caches": (Case(cache_dtype="fp16"), False),
+    "int8 caches": (Case(cache_dtype="int8", decode_batches=(1, 3)), False),
+    "int8 caches, sliding": (Case("gemma2", cache_dtype="int8", prefill_chunk=96), False),
+    "valid slots": (Case(decode_attention="valid", decode_batches=(1, 3)), False),
+    "valid slots, sliding": (Case("gemma2", decode_attention="valid"), False),
+}
 LENGTHS = (1, 7, 31, 32, 33, 64, 70, 96)
+EVERY = LAYOUTS | FORMS
 layouts = pytest.mark.parametrize(("case", "baseline"), LAYOUTS.values(), ids=LAYOUTS.keys())
-
-
-def build_of(case: Case) -> Build:
-    return Build.open(cases.built(case).directory)
 
 
 def executor_of(case: Case, baseline: bool = False) -> Executor:
@@ -82,7 +86,7 @@ def test_executor_of_every_layout_gives_the_tokens_of_its_graphs(
         assert completion.token_ids == by_hand(reference(case, baseline), prompt, tokens)
 
 
-@layouts
+@pytest.mark.parametrize(("case", "baseline"), EVERY.values(), ids=EVERY.keys())
 def test_outputs_do_not_depend_on_neighbours(case: Case, baseline: bool) -> None:
     count = 200 if (case, baseline) == LAYOUTS["chunked"] else 24
     llm = LLM.from_executor(executor_of(case, baseline), max_num_batched_tokens=20)

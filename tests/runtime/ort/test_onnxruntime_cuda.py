@@ -7,7 +7,7 @@ name (tests/fakes).
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphEntry, TensorSpec
 from snapexport.errors import UserError
-from snapexport.runtime.engine.backend import DeviceError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.open_executor import open_executor
@@ -28,12 +27,17 @@ from snapexport.runtime.ort.cuda import PROVIDER as CUDA
 from snapexport.runtime.ort.cuda import Cuda
 from snapexport.runtime.ort.session import bind
 from snapexport.runtime.requests.llm import LLM
-from snapexport.runtime.requests.request import SamplingParams
 from tests.fakes import onnxruntime_cuda
 from tests.fakes.cuda import FakeCuda
 from tests.fakes.onnxruntime_cuda import REAL, CudaSession, install
 from tests.oracle import cases
-from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
+from tests.runtime.downloads import (
+    assert_downloads,
+    assert_logits_go_with_the_executor,
+    assert_same_answers,
+    assert_top_tokens_replace_logits,
+    samplings,
+)
 from tests.runtime.requests.traffic import assert_neighbours_change_nothing
 
 SIZES: dict[str, Any] = {"L_max": 96, "L_recent": 16, "K": 12, "L_obs": 8, "batch": 3}
@@ -69,13 +73,6 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Build]:
     return {n: build(checkpoint, folder / n, **SIZES, **BUILDS[n]) for n in BUILDS}
 
 
-def prompts() -> list[tuple[int, ...]]:
-    """Some begin alike."""
-    common = cases.prompt(50)
-    alone = [cases.prompt(length) for length in (1, 7, 32, 33, 64, 70, 80)]
-    return alone + [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
-
-
 def on_gpu(built: Build, baseline: bool = False) -> Executor:
     executor = open_executor(built, backend="onnxruntime-cuda", baseline=baseline)
     assert isinstance(executor, Executor)
@@ -99,17 +96,7 @@ def llms(built: Build, baseline: bool = False) -> list[LLM]:
 def test_cuda_gives_the_cpus_tokens(
     gpu: FakeCuda, builds: dict[str, Build], name: str, baseline: bool
 ) -> None:
-    """In batch slots that earlier requests used."""
-    ours, theirs = llms(builds[name], baseline)
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
-    got, expected = (
-        [c.token_ids for c in llm.generate(prompts(), params)] for llm in (ours, theirs)
-    )
-    assert got == expected
-    if (kept := theirs.executor.topk_positions()) is None:
-        assert ours.executor.topk_positions() is None
-    else:
-        np.testing.assert_array_equal(ours.executor.topk_positions(), kept)
+    assert_same_answers(*llms(builds[name], baseline))
 
 
 def test_cuda_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, builds: dict[str, Build]) -> None:
@@ -158,12 +145,7 @@ def test_only_requests_that_need_logits_download_them(
 
 
 def test_logits_cannot_be_read_after_close(gpu: FakeCuda, builds: dict[str, Build]) -> None:
-    executor = on_gpu(builds["top_tokens"])
-    predictions = executor.decode(ZEROS, ZEROS, ZEROS)
-    executor.close()
-    assert predictions[0].top_tokens
-    with pytest.raises(DeviceError, match="the executor was closed"):
-        _ = predictions[0].logits
+    assert_logits_go_with_the_executor(on_gpu(builds["top_tokens"]))
 
 
 def test_a_decode_graph_that_cannot_be_captured_runs_with_a_warning(
@@ -237,35 +219,41 @@ def test_bf16_caches_are_bound_by_their_onnx_type_number(gpu: FakeCuda) -> None:
     assert list(gpu.bytes_at(buffers["y"].address, 16)) == list(range(16))
 
 
-def test_full_gpu_memory_is_an_error_with_a_hint(
-    monkeypatch: pytest.MonkeyPatch, builds: dict[str, Build]
+def failing(*_: Any, **__: Any) -> None:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+Patch = pytest.MonkeyPatch
+FAULTS: dict[str, tuple[Callable[[Patch], object], str, str]] = {
+    "a full GPU": (lambda p: install(p, memory=10_000), "the GPU has no", "--batch"),
+    "no driver": (lambda p: install(p, driver=False), "CUDA finds no GPU", ""),
+    "a session that fails": (
+        lambda p: p.setattr(CudaSession, "__init__", failing),
+        "out of memory",
+        "nvidia-smi",
+    ),
+    "no provider": (  # ONNX Runtime would go on with the CPU, after a line in its log
+        lambda p: p.setattr(CudaSession, "loads_provider", False),
+        "could not load its CUDAExecutionProvider",
+        "nvidia-smi",
+    ),
+    "no cuda-python": (
+        lambda p: p.setitem(sys.modules, "cuda.bindings.runtime", None),
+        "'cuda' is not installed",
+        "pip install 'snapexport[gpu]'",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_gpu_that_cannot_be_used_is_an_error_with_a_hint(
+    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: Patch, fault: str
 ) -> None:
-    install(monkeypatch, memory=10_000)
-    with pytest.raises(UserError, match="the GPU has no") as refusal:
+    spoil, message, hint = FAULTS[fault]
+    spoil(monkeypatch)
+    with pytest.raises(UserError, match=message) as refusal:
         on_gpu(builds["portable"])
-    assert "--batch" in refusal.value.hint
-
-
-def test_a_cuda_session_that_does_not_load_hints_at_the_gpu(
-    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(CudaSession, "__init__", fails)
-    with pytest.raises(UserError, match="out of memory") as refusal:
-        on_gpu(builds["portable"])
-    assert "nvidia-smi" in refusal.value.hint
-
-
-def test_a_provider_that_does_not_load_is_an_error(
-    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ONNX Runtime would go on with the CPU, after a line in its log."""
-    monkeypatch.setattr(CudaSession, "loads_provider", False)
-    with pytest.raises(UserError, match="could not load its CUDAExecutionProvider") as refusal:
-        on_gpu(builds["portable"])
-    assert "nvidia-smi" in refusal.value.hint
+    assert hint in refusal.value.hint
 
 
 def test_an_onnxruntime_for_the_cpu_is_refused(builds: dict[str, Build]) -> None:
@@ -274,23 +262,6 @@ def test_an_onnxruntime_for_the_cpu_is_refused(builds: dict[str, Build]) -> None
     with pytest.raises(UserError, match="has no CUDA provider") as refusal:
         on_gpu(builds["portable"])
     assert "snapexport[gpu]" in refusal.value.hint
-
-
-def test_without_cuda_python_the_error_names_the_extra(
-    gpu: FakeCuda, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
-    with pytest.raises(UserError, match="'cuda' is not installed") as refusal:
-        on_gpu(builds["portable"])
-    assert refusal.value.hint == "pip install 'snapexport[gpu]'"
-
-
-def test_cuda_without_a_driver_is_refused(
-    monkeypatch: pytest.MonkeyPatch, builds: dict[str, Build]
-) -> None:
-    install(monkeypatch, driver=False)
-    with pytest.raises(UserError, match="CUDA finds no GPU"):
-        on_gpu(builds["portable"])
 
 
 def test_fp32_attention_on_cuda_and_bf16_on_the_cpu_are_refused(builds: dict[str, Build]) -> None:

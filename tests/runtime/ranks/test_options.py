@@ -13,7 +13,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.runtime.ranks.parity import CLOSE
+from tests.runtime.ranks.test_parity import CLOSE
 
 pytestmark = pytest.mark.slow
 

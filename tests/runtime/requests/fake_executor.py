@@ -19,7 +19,9 @@ from snapexport.runtime.engine.followers.follower import Drafts
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.engine.limits import Limits
 from snapexport.runtime.engine.predictions import Logits, Prediction, Predictions
+from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.pieces import Piece, Prefill
+from snapexport.runtime.requests.request import OutputDelta
 
 
 def make_limits(
@@ -178,3 +180,12 @@ class FakeExecutor:
             return np.full(self.limits.vocab_size, np.nan, np.float32)
         seed = zlib.crc32(np.asarray(history, np.int64).tobytes())
         return np.random.default_rng(seed).random(self.limits.vocab_size, np.float32)
+
+
+def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
+    """All deltas that are left, by request."""
+    parts: dict[int, list[OutputDelta]] = {}
+    while llm.busy:
+        for delta in llm.step():
+            parts.setdefault(delta.request_id, []).append(delta)
+    return parts

@@ -15,7 +15,7 @@ from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import OutputDelta, SamplingParams
 from tests.runtime.tokenizers_for_tests import byte_level
 
-from .fake_executor import FakeExecutor, make_limits
+from .fake_executor import FakeExecutor, drain, make_limits
 
 TOKENIZER = byte_level()
 EOS = 256
@@ -46,14 +46,6 @@ def alone(
 def random_params(rng: random.Random) -> SamplingParams:
     temperature = rng.choice([0.0, 0.7, 1.5])
     return SamplingParams(rng.randint(1, 20), temperature, top_k=9, seed=rng.randint(0, 99))
-
-
-def drain(llm: LLM) -> dict[int, list[OutputDelta]]:
-    parts: dict[int, list[OutputDelta]] = {}
-    while llm.busy:
-        for delta in llm.step():
-            parts.setdefault(delta.request_id, []).append(delta)
-    return parts
 
 
 @pytest.mark.parametrize("budget", [None, 4, 50])
@@ -195,14 +187,6 @@ def test_without_a_tokenizer_tokens_still_work() -> None:
         llm.generate([1], SamplingParams(stop="x"))
 
 
-def test_stream_joins_to_what_generate_gives() -> None:
-    llm, params = make_llm(), SamplingParams(max_tokens=12)
-    (completion,) = llm.generate("abc", params)
-    deltas = list(llm.stream("abc", params))
-    assert "".join(delta.text for delta in deltas) == completion.text
-    assert deltas[-1].finish_reason == "length"
-
-
 def test_stream_refuses_at_the_call_and_queues_at_the_first_read() -> None:
     llm = make_llm()
     with pytest.raises(UserError):
@@ -305,16 +289,3 @@ def test_an_exception_of_the_executor_leaves_no_request_behind(
         llm.generate(["a", "b"])
     assert not llm.busy
     assert llm.generate("a") == make_llm().generate("a")
-
-
-def test_a_long_prompt_does_not_stall_a_running_stream() -> None:
-    llm = make_llm(make_limits(prefill_chunk=4))
-    llm.submit([1], SamplingParams(max_tokens=100))
-    llm.step()
-    llm.submit([2] * 40, SamplingParams(max_tokens=1))
-    engine = llm.executor
-    assert isinstance(engine, FakeExecutor)
-    engine.steps.clear()
-    for _ in range(10):
-        llm.step()
-    assert engine.steps == ["decode", "prefill"] * 10

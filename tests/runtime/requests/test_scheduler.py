@@ -266,55 +266,32 @@ def test_steps_keep_to_max_num_batched_tokens(
     raise AssertionError("prefill never ends")
 
 
-def test_by_default_every_step_prefills_a_chunk() -> None:
-    scheduler = running_scheduler(batch=4, chunk=8, most=None)
-    scheduler.add(1, work_of(40, 8))
-    for _ in range(5):
-        schedule = scheduler.schedule()
-        assert schedule.decode == {0: 0} and len(schedule.prefill) == 1
-
-
-def test_a_small_token_limit_spreads_a_chunk_over_decode_steps() -> None:
-    scheduler = running_scheduler(batch=2, chunk=8, most=3)
-    scheduler.add(1, work_of(16, 8))
-    chunks = [len(scheduler.schedule().prefill) for _ in range(8)]
-    assert chunks == [0, 0, 0, 1, 0, 0, 0, 1]  # 3 - 1 running = 2 of 8 tokens a step
-
-
-def test_prefill_goes_at_once_when_nothing_runs() -> None:
-    scheduler = Scheduler(batch=2, chunk=8, max_num_batched_tokens=3)
-    scheduler.add(1, work_of(24, 8))
-    assert [len(scheduler.schedule().prefill) for _ in range(3)] == [1, 1, 1]
-
-
-def test_what_follows_a_last_chunk_is_paid_before_the_next_prompt() -> None:
-    scheduler = running_scheduler(batch=3, chunk=8, most=None)
-    scheduler.add(1, work_of(8, 8, pseudo_tokens=8))
-    scheduler.add(2, work_of(8, 8))
+WITH_PASS = work_of(8, 8, pseudo_tokens=8)
+PACES: dict[str, tuple[tuple[int, int, int | None], int, list[tuple[Piece, ...]], list[int]]] = {
+    "a chunk in every step by default": ((4, 8, None), 1, [work_of(40, 8)], [1, 1, 1, 1, 1]),
+    # 3 - 1 running = 2 of 8 tokens a step.
+    "a small limit": ((2, 8, 3), 1, [work_of(16, 8)], [0, 0, 0, 1, 0, 0, 0, 1]),
+    "idle steps save no credit": ((2, 8, 3), 100, [work_of(16, 8)], [0, 0, 0, 1]),
+    "at once where nothing runs": ((2, 8, 3), 0, [work_of(24, 8)], [1, 1, 1]),
     # Of 11 tokens the first step has 10 - 8 left for the 15; the next two have 9 each.
-    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [2, 0, 0, 1]
+    "a pass is paid": ((3, 8, None), 1, [WITH_PASS, work_of(8, 8)], [2, 0, 0, 1]),
+    "a pass where nothing runs": ((3, 8, None), 0, [WITH_PASS, work_of(8, 8)], [2, 1]),
+    "several prompts of a large limit": ((3, 4, 12), 0, [work_of(4, 4)] * 3, [3]),
+}
+"""Batch, chunk and token limit; steps of a running request so far; prompts; chunks of each step."""
 
 
-def test_what_follows_a_last_chunk_delays_no_prompt_when_nothing_runs() -> None:
-    scheduler = Scheduler(batch=3, chunk=8)
-    scheduler.add(1, work_of(8, 8, pseudo_tokens=8))
-    scheduler.add(2, work_of(8, 8))
-    assert [len(scheduler.schedule().prefill) for _ in range(2)] == [2, 1]
-
-
-def test_steps_without_prefill_save_no_credit() -> None:
-    scheduler = running_scheduler(batch=2, chunk=8, most=3)
-    for _ in range(100):
+@pytest.mark.parametrize("pace", PACES)
+def test_prefill_goes_at_the_pace_of_the_token_limit(pace: str) -> None:
+    (batch, chunk, most), before, prompts, expected = PACES[pace]
+    scheduler = running_scheduler(batch, chunk, most) if before else Scheduler(batch, chunk, most)
+    for _ in range(1, before):
         scheduler.schedule()
-    scheduler.add(1, work_of(16, 8))
-    assert [len(scheduler.schedule().prefill) for _ in range(4)] == [0, 0, 0, 1]
-
-
-def test_a_large_token_limit_prefills_several_prompts_in_one_step() -> None:
-    scheduler = Scheduler(batch=3, chunk=4, max_num_batched_tokens=12)
-    for i in range(3):
-        scheduler.add(i, work_of(4, 4))
-    assert [work.slot for work in scheduler.schedule().prefill] == [0, 1, 2]
+    for request_id, work in enumerate(prompts, start=1):
+        scheduler.add(request_id, work)
+    steps = [scheduler.schedule() for _ in expected]
+    assert [len(step.prefill) for step in steps] == expected
+    assert all((0 in step.decode) == bool(before) for step in steps)
 
 
 def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds() -> None:
@@ -330,28 +307,6 @@ def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds()
     assert (schedule.moves, schedule.decode) == (((3, 0),), {1: 1, 3: 0})
     scheduler.finish(3)
     assert scheduler.schedule().moves == ((1, 0),)
-
-
-def test_requests_get_the_slots_that_moved_ones_left() -> None:
-    scheduler = Scheduler(batch=2, chunk=4, decode_batches=(1, 2))
-    for i in range(2):
-        scheduler.add(i, work_of(4, 4))
-    while len(scheduler.schedule().decode) < 2:
-        pass
-    scheduler.finish(0)
-    assert scheduler.schedule().moves == ((1, 0),)
-    scheduler.add(2, work_of(4, 4))
-    assert [work.slot for work in scheduler.schedule().prefill] == [1]
-
-
-def test_a_cancel_in_prefill_frees_the_slot_for_the_next_request() -> None:
-    scheduler = Scheduler(batch=1, chunk=4)
-    scheduler.add(0, work_of(100, 4))
-    scheduler.add(1, work_of(4, 4))
-    scheduler.schedule()
-    scheduler.finish(0)
-    (work,) = scheduler.schedule().prefill
-    assert (work.request_id, work.slot) == (1, 0)
 
 
 def test_a_token_limit_that_starves_prefill_is_refused() -> None:

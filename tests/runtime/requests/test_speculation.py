@@ -45,37 +45,35 @@ def outputs(completions: list[Completion]) -> list[Any]:
     st.sampled_from([0.0, 1.0]),
     st.integers(1, 30),
     st.integers(31, 70),
+    st.booleans(),
+    st.randoms(),
 )
 def test_output_is_that_of_single_tokens(
-    prompts: list[list[int]], q: int, temperature: float, most: int, positions: int
+    prompts: list[list[int]],
+    q: int,
+    temperature: float,
+    most: int,
+    positions: int,
+    drafts: bool,
+    random: Random,
 ) -> None:
-    """Sampled too: the same random numbers choose from the same logits."""
+    """Sampled too: the same random numbers choose from the same logits.
+
+    drafts: of both sources, checked or not in any order of steps.
+    """
     params = [
         SamplingParams(temperature=temperature, max_tokens=most, seed=seed, logprobs=2)
         for seed in range(len(prompts))
     ]
     limits = {"positions": positions, "eos_token_id": frozenset([2]) if q % 2 else frozenset()}
     single = fake(1, **limits).generate(prompts, params)
-    several = fake(q, **limits).generate(prompts, params)
+    with pytest.MonkeyPatch.context() as patch:
+        if drafts:
+            patch.setattr(Payoff, "pays", lambda *_: random.random() < 0.7)
+        several = fake(q, drafts=drafts, **limits).generate(prompts, params)
     assert outputs(several) == outputs(single)
     for one in several:
         assert 0 <= one.accepted <= one.drafted and one.accepted < len(one.token_ids)
-
-
-@given(PROMPTS, st.integers(2, 8), st.sampled_from([0.0, 1.0]), st.integers(1, 30), st.randoms())
-def test_output_with_drafts_of_the_executor_is_that_of_single_tokens(
-    prompts: list[list[int]], q: int, temperature: float, most: int, random: Random
-) -> None:
-    """Drafts of both sources, checked or not in any order of steps."""
-    params = [
-        SamplingParams(temperature=temperature, max_tokens=most, seed=seed, logprobs=2)
-        for seed in range(len(prompts))
-    ]
-    single = fake(1).generate(prompts, params)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Payoff, "pays", lambda *_: random.random() < 0.7)
-        several = fake(q, drafts=True).generate(prompts, params)
-    assert outputs(several) == outputs(single)
 
 
 def test_executor_drafts_where_nothing_was_looked_up() -> None:
@@ -84,13 +82,6 @@ def test_executor_drafts_where_nothing_was_looked_up() -> None:
     assert isinstance(llm.executor, FakeExecutor)
     assert one.drafted == llm.executor.steps.count("draft")
     assert one.drafted / 2 < one.accepted < one.drafted
-
-
-def test_executor_does_not_draft_where_it_is_told_not_to() -> None:
-    llm = LLM.from_executor(FakeExecutor(make_limits(tokens_per_step=2), drafts=True), drafters=())
-    llm.generate([[7]], SamplingParams(max_tokens=31, ignore_eos=True))
-    assert isinstance(llm.executor, FakeExecutor)
-    assert set(llm.executor.steps) == {"prefill", "decode"}
 
 
 @given(PROMPTS, st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(2, 8))
@@ -109,18 +100,11 @@ def test_a_continuation_takes_its_tokens_in_fewer_steps() -> None:
     assert executor.steps.count("several") == 2  # prefill gives the first of 17 tokens
 
 
-def test_a_repeating_text_is_drafted() -> None:
-    """A prompt that repeats itself, and a greedy answer that goes on with it."""
-    llm = fake(4)
-    one = llm.generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30, ignore_eos=True))[0]
-    assert one.drafted > 0
-
-
-def test_drafts_can_be_left_out() -> None:
-    executor = FakeExecutor(make_limits(vocab_size=3, tokens_per_step=4))
+def test_drafts_of_both_sources_can_be_left_out() -> None:
+    executor = FakeExecutor(make_limits(vocab_size=3, tokens_per_step=4), drafts=True)
     llm = LLM.from_executor(executor, drafters=())
     one = llm.generate([[0, 1, 2] * 8], SamplingParams(max_tokens=30, ignore_eos=True))[0]
-    assert one.drafted == 0 and "several" not in executor.steps
+    assert one.drafted == 0 and set(executor.steps) == {"prefill", "decode"}
 
 
 FORMS: list[dict[str, Any]] = [

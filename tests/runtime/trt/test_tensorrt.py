@@ -26,7 +26,13 @@ from tests.fakes.cuda import FakeCuda
 from tests.fakes.plans import entry_of, install, with_engines
 from tests.oracle import cases
 from tests.oracle.cases import Case
-from tests.runtime.downloads import assert_downloads, assert_top_tokens_replace_logits, samplings
+from tests.runtime.downloads import (
+    assert_downloads,
+    assert_logits_go_with_the_executor,
+    assert_same_answers,
+    assert_top_tokens_replace_logits,
+    samplings,
+)
 from tests.runtime.requests.traffic import assert_neighbours_change_nothing
 
 CHUNKED = Case(target="tensorrt", baseline=True, decode_batches=(1, 2))
@@ -69,20 +75,9 @@ def llms(case: Case, folder: Path, baseline: bool = False) -> tuple[LLM, LLM]:
 def test_tensorrt_gives_onnxruntimes_tokens(
     gpu: FakeCuda, tmp_path: Path, case: Case, baseline: bool
 ) -> None:
-    """Prompts that begin alike and others, in slots that others had before."""
     ours, theirs = llms(case, tmp_path, baseline)
-    common = cases.prompt(50)
-    prompts = [cases.prompt(length) for length in (1, 7, 32, 33, 64, 70, 80)]
-    prompts += [(*common, *cases.prompt(30, seed)) for seed in (1, 2)]
-    params = SamplingParams(max_tokens=12, ignore_eos=True)
-    got = [completion.token_ids for completion in ours.generate(prompts, params)]
-    assert got == [completion.token_ids for completion in theirs.generate(prompts, params)]
+    assert_same_answers(ours, theirs)
     assert ours.executor.captured
-    if (kept := theirs.executor.topk_positions()) is None:
-        assert ours.executor.topk_positions() is None
-    else:
-        for mine, its in zip(ours.executor.topk_positions() or [], kept, strict=True):
-            np.testing.assert_array_equal(mine, its)
 
 
 def test_tensorrt_outputs_do_not_depend_on_neighbours(gpu: FakeCuda, tmp_path: Path) -> None:
@@ -120,12 +115,7 @@ def test_top_tokens_come_back_in_place_of_logits(gpu: FakeCuda, tmp_path: Path) 
 
 
 def test_logits_cannot_be_read_after_close(gpu: FakeCuda, tmp_path: Path) -> None:
-    executor = open_executor(build_of(TOP_TOKENS, tmp_path))
-    predictions = executor.decode(ZEROS, ZEROS, ZEROS)
-    executor.close()
-    assert predictions[0].top_tokens
-    with pytest.raises(DeviceError, match="the executor was closed"):
-        _ = predictions[0].logits
+    assert_logits_go_with_the_executor(open_executor(build_of(TOP_TOKENS, tmp_path)))
 
 
 @samplings

@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -27,6 +27,18 @@ HERE = Machine("11.4.0.106", "9.0", "NVIDIA Fake")
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return install(monkeypatch)
+
+
+class Engines(Protocol):
+    def __call__(self, entry: EngineEntry = ENTRY, **plan: Any) -> Build: ...
+
+
+@pytest.fixture
+def engines(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> Engines:
+    """A build with plans of these facts, on a GPU."""
+    return lambda entry=ENTRY, **plan: with_engines(
+        tiny_build, it=entry_of(tiny_build, tmp_path, entry, **plan)
+    )
 
 
 def changed(**changes: Any) -> EngineEntry:
@@ -129,12 +141,9 @@ def test_the_hint_is_a_complete_engine_command(tiny_build: Build, tmp_path: Path
     assert (parsed.refit, parsed.workspace, parsed.plugins) == (True, 2**30, tmp_path / "my lib.so")
 
 
-def test_a_missing_plugin_library_has_to_be_named(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
-) -> None:
+def test_a_missing_plugin_library_has_to_be_named(engines: Engines, tmp_path: Path) -> None:
     library = tmp_path / "lib.so"
-    entry = changed(plugins=file(library, LIBRARY))
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, plugins=["lib.so"]))
+    build = engines(changed(plugins=file(library, LIBRARY)), plugins=["lib.so"])
     for spoil in (lambda: library.write_bytes(LIBRARY[:-1]), library.unlink):
         spoil()
         hint = refusal(build).hint
@@ -148,8 +157,8 @@ def refusal(build: Build, **options: Any) -> UserError:
     return caught.value
 
 
-def test_changed_engine_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_path: Path) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
+def test_changed_engine_files_are_refused(engines: Engines, tmp_path: Path) -> None:
+    build = engines()
     tensorrt_entry.verify(build)
     engine = tmp_path / "decode.engine"
     same_size = engine.read_bytes().replace(b"11.4", b"11.5")
@@ -163,7 +172,7 @@ def test_changed_engine_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_
 
 
 @pytest.mark.parametrize(
-    ("engine", "message"),
+    ("plan", "message"),
     [
         ({"tensorrt": "11.3.0.99"}, "TensorRT cannot load .*the version does not match"),
         ({"version_compatible": True}, "holds code, which is not allowed"),
@@ -173,11 +182,10 @@ def test_changed_engine_files_are_refused(gpu: FakeCuda, tiny_build: Build, tmp_
     ],
 )
 def test_plans_that_are_not_what_the_manifest_says_are_refused(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, engine: dict[str, Any], message: str
+    engines: Engines, plan: dict[str, Any], message: str
 ) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, **engine))
     with pytest.raises(UserError, match=message):
-        open_executor(build, backend="tensorrt")
+        open_executor(engines(**plan), backend="tensorrt")
 
 
 def test_a_plan_of_another_graph_is_refused(
@@ -201,78 +209,50 @@ def test_a_plan_that_was_not_built_is_named(
     assert "--overwrite" not in missing.hint, "the others would be built again"
 
 
-def test_version_compatible_plans_may_hold_host_code(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
-) -> None:
+def test_version_compatible_plans_may_hold_host_code(engines: Engines) -> None:
     entry = changed(version="11.0.0.1", version_compatible=True)
-    options: dict[str, Any] = {"tensorrt": "11.0.0.1", "version_compatible": True}
-    open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, **options)))
+    open_executor(engines(entry, tensorrt="11.0.0.1", version_compatible=True))
 
 
-def test_stripped_plans_take_the_weights_of_their_graphs(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
-) -> None:
+def test_stripped_plans_take_the_weights_of_their_graphs(engines: Engines) -> None:
     entry = changed(stripped=True)
-    open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, entry, stripped=True)))
-    stuck = entry_of(tiny_build, tmp_path, entry, stripped=True, refittable=False)
-    message = refusal(with_engines(tiny_build, it=stuck)).message
+    open_executor(engines(entry, stripped=True))
+    message = refusal(engines(entry, stripped=True, refittable=False)).message
     assert message.endswith(".onnx: the weights don't fit")
 
 
-def test_plugin_library_is_loaded_before_the_plans(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
-) -> None:
-    entry = changed(plugins=file(tmp_path / "lib.so", LIBRARY))
-    entry = entry_of(tiny_build, tmp_path, entry, plugins=["lib.so"])
-    open_executor(with_engines(tiny_build, it=entry))
+def test_plugin_library_is_loaded_before_the_plans(engines: Engines, tmp_path: Path) -> None:
+    open_executor(engines(changed(plugins=file(tmp_path / "lib.so", LIBRARY)), plugins=["lib.so"]))
     empty = changed(plugins=file(tmp_path / "empty.so", b""))
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, empty, plugins=["lib.so"]))
-    assert "cannot load the plugins" in refusal(build).message
+    assert "cannot load the plugins" in refusal(engines(empty, plugins=["lib.so"])).message
 
 
-def test_version_compatible_plans_bring_their_plugins(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
-) -> None:
+def test_version_compatible_plans_bring_their_plugins(engines: Engines, tmp_path: Path) -> None:
     """The file beside the plans is empty: loading it would fail."""
     entry = changed(version_compatible=True, plugins=file(tmp_path / "empty.so", b""))
-    entry = entry_of(tiny_build, tmp_path, entry, version_compatible=True)
-    open_executor(with_engines(tiny_build, it=entry), backend="tensorrt")
+    open_executor(engines(entry, version_compatible=True), backend="tensorrt")
 
 
-def test_the_hint_of_a_plan_that_does_not_load_mentions_memory(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+@pytest.mark.parametrize("backend", ["tensorrt", None])
+def test_a_gpu_that_fails_is_an_error_with_a_hint(engines: Engines, backend: str | None) -> None:
+    with pytest.raises(UserError, match=r"TensorRT makes no context of .*: no room for") as refusal:
+        open_executor(engines(context=False), backend=backend)
+    assert refusal.value.message.startswith("the GPU failed while the build was loaded: ")
+    assert "nvidia-smi" in refusal.value.hint
+    assert ("--backend onnxruntime" in refusal.value.hint) is (backend is None)
+
+
+def test_a_plan_that_does_not_load_is_in_the_log_and_its_hint_mentions_memory(
+    engines: Engines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
-    assert refusal(build).hint.endswith("runs on the GPU: each engine copies the weights")
-
-
-def test_a_gpu_that_fails_is_an_error_with_a_hint(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
-) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, context=False))
-    for backend in ("tensorrt", None):
-        with pytest.raises(
-            UserError, match=r"TensorRT makes no context of .*: no room for"
-        ) as refusal:
-            open_executor(build, backend=backend)
-        assert refusal.value.message.startswith("the GPU failed while the build was loaded: ")
-        assert "nvidia-smi" in refusal.value.hint
-        assert ("--backend onnxruntime" in refusal.value.hint) is (backend is None)
-
-
-def test_tensorrts_messages_go_to_the_log(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path, tensorrt="11.3.0.99"))
-    refusal(build)
+    hint = refusal(engines(tensorrt="11.3.0.99")).hint
+    assert hint.endswith("runs on the GPU: each engine copies the weights")
     assert caplog.record_tuples == [
         ("snapexport.tensorrt", logging.ERROR, "the version does not match")
     ]
 
 
-def test_tensorrts_messages_do_not_go_to_stderr(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tensorrts_messages_do_not_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """Python prints the warnings of a logger that has no handler."""
     assert any(isinstance(handler, logging.NullHandler) for handler in LOG.handlers)
     LOG.warning("a word")
@@ -280,58 +260,54 @@ def test_tensorrts_messages_do_not_go_to_stderr(
 
 
 def test_tensorrt_without_a_driver_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, engines: Engines
 ) -> None:
     install(monkeypatch, driver=False)
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match="no GPU that it can use: cudaErrorInsufficientDriver"):
-        open_executor(build, backend="tensorrt")
+        open_executor(engines(), backend="tensorrt")
 
 
 def test_a_full_gpu_is_refused_and_everything_is_freed(
-    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, engines: Engines
 ) -> None:
     gpu = install(monkeypatch, memory=20_000)
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match=r"the GPU has no .* KiB left") as refusal:
-        open_executor(build, backend="tensorrt")
+        open_executor(engines(), backend="tensorrt")
     del refusal
     assert not gpu.device, "memory stayed allocated"
 
 
 def test_without_tensorrt_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, engines: Engines
 ) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(UserError, match="'tensorrt' is not installed") as refusal:
-        open_executor(build)
+        open_executor(engines())
     assert "pip install 'snapexport[tensorrt]'" in refusal.value.hint
     assert "--backend onnxruntime" in refusal.value.hint
 
 
 def test_a_tensorrt_package_without_its_library_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tiny_build: Build, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, engines: Engines, tmp_path: Path
 ) -> None:
     (tmp_path / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: no such file')")
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"does not load: libnvinfer\.so\.11"):
-        open_executor(with_engines(tiny_build, it=entry_of(tiny_build, tmp_path)))
+        open_executor(engines())
 
 
 def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+    tiny_build: Build, engines: Engines
 ) -> None:
     """TensorRT where there are engines, ONNX Runtime where there are none or it is requested."""
-    engines = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     onnxruntime = (
         open_executor(tiny_build),
         open_executor(with_engines(tiny_build)),
-        open_executor(engines, backend="onnxruntime", threads=1),
+        open_executor(engines(), backend="onnxruntime", threads=1),
     )
     assert {type(one.backend) for one in onnxruntime} == {OnnxRuntimeBackend}
-    assert isinstance(open_executor(engines).backend, TensorRtBackend)
+    assert isinstance(open_executor(engines()).backend, TensorRtBackend)
 
 
 @pytest.mark.parametrize(
@@ -347,20 +323,18 @@ def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
     ],
 )
 def test_unknown_backends_and_cpu_settings_on_a_gpu_are_refused(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path, options: Any, message: str, hint: str
+    engines: Engines, options: Any, message: str, hint: str
 ) -> None:
-    build = with_engines(tiny_build, it=entry_of(tiny_build, tmp_path))
     with pytest.raises(UserError, match=message) as refusal:
-        open_executor(build, **options)
+        open_executor(engines(), **options)
     assert hint in refusal.value.hint
 
 
 def test_an_engine_for_elsewhere_is_not_run_on_the_cpu_in_silence(
-    gpu: FakeCuda, tiny_build: Build, tmp_path: Path
+    engines: Engines,
 ) -> None:
-    other = entry_of(tiny_build, tmp_path, changed(compute_capabilities=["8.0"]))
     with pytest.raises(UserError, match="has no engine for") as refusal:
-        open_executor(with_engines(tiny_build, it=other))
+        open_executor(engines(changed(compute_capabilities=["8.0"])))
     assert "`snapexport engine " in refusal.value.hint
     assert "--backend onnxruntime" in refusal.value.hint
 

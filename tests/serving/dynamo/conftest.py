@@ -4,7 +4,6 @@ These tests have an environment of their own, without torch: `make test-dynamo` 
 makes the build. Elsewhere only `offline/` is collected, and `test_installed.py` warns of it.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,25 +13,9 @@ import pytest
 from tests.serving.dynamo.needed import IS_INSTALLED
 
 if TYPE_CHECKING:
-    from snapexport import LLM
     from tests.serving.dynamo.processes import Cluster
 
 collect_ignore_glob = [] if IS_INSTALLED else ["test_[!i]*.py"]
-
-
-@pytest.fixture(scope="session")
-def build() -> Path:
-    """8 slots, prompts of up to 2,064 tokens in chunks of 256, 128 cache slots."""
-    assert "SNAPEXPORT_TEST_BUILD" in os.environ, "run these by `make test-dynamo`"
-    return Path(os.environ["SNAPEXPORT_TEST_BUILD"])
-
-
-@pytest.fixture(scope="session")
-def llm(build: Path) -> "LLM":
-    """The same build in this process, the reference of every answer."""
-    from snapexport import LLM
-
-    return LLM(build, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -42,4 +25,13 @@ def cluster(build: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[
 
     with Cluster(tmp_path_factory.mktemp("dynamo")) as running:
         running.serve(build, prefill=1, decode=2)
+        yield running
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> "Iterator[Cluster]":
+    """A cluster for one test, which starts its own workers."""
+    from tests.serving.dynamo.processes import Cluster
+
+    with Cluster(tmp_path) as running:
         yield running

@@ -11,9 +11,11 @@ from typing import Any, Self
 
 from openai import AsyncOpenAI, OpenAI
 
+from snapexport import LLM
 from snapexport.serving.dynamo import up
 from snapexport.serving.dynamo.options import ClusterOptions
 from snapexport.serving.process import free_port
+from snapexport.vault import make_prompt
 
 NAME = "vault"
 READY_SECONDS = 60
@@ -108,6 +110,13 @@ class Cluster:
             for log in self.folder.glob("*.log"):
                 print(log.name, log.read_text(errors="replace")[-2000:], sep="\n")
         up.stop(list(self.members.values()))
+
+
+def ids_of(llm: LLM, seed: int, length: int = 900) -> list[int]:
+    """A prompt's tokens, by its seed."""
+    assert llm.tokenizer
+    ids: list[int] = llm.tokenizer.encode(make_prompt(seed, length).text).ids
+    return ids
 
 
 def until(holds: Callable[[], bool], seconds: float = 20) -> None:

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from openai import OpenAI
 
 from snapexport import LLM, SamplingParams
 from snapexport.serving.dynamo.up import HOST
 from snapexport.serving.process import free_port
 from snapexport.vault import make_prompt
-from tests.serving.dynamo.processes import NAME, Cluster
+from tests.serving.dynamo.processes import NAME, Cluster, ids_of
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SECONDS = 60
@@ -68,12 +67,6 @@ def completed(url: str, prompt: list[int]) -> str:
     return answer.choices[0].text
 
 
-def ids_of(llm: LLM, seed: int, length: int = 700) -> list[int]:
-    assert llm.tokenizer
-    ids: list[int] = llm.tokenizer.encode(make_prompt(seed, length).text).ids
-    return ids
-
-
 def test_up_answers_and_ends_all_its_processes_on_ctrl_c(build: Path, llm: LLM) -> None:
     prompt = ids_of(llm, 1)
     (expected,) = llm.generate([prompt], SamplingParams(max_tokens=12))
@@ -100,12 +93,6 @@ def test_one_worker_of_both_roles_answers_as_one_process(build: Path, llm: LLM) 
     expected = [one.text for one in llm.generate(prompts, SamplingParams(max_tokens=12))]
     with up(build, "--prefill=0") as (_, printed):
         assert [completed(url_in(printed), prompt) for prompt in prompts] == expected
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as running:
-        yield running
 
 
 def test_chat_goes_through_the_builds_template(alone: Cluster, build: Path, tmp_path: Path) -> None:

@@ -13,27 +13,13 @@ from openai import APIStatusError, AsyncOpenAI
 
 from snapexport import LLM, SamplingParams
 from snapexport.contract.manifest import Manifest
-from snapexport.vault import make_prompt
-from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.serving.dynamo.processes import NAME, Cluster, ids_of, until
 
 LEASE = 3
 TOKENS = 40
 SECONDS = 120
 """No request may take longer, whatever happened to its worker."""
 GREEDY = {"stop_conditions": {"max_tokens": TOKENS}, "sampling_options": {"temperature": 0}}
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster for one test, that starts its own workers."""
-    with Cluster(tmp_path) as running:
-        yield running
-
-
-def ids_of(llm: LLM, seed: int, length: int = 900) -> list[int]:
-    assert llm.tokenizer
-    ids: list[int] = llm.tokenizer.encode(make_prompt(seed, length).text).ids
-    return ids
 
 
 def expected_of(llm: LLM, prompts: list[list[int]]) -> list[str]:

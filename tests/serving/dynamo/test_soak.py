@@ -5,7 +5,6 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from openai import AsyncOpenAI
 from snapexport import LLM, SamplingParams
 from snapexport.vault import make_prompt
 from tests.serving.dynamo.processes import NAME, Cluster, until
+from tests.serving.process import resident_bytes
 
 CLIENTS = 32
 SECONDS = 120
@@ -73,8 +73,7 @@ def assert_free(cluster: Cluster) -> None:
 
 def resident(cluster: Cluster, member: str) -> int:
     """Bytes of a worker's memory."""
-    status = Path(f"/proc/{cluster.members[member].process.pid}/status").read_text()
-    return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+    return resident_bytes(cluster.members[member].process.pid)
 
 
 def test_two_minutes_of_clients_cross_no_answer_and_leave_nothing_behind(
@@ -116,12 +115,6 @@ def test_stalled_prefill_worker_delays_answers_and_changes_none(
 
     assert asyncio.run(run()) == list(texts.values())
     assert_free(cluster)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as running:
-        yield running
 
 
 def test_frontend_that_is_killed_and_started_again_finds_its_workers(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from snapexport.serving.openai.access import Access, Logged, allowed_hosts
+from snapexport.serving.openai.access import Access, allowed_hosts, logged
 from snapexport.serving.openai.errors import ApiError, invalid
 from tests.serving.openai.conftest import Served
 
@@ -149,7 +149,7 @@ def test_each_request_is_one_line_of_the_log(leaves: bool) -> None:
 
     scope = {"method": "POST", "path": '/a"\n\x1b[31m', "client": ("10.0.0.1", 5)}
     try:
-        asyncio.run(Logged(app, lines.append)(scope, send, send))  # type: ignore[arg-type]
+        asyncio.run(logged(app, lines.append)(scope, send, send))  # type: ignore[arg-type]
     except ConnectionError:
         assert leaves
     (line,) = lines

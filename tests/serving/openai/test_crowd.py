@@ -14,7 +14,10 @@ from snapexport.serving.openai import connections
 from snapexport.serving.openai.http_server import listening
 from tests.serving.openai.conftest import Served
 
-pytestmark = pytest.mark.parametrize("running", ["in process"], indirect=True)
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("running", ["in process"], indirect=True),
+]
 
 ASK = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = (
@@ -59,29 +62,23 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/mod", POST])
-def test_new_client_is_served_beside_any_number_of_idle_ones(
+async def test_new_client_is_served_beside_any_number_of_idle_ones(
     served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 10)
     monkeypatch.setattr(connections, "LEAST_SECONDS", 0)
-
-    async def scenario() -> tuple[int, int]:
-        async with server(served) as connect:
-            idle = [await connect() for _ in range(40)]
-            for _, writer in idle:
-                writer.write(sent)
-            await asyncio.sleep(0.1)
-            status, _ = await ask(connect)
-            oldest, _ = idle[0]
-            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-                await oldest.readexactly(1)
-            return status, sum(reader.at_eof() for reader, _ in idle)
-
-    status, _ = asyncio.run(scenario())
-    assert status == 200
+    async with server(served) as connect:
+        idle = [await connect() for _ in range(40)]
+        for _, writer in idle:
+            writer.write(sent)
+        await asyncio.sleep(0.1)
+        assert (await ask(connect))[0] == 200
+        oldest, _ = idle[0]
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await oldest.readexactly(1)
 
 
-def test_connection_that_is_answered_does_not_give_way(
+async def test_connection_that_is_answered_does_not_give_way(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
@@ -95,89 +92,71 @@ def test_connection_that_is_answered_does_not_give_way(
     monkeypatch.setattr(type(served.api.health), "check", models)
     slow = ASK.replace(b"/v1/models", b"/health")
 
-    async def scenario() -> list[tuple[int, Any]]:
-        async with server(served) as connect:
-            asked = [asyncio.create_task(ask(connect, slow)) for _ in range(2)]
-            await asyncio.sleep(0.1)
-            refused = await ask(connect)
-            for one in release:
-                one.set()
-            return [refused, *(await asyncio.gather(*asked)), await ask(connect)]
-
-    (status, body), *rest = asyncio.run(scenario())
+    async with server(served) as connect:
+        asked = [asyncio.create_task(ask(connect, slow)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        status, body = await ask(connect)
+        for event in release:
+            event.set()
+        answers = [*(await asyncio.gather(*asked)), await ask(connect)]
     assert status == 503 and "too many connections" in body["error"]["message"]
-    assert [one for one, _ in rest] == [200] * 3
+    assert [found for found, _ in answers] == [200] * 3
 
 
-def test_head_that_does_not_arrive_gets_408_and_silence_is_closed(
+async def test_head_that_does_not_arrive_gets_408_and_silence_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
-
-    async def scenario() -> tuple[int, Any]:
-        async with server(served) as connect:
-            silent, _ = await connect()
-            clock = asyncio.get_running_loop().time
-            end = clock() + 0.2  # a byte to a closed connection would cost the answer
-            slow, writer = await connect()
-            writer.write(b"G")
+    async with server(served) as connect:
+        silent, _ = await connect()
+        clock = asyncio.get_running_loop().time
+        end = clock() + 0.2  # a byte to a closed connection would cost the answer
+        slow, writer = await connect()
+        writer.write(b"G")
+        await asyncio.sleep(0.04)
+        while clock() < end:  # each byte alone is in time
+            writer.write(b"E")
             await asyncio.sleep(0.04)
-            while clock() < end:  # each byte alone is in time
-                writer.write(b"E")
-                await asyncio.sleep(0.04)
-            result = await answer(slow)
-            assert await silent.read() == b""
-            return result
-
-    status, body = asyncio.run(scenario())
+        status, body = await answer(slow)
+        assert await silent.read() == b""
     assert status == 408 and "head did not arrive" in body["error"]["message"]
 
 
-def test_rest_of_a_body_that_was_refused_has_to_hurry(
+async def test_rest_of_a_body_that_was_refused_has_to_hurry(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     monkeypatch.setattr("snapexport.serving.openai.body_reader.MOST_BYTES", 10)
-
-    async def scenario() -> int:
-        async with server(served) as connect:
-            reader, writer = await connect()
-            writer.write(POST.replace(b": 100", b": 1000000") + b"a" * 20)
-            status, _ = await answer(reader)
-            with pytest.raises(ConnectionError):
-                while True:
-                    writer.write(b"a" * 100)
-                    await writer.drain()
-                    await asyncio.sleep(0.01)
-            return status
-
-    assert asyncio.run(scenario()) == 413
+    async with server(served) as connect:
+        reader, writer = await connect()
+        writer.write(POST.replace(b": 100", b": 1000000") + b"a" * 20)
+        status, _ = await answer(reader)
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(b"a" * 100)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+    assert status == 413
 
 
-def test_client_that_reads_nothing_is_closed(
+async def test_client_that_reads_nothing_is_closed(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
     monkeypatch.setattr(type(served.api), "_card", lambda _: {"x": "x" * HUGE})
-
-    async def scenario() -> None:
-        async with server(served) as connect:
-            reader, writer = await connect()
-            writer.write(ASK)
-            await asyncio.sleep(2)
-            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-                await reader.readexactly(HUGE)
-
-    asyncio.run(scenario())
+    async with server(served) as connect:
+        reader, writer = await connect()
+        writer.write(ASK)
+        await asyncio.sleep(2)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(HUGE)
 
 
 @pytest.mark.parametrize("raw", [b"\x16\x03\x01 no HTTP\r\n\r\n", POST + b"\r\nGET x HTTP/9\r\n"])
-def test_what_is_not_http_is_refused_in_openais_form(served: Served, raw: bytes) -> None:
-    async def scenario() -> tuple[int, Any]:
-        async with server(served) as connect:
-            return await ask(connect, raw.replace(b"Content-Length: 100", b"Content-Length: -1"))
-
-    status, body = asyncio.run(scenario())
+async def test_what_is_not_http_is_refused_in_openais_form(served: Served, raw: bytes) -> None:
+    wrong = raw.replace(b"Content-Length: 100", b"Content-Length: -1")
+    async with server(served) as connect:
+        status, body = await ask(connect, wrong)
     assert status == 400 and body["error"]["type"] == "invalid_request_error"
 
 

@@ -70,35 +70,27 @@ def test_slow_answer_is_silence_and_not_failure(
     assert health(stale)[1]["error"]["code"] == SILENT
 
 
-def test_worker_that_has_ended_ends_the_command(
+@pytest.mark.anyio
+async def test_worker_that_has_ended_ends_the_command(stale: Served) -> None:
+    streams = started(make_llm()).streams
+    await streams.close()
+    with pytest.raises(UserError, match="the server has ended by itself"):
+        await asyncio.wait_for(Health(streams).supervise(), 3)
+
+
+@pytest.mark.anyio
+async def test_idle_worker_is_not_probed_until_it_fails(
     stale: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> UserError:
-        streams = started(make_llm()).streams
-        await streams.close()
-        with pytest.raises(UserError) as ended:
-            await asyncio.wait_for(Health(streams).supervise(), 3)
-        return ended.value
-
-    assert asyncio.run(scenario()).message == "the server has ended by itself"
-
-
-def test_idle_worker_is_not_probed_until_it_fails(
-    stale: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> tuple[int, str]:
-        llm = make_llm()
-        streams = started(llm).streams
-        task = asyncio.ensure_future(Health(streams).supervise())
-        await asyncio.sleep(0.1)
-        probes = len(llm.requests)
-        with monkeypatch.context() as patch:
-            patch.setattr(LLM, "step", lambda self: 1 / 0)
-            with pytest.raises(Exception, match="ZeroDivisionError"):
-                await anext(streams.stream(llm.read([1])))
-            with pytest.raises(UserError) as ended:
-                await asyncio.wait_for(task, 3)
-        await streams.close()
-        return probes, ended.value.message
-
-    assert asyncio.run(scenario()) == (0, "the model no longer answers")
+    llm = make_llm()
+    streams = started(llm).streams
+    task = asyncio.ensure_future(Health(streams).supervise())
+    await asyncio.sleep(0.1)
+    assert llm.requests == []
+    with monkeypatch.context() as patch:
+        patch.setattr(LLM, "step", lambda self: 1 / 0)
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            await anext(streams.stream(llm.read([1])))
+        with pytest.raises(UserError, match="the model no longer answers"):
+            await asyncio.wait_for(task, 3)
+    await streams.close()

@@ -42,6 +42,7 @@ def test_every_line_of_the_metrics_is_prometheus_text(
 ) -> None:
     client.completions.create(model="model", prompt="abc", max_tokens=4)
     with urlopen(f"{served.url}/metrics", timeout=5) as answer:
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         families = parsed(answer.read().decode())
     assert len(families) == 17 and all(samples for _, samples in families.values())
     for name, (kind, samples) in families.items():
@@ -51,6 +52,11 @@ def test_every_line_of_the_metrics_is_prometheus_text(
             assert buckets == sorted(buckets)
             (count,) = [value for key, value in samples.items() if "_count" in key]
             assert buckets[-1] == count
+    labels = '{model="model",version="1"}'
+    kind, slots = families["snapexport_slots"]
+    assert (kind, slots) == ("gauge", {f"snapexport_slots{labels}": 3})
+    _, tokens = families["snapexport_generated_tokens_total"]
+    assert tokens[f"snapexport_generated_tokens_total{labels}"] >= 4
 
 
 @pytest.mark.parametrize("line", ['a{b="c} 1', 'a{b="c"d} 1', "a 1 x", "a{} one", "0a 1", "a  1"])

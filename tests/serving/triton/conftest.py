@@ -4,7 +4,6 @@ These tests have an environment of their own, without torch: `make test-triton` 
 makes the build. Elsewhere only `offline/` is collected, and `test_installed.py` warns of it.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ import pytest
 from tests.serving.triton.needed import IS_INSTALLED
 
 if TYPE_CHECKING:
-    from snapexport import LLM
     from tests.serving.triton.client import Client
     from tests.serving.triton.server import Server
 
@@ -22,21 +20,6 @@ collect_ignore_glob = [] if IS_INSTALLED else ["test_[!i]*.py"]
 
 NAME = "vault"
 MAX_PENDING = 64
-
-
-@pytest.fixture(scope="session")
-def build() -> Path:
-    """8 slots, prompts of up to 2,064 tokens in chunks of 256, 128 cache slots."""
-    assert "SNAPEXPORT_TEST_BUILD" in os.environ, "run these by `make test-triton`"
-    return Path(os.environ["SNAPEXPORT_TEST_BUILD"])
-
-
-@pytest.fixture(scope="session")
-def llm(build: Path) -> "LLM":
-    """The same build in this process, the reference of every answer."""
-    from snapexport import LLM
-
-    return LLM(build, threads=1)
 
 
 @pytest.fixture(scope="session")

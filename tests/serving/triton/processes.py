@@ -11,11 +11,6 @@ def backend_of(server: Server, model: str) -> int:
     return found
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process, as `ps` tells it."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-
-
 def _children(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").glob("*/children")
     return [int(pid) for task in tasks for pid in task.read_text().split()]

@@ -16,8 +16,9 @@ import numpy as np
 import tritonclient.grpc.aio as grpc
 
 from snapexport import LLM
+from tests.serving.process import resident_bytes
 from tests.serving.triton.client import IDLE, Client, tensors
-from tests.serving.triton.processes import backend_of, resident_bytes
+from tests.serving.triton.processes import backend_of
 from tests.serving.triton.requests import RequestCase, make
 from tests.serving.triton.server import Server
 

@@ -220,7 +220,7 @@ def samples(grid: Grid) -> Iterator[Sample]:
     for number, cell in enumerate(grid.requests.cells()):
         one = grid.requests.sample(cell)
         yield Sample(cell.task, str(number), one.context_ids + one.question_ids, one.reference_ids)
-    for prompt in grid.prompts:
+    for prompt in grid.requests.prompts:
         yield Sample(_TEXT, str(prompt.passage.name), prompt.prompt_ids, prompt.continuation_ids)
 
 

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.devices import DRY_RUN, Device
-from snapexport.measure.bench.options import require
-from snapexport.measure.bench.results import Results, read
 from snapexport.measure.bench.turns import Row
+from snapexport.measure.options import require
 from snapexport.runtime.engine.backend import DeviceError
 from tools.studies.speed import page
+from tools.studies.speed.device import DRY_RUN, Device
 from tools.studies.speed.experiments import EXPERIMENTS, PAGE
+from tools.studies.speed.record import Results, read
 from tools.studies.speed.setup import Setup
 
 ERR = Console(stderr=True, markup=False, emoji=False)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from snapexport.errors import UserError
 from snapexport.measure.bench.clients import Exchange, Workload
@@ -46,8 +47,8 @@ def summed_up(exchanges: Sequence[Exchange]) -> Row:
     errors = [one.error for one in exchanges if one.error]
     times = {
         "ttft": [one.ttft for one in good],
-        "itl": [one.mean_itl for one in good],
-        "pause": [one.pause for one in good],
+        "itl": [mean_itl(one) for one in good],
+        "pause": [pause(one) for one in good],
     }
     return {
         "tokens_per_second": rounded(outcome.tokens_per_second),
@@ -70,3 +71,14 @@ def fetched(moved: Mapping[str, float]) -> Row:
         "of_full_cache": rounded(nbytes / full),
         "fetch_seconds": rounded(moved["row_seconds_total"] / rows),
     }
+
+
+def mean_itl(one: Exchange) -> float:
+    """Seconds from the first to the last answer / tokens after the first."""
+    return (one.arrivals[-1][0] - one.arrivals[0][0]) / max(1, one.tokens - 1)
+
+
+def pause(one: Exchange) -> float:
+    """The longest time between two answers: the request's decode was held up."""
+    times = [at for at, _ in one.arrivals]
+    return max((at - before for before, at in pairwise(times)), default=0.0)

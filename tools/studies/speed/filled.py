@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.costs import Costs
-from snapexport.measure.bench.devices import Device
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.systems import ExecutorSystem
 from snapexport.measure.bench.turns import Case, Row, alone, clocked
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.ort.backend import OnnxRuntimeBackend
+from tools.studies.speed.device import Device
+from tools.studies.speed.record import Results
 
 _BLOCK = 1 << 20
 NOTE = (

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from snapexport.contract.sizes import spelled
 from snapexport.errors import UserError
-from snapexport.measure.bench.results import read
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import RATES, Row
 from tools.studies.speed.experiments import EXPERIMENTS
+from tools.studies.speed.record import read
 
 
 def write(page: Path, directory: Path) -> list[str]:

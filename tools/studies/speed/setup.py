@@ -7,14 +7,15 @@ from typing import Any
 
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.files.dtypes import DType
-from snapexport.measure.bench.devices import Device
-from snapexport.measure.bench.results import Results, Summary
+from snapexport.measure.bench.results import Summary
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Row
 from snapexport.vault import CHECKPOINT
 from tools.studies.speed import checkpoints
 from tools.studies.speed.builds import Builds
+from tools.studies.speed.device import Device
 from tools.studies.speed.from_gguf import checkpoint_of
+from tools.studies.speed.record import Results
 
 QUICK_CHUNK = 64
 BUNDLED = "vault"

@@ -14,7 +14,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.clients import Exchange, Workload
 from tools.studies.speed import deployment_load
 from tools.studies.speed.__main__ import main
-from tools.studies.speed.deployment_load import summed_up
+from tools.studies.speed.deployment_load import mean_itl, pause, summed_up
 from tools.studies.speed.deployments import Deployment
 from tools.studies.speed.experiments import cluster
 from tools.studies.speed.openai_clients import OpenAIModel
@@ -52,7 +52,7 @@ def test_openai_client_counts_tokens_by_the_usage_at_the_end(server: FakeOpenAI)
     (one,) = drive(server, 9)
     # sent at 0; three chunks at 1, 2 and 3 hold five tokens
     assert (one.tokens, one.error, one.ttft) == (5, None, 1.0)
-    assert (one.mean_itl, one.pause) == (2 / 4, 1.0)
+    assert (mean_itl(one), pause(one)) == (2 / 4, 1.0)
     (body,) = server.bodies
     assert body["prompt"] == [9, 7, 8] and body["ignore_eos"] and body["temperature"] == 0
 

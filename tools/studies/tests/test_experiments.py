@@ -13,12 +13,12 @@ import pytest
 from snapexport.errors import UserError
 from snapexport.files import safetensors
 from snapexport.measure.bench import turns
-from snapexport.measure.bench.devices import Device
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.turns import Case, Group
 from tools.studies.speed import checkpoints
 from tools.studies.speed.__main__ import main
+from tools.studies.speed.device import Device
 from tools.studies.speed.experiments import context, equal_memory, overhead, peers
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Setup
 
 DRY_RUN = ["--device", "cuda", "--dry-run", "--threads", "1", "--rounds", "1"]

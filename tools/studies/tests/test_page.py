@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from snapexport.measure.bench.results import FORMAT, read
+from snapexport.measure.bench.results import FORMAT
 from tools.studies.speed import page
 from tools.studies.speed.experiments import EXPERIMENTS, context
+from tools.studies.speed.record import read
 
 
 def seconds(median: float) -> dict[str, float]:

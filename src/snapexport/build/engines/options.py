@@ -1,6 +1,6 @@
 """Options of `snapexport engine`, whose flags are made from this class."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,15 +24,15 @@ class EngineOptions:
     the GPUs to build for, such as "8.9", ahead of time only; empty: all that the library knows.
     """
 
-    graphs: tuple[GraphName, ...] = ()
-    plugins: Path | None = None
+    graphs: tuple[str, ...] = field(default=(), metadata={"metavar": "GRAPH"})
+    plugins: Path | None = field(default=None, metadata={"metavar": "FILE"})
     hardware_compat: HardwareFlag = "none"
     version_compatible: bool = False
     strip_weights: bool = False
     refit: bool = False
     optimization_level: int = DEFAULT_LEVEL
     workspace: int | None = None
-    timing_cache: Path | None = None
+    timing_cache: Path | None = field(default=None, metadata={"metavar": "FILE"})
     compute_capabilities: tuple[str, ...] = ()
     overwrite: bool = False
 
@@ -115,7 +115,7 @@ class EngineOptions:
         return tuple(name for name in manifest.graphs if not self.graphs or name in self.graphs)
 
 
-_DEFAULTS = {field.name: field.default for field in fields(EngineOptions)}
+_DEFAULTS = {option.name: option.default for option in fields(EngineOptions)}
 
 _ON_THE_GPU = (
     *("plugins", "hardware_compat", "version_compatible", "strip_weights", "refit"),

@@ -82,6 +82,13 @@ class Difference:
         """Whether outputs differ that must be equal."""
         return self.lossless and not self.passed
 
+    @property
+    def verdict(self) -> str:
+        """In a word, as users read it."""
+        if self.lossless:
+            return "DIFFERS" if self.broken else "equal"
+        return "quantized" if self.quantized else "rounded" if self.rounded else "compressed"
+
 
 def differences(
     build: Build, runners: Sequence[SequenceRunner], feeds: Sequence[Feed], results: RunResults

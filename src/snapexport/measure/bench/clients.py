@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
-from itertools import pairwise
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -67,17 +66,6 @@ class Exchange:
         """ITL in seconds; tokens that came together share their gap."""
         for (before, _), (at, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
             yield from [(at - before) / tokens] * tokens
-
-    @property
-    def mean_itl(self) -> float:
-        """Seconds from the first to the last answer / tokens after the first."""
-        return (self.arrivals[-1][0] - self.arrivals[0][0]) / max(1, self.tokens - 1)
-
-    @property
-    def pause(self) -> float:
-        """The longest time between two answers: the request's decode was held up."""
-        times = [at for at, _ in self.arrivals]
-        return max((at - before for before, at in pairwise(times)), default=0.0)
 
 
 def drive_in_process(llm: LLM, workload: Workload, clock: Clock) -> list[Exchange]:

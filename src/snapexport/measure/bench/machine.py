@@ -1,6 +1,5 @@
 """Describes the machine and the versions, which results need to be comparable."""
 
-import importlib
 import os
 import platform
 from contextlib import suppress
@@ -11,7 +10,6 @@ from typing import Any
 import snapexport
 
 _PACKAGES = "onnxruntime onnxruntime-gpu numpy torch transformers onnx safetensors".split()
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def cores() -> int:
@@ -33,31 +31,6 @@ def described() -> dict[str, Any]:
         "load_average": [round(one, 2) for one in os.getloadavg()],
         "versions": versions,
     }
-
-
-def gpu() -> dict[str, Any]:
-    """The GPU's name, its driver, and the CUDA versions of driver and runtime. Raises UserError."""
-    from snapexport.runtime.engine.cuda import Device
-    from snapexport.runtime.ort.cuda import require_cuda_provider
-
-    require_cuda_provider()
-    device = Device()
-    cuda = importlib.import_module("cuda.bindings.runtime")
-    found = {
-        "name": device.name,
-        "compute_capability": device.compute_capability,
-        # Not there under WSL.
-        "driver": _DRIVER.read_text().splitlines()[0] if _DRIVER.is_file() else None,
-        "driver_cuda": _cuda_version(*cuda.cudaDriverGetVersion()),
-        "runtime_cuda": _cuda_version(*cuda.cudaRuntimeGetVersion()),
-    }
-    device.close()
-    return found
-
-
-def _cuda_version(status: Any, number: int) -> str | None:
-    """CUDA's number as a version: 13040 is 13.4; None if unknown."""
-    return None if int(status) else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _value(path: str, name: str) -> str:

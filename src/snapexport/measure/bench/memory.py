@@ -80,13 +80,3 @@ def _status() -> dict[str, int]:
     lines = Path("/proc/self/status").read_text().splitlines()
     rows = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): int(kilobytes) * 1024 for name, kilobytes, _ in rows}
-
-
-def share() -> tuple[int, int]:
-    """Bytes of this process' own pages, and its share (PSS) of mapped files.
-
-    PSS counts a weight file that two sessions map once; RSS would count it twice.
-    """
-    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    kilobytes = {row[0].rstrip(":"): int(row[1]) for row in rows}
-    return kilobytes["Pss_Anon"] * 1024, kilobytes["Pss_File"] * 1024

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError
+from snapexport.measure.options import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +57,3 @@ class LoadOptions:
                 f"--server {self.server} is no HTTP address",
                 "give Triton's, such as http://127.0.0.1:8000",
             )
-
-
-def require(options: object, **least: int) -> None:
-    """Raise UserError for a number below its least value, or an empty or repeating list.
-
-    None passes: it is chosen later.
-    """
-    for name, bound in least.items():
-        given, flag = getattr(options, name), flag_of(name)
-        numbers = given if isinstance(given, tuple) else () if given is None else (given,)
-        if given == ():
-            raise UserError(f"{flag} is empty", "give one or more, or leave it out")
-        for number in numbers:
-            if number < bound:
-                raise UserError(f"{flag} {number} is below {bound}", f"use {bound} or more")
-            if numbers.count(number) > 1:
-                raise UserError(f"{flag} has {number} twice", "give it once")

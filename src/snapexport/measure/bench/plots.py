@@ -3,17 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from snapexport.measure.bench.turns import Row
-from snapexport.measure.plots import COLOURS, MARKERS, STYLE
-
-KINDS = ("png", "svg")
+from snapexport.measure.plots import KINDS, by, legend_beside, look, panels, write
 
 Scale = Callable[[Row, float], float]
 """From a row and a time in it, in seconds, to what is drawn."""
@@ -30,13 +26,12 @@ def draw(
     pictures = (known or PICTURES).get(report["experiment"], {})
     for name, kind in product(pictures, kinds):  # a former report's would not fit this one
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
-    written = []
-    with mpl.rc_context(STYLE):
-        for name, (section, drawn) in pictures.items():
-            if report["sections"].get(section):
-                figure = drawn(report)
-                written += [_save(figure, directory / f"{name}.{kind}") for kind in kinds]
-    return written
+    drawn = (
+        (name, figure_of(report))
+        for name, (section, figure_of) in pictures.items()
+        if report["sections"].get(section)
+    )
+    return write(drawn, directory, kinds)
 
 
 def decode_by_context(report: Row) -> Figure:
@@ -48,7 +43,7 @@ def decode_by_context(report: Row) -> Figure:
         slots = f"{batch} active batch slot{'s' * (batch > 1)}"
         axes.set(title=slots, xlabel="context, tokens", ylim=(0, None))
     drawn[0].set_ylabel("ms per decode step")
-    _legend_beside(drawn[-1])
+    legend_beside(drawn[-1])
     return figure
 
 
@@ -58,7 +53,7 @@ def prefill_by_context(report: Row) -> Figure:
     rows = by(report["sections"]["prefill"], "system")
     lines(axes, rows, lambda row, seconds: row["context"] / seconds)
     axes.set(xlabel="prompt, tokens", ylabel="prefill, tokens/s", ylim=(0, None))
-    _legend_beside(axes)
+    legend_beside(axes)
     return figure
 
 
@@ -103,26 +98,6 @@ def lines(
     ticks(axes, (row["context"] for rows in named.values() for row in rows))
 
 
-def by(rows: Iterable[Row], label: str) -> dict[Any, list[Row]]:
-    """Rows by a label, in the order of the first of each."""
-    found: dict[Any, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[label], []).append(row)
-    return found
-
-
-def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Panels side by side."""
-    figure = Figure(figsize=(3.2 * count + 2, 3.2), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
-
-
-def look(index: int) -> Row:
-    """Colour and marker of a series."""
-    marker = MARKERS[index % len(MARKERS)]
-    return {"color": COLOURS[index % len(COLOURS)], "marker": marker, "markersize": 4}
-
-
 def ticks(axes: Axes, values: Iterable[int]) -> None:
     """A tick for each value that was measured, in K where it is one."""
     axes.set_xscale("log", base=2)
@@ -132,16 +107,6 @@ def ticks(axes: Axes, values: Iterable[int]) -> None:
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _legend_beside(axes: Axes) -> None:
-    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-
-
-def _save(figure: Figure, path: Path) -> str:
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, bbox_inches="tight", metadata=metadata)
-    return path.name
 
 
 PICTURES: Pictures = {

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapexport.errors import UserError
 from snapexport.files.whole import write_whole
 from snapexport.measure.bench import machine, turns
 from snapexport.measure.bench.turns import RATES, Case, Group, Row, alone
@@ -47,24 +46,6 @@ class Results:
     notes: list[str] = field(default_factory=list)
     machine: Row = field(default_factory=machine.described)
     complete: bool = False
-
-    def resume(self) -> None:
-        """Take the rows of the file over. Raises UserError for a file of something else."""
-        if self.path is None or not self.path.is_file():
-            return
-        found, now = read(self.path), self.as_json()
-        same = {name: found[name] == now[name] for name in ("settings", "device")}
-        same["GPU"] = found["machine"].get("gpu") == now["machine"].get("gpu")
-        for name in (name for name, is_same in same.items() if not is_same):
-            raise UserError(
-                f"{self.path} has rows of other {name}", "choose another --out, or no --resume"
-            )
-        self.sections.update(found["sections"])
-        self.notes = found["notes"]
-
-    def has(self, section: str, labels: Row) -> bool:
-        wanted = json.loads(json.dumps(labels)).items()
-        return any(wanted <= row.items() for row in self.sections.get(section, []))
 
     def note(self, *texts: str) -> None:
         self.notes += [text for text in texts if text not in self.notes]
@@ -122,15 +103,3 @@ class Results:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(self.as_json(), indent=1) + "\n")
-
-
-def read(path: Path) -> Row:
-    """A results file. Raises UserError."""
-    try:
-        report = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no results file: {error}", "run the experiment") from None
-    if not isinstance(report, dict) or report.get("format") != FORMAT:
-        raise UserError(f"{path} is of another format than {FORMAT}", "run the experiment again")
-    sections: dict[str, list[Row]] = defaultdict(list, report["sections"])
-    return report | {"sections": sections}

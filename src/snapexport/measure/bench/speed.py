@@ -15,7 +15,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.sizes import in_mib
 from snapexport.errors import UserError
 from snapexport.measure.bench import memory
-from snapexport.measure.bench.devices import Device
 from snapexport.measure.bench.options import BenchOptions
 from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.sessions import Bound, open_session, zeros
@@ -95,7 +94,7 @@ def _require_positions(context: int, room: int, spec: SystemSpec) -> None:
         )
 
 
-def run(plan: Plan, results: Results, device: Device) -> None:
+def run(plan: Plan, results: Results, probes: Sequence[Case]) -> None:
     """Memory of each system in a process of its own, then all times in turn."""
     manifest, steps = plan.build.manifest, plan.options.decode_steps
     vocab_size = manifest.model.vocab_size
@@ -114,7 +113,7 @@ def run(plan: Plan, results: Results, device: Device) -> None:
         groups += [_compression(plan, systems[0], vote, context) for context in plan.contexts]
     else:
         results.note(INSIDE_PREFILL if manifest.geometry.compresses else KEEPS_ALL)
-    results.measure("speed", groups, plan.options.repeat, device.probes())
+    results.measure("speed", groups, plan.options.repeat, probes)
 
 
 def fill_and_decode(

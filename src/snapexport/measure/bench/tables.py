@@ -13,9 +13,6 @@ _TEXT = {
 }
 """Heads of columns that hold words; the others hold numbers, and stand to the right."""
 
-_WIDE = 0.2
-"""Of the median."""
-
 Column = str | Callable[[Row], str]
 """A format string of a row's values, or a function of the row."""
 
@@ -48,15 +45,6 @@ class Table:
 
 def _cell(column: Column, row: Row) -> str:
     return column.format(**row) if isinstance(column, str) else column(row)
-
-
-def spread_ms(row: Row | None) -> str:
-    """The median in milliseconds; with the middle half where that is wide."""
-    if not row:
-        return ""
-    low, middle, high = (1e3 * row["seconds"][name] for name in ("q1", "median", "q3"))
-    wide = high - low > _WIDE * middle
-    return f"{middle:.1f} ({low:.1f} - {high:.1f})" if wide else f"{middle:.1f}"
 
 
 def of_roofline(row: Row | None) -> str:

@@ -4,9 +4,7 @@ The full cache runs first; every other cache is compared with it, token by token
 beginnings of one passage, so that the longer ones go on from the shorter ones' prefill.
 """
 
-import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.measure.eval.documents import Passage
-from snapexport.measure.eval.side_by_side import Executors, full_of, groups, is_measured, prefill
+from snapexport.measure.eval.side_by_side import Executors, compared
+from snapexport.measure.eval.summaries import CACHE, mean, rows, stderr
 from snapexport.measure.eval.systems import System
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests.sampling import log_softmax
@@ -56,6 +55,11 @@ class Prompt:
     tokens: int
 
     @property
+    def key(self) -> tuple[int, str]:
+        """Length and passage."""
+        return self.length, self.passage.name
+
+    @property
     def prompt_ids(self) -> tuple[int, ...]:
         """[length]"""
         return self.passage.ids[: self.length]
@@ -67,64 +71,30 @@ class Prompt:
 
 
 def measure(
-    prompts: Sequence[Prompt], executors: Executors, done: frozenset[Key]
+    prompts: Sequence[Prompt], executors: Executors, done: Collection[Hashable]
 ) -> Iterator[Continuation]:
-    """Records of every prompt and system, but those in `done`. executors: one has the full cache.
-
-    A cache with a slot for each token of the prompt is left out: it drops nothing.
-    """
-    full = full_of(executors)
-    for group in groups(prompts, executors):
-        pending = {one: _pending(one, group, done) for one in executors}
-        if any(pending.values()):
-            prefill(group, {**pending, full: group}, executors)
-            yield from _compared(group, pending, executors, full)
+    """Records of every prompt and system, but those in `done`."""
+    return compared(prompts, executors, done, _log_probabilities, _record)
 
 
-def _compared(
-    group: Sequence[Prompt],
-    pending: Mapping[System, Sequence[Prompt]],
-    executors: Executors,
-    full: System,
-) -> Iterator[Continuation]:
-    """Force the continuations through every system that has pending prompts."""
-    reference = _log_probabilities(executors[full], group)
-    for system in filter(pending.get, executors):
-        own = reference if system == full else _log_probabilities(executors[system], group)
-        for row, prompt in enumerate(group):
-            if prompt in pending[system]:
-                yield _record(system, prompt, reference[:, row], own[:, row])
-
-
-def _pending(system: System, group: Sequence[Prompt], done: frozenset[Key]) -> list[Prompt]:
-    return [
-        prompt
-        for prompt in group
-        if is_measured(system, prompt)
-        and (system.name, system.slots, prompt.length, prompt.passage.name) not in done
-    ]
-
-
-def _log_probabilities(executor: BatchExecutor, group: Sequence[Prompt]) -> Rows:
-    """float32 [tokens, prompts, V], while the continuations are forced."""
+def _log_probabilities(executor: BatchExecutor, group: Sequence[Prompt], _: object) -> list[Rows]:
+    """float32 [tokens, V] of each prompt, while the continuations are forced."""
     forced = np.array([prompt.continuation_ids for prompt in group], np.int64)
     lengths = np.array([prompt.length for prompt in group], np.int64)
     found = [
         log_softmax(executor.decode(forced[:, step], lengths + step, lengths).logits)
         for step in range(forced.shape[1] - 1)
     ]
-    return np.stack(found, dtype=np.float32, casting="same_kind")
+    return list(np.stack(found, axis=1, dtype=np.float32, casting="same_kind"))
 
 
-def _record(system: System, prompt: Prompt, reference: Rows, own: Rows) -> Continuation:
-    """reference, own: float32 [tokens, V]."""
+def _record(system: System, prompt: Prompt, own: Rows, reference: Rows) -> Continuation:
     wanted = np.array(prompt.continuation_ids[1:])[:, None]
     divergence = (np.exp(reference) * (reference - own)).sum(-1)
     return Continuation(
         system.name,
         system.slots,
-        prompt.length,
-        prompt.passage.name,
+        *prompt.key,
         len(wanted),
         nll=-float(np.take_along_axis(own, wanted, -1).mean()),
         full_nll=-float(np.take_along_axis(reference, wanted, -1).mean()),
@@ -133,15 +103,9 @@ def _record(system: System, prompt: Prompt, reference: Rows, own: Rows) -> Conti
     )
 
 
-def results(records: Sequence[Continuation]) -> list[dict[str, Any]]:
+def results(records: Iterable[Continuation]) -> list[dict[str, Any]]:
     """A row for each system, slots and length: means over passages, with standard errors."""
-    groups: dict[tuple[str, int, int], list[Continuation]] = {}
-    for one in records:
-        groups.setdefault((one.system, one.slots, one.length), []).append(one)
-    return [
-        dict(zip(("system", "slots", "length"), key, strict=True)) | _summary(group)
-        for key, group in groups.items()
-    ]
+    return rows(records, CACHE, _summary)
 
 
 def _summary(group: Sequence[Continuation]) -> dict[str, Any]:
@@ -155,7 +119,5 @@ def _summary(group: Sequence[Continuation]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {"passages": len(group), "tokens": sum(one.tokens for one in group)}
     for name, values in columns.items():
-        found[name] = round(statistics.fmean(values), 5)
-        spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        found[f"{name}_stderr"] = None if spread is None else round(spread, 5)
+        found |= {name: mean(values), f"{name}_stderr": stderr(values)}
     return found | {"losses": [round(loss, 5) for loss in columns["loss"]]}

@@ -49,13 +49,13 @@ def _of_tasks(grid: Grid, chunks: dict[int, float], step: float) -> float:
 
 def _of_continuations(grid: Grid, chunks: dict[int, float], step: float) -> float:
     """A passage's longer prompts go on from the shorter ones; batch slots decode together."""
-    passages = len(grid.prompts) // len(grid.requests.lengths)
+    passages = len(grid.requests.prompts) // len(grid.requests.lengths)
     prefill, done = 0.0, 0
     for length in grid.requests.lengths:
         prefill += chunks[length] * (_chunks(grid, length - done) + _windows(grid) - 1)
         prefill += _continuation(grid, length, chunks[length], step)
         done = length
-    groups = math.ceil(len(grid.prompts) / grid.build.manifest.batch)
+    groups = math.ceil(len(grid.requests.prompts) / grid.build.manifest.batch)
     return passages * prefill + groups * len(grid.systems) * grid.options.continuation * step
 
 
@@ -64,10 +64,10 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
     options, lengths = grid.options, grid.requests.lengths
     again = len(options.instructions or ()) * (_windows(grid) + 1) - 2
     prefill = sum(chunks[length] * (_chunks(grid, length) + again) for length in lengths)
-    groups = math.ceil(len(grid.instructions) / grid.build.manifest.batch)
+    groups = math.ceil(len(grid.requests.instructions) / grid.build.manifest.batch)
     asked = len(options.instructions or ())
     prefill += sum(_continuation(grid, length, chunks[length], step) * asked for length in lengths)
-    passages = len({one.passage for one in grid.instructions})
+    passages = len({one.passage for one in grid.requests.instructions})
     return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
 

@@ -166,20 +166,10 @@ class Grid:
     hit_samples: int
 
     @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        """Beginnings of the documents' passages, whose continuations are forced."""
-        return self.requests.prompts
-
-    @property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """The same beginnings, each with an instruction after it."""
-        return self.requests.instructions
-
-    @property
     def records(self) -> int:
         """How many outcomes, continuations and answers the grid has."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
-        prompts: list[HasPrompt] = [*self.prompts, *self.instructions]
+        prompts: list[HasPrompt] = [*self.requests.prompts, *self.requests.instructions]
         return asked + sum(is_measured(one, each) for each in prompts for one in self.systems)
 
     def fingerprint(self) -> str:
@@ -192,8 +182,8 @@ class Grid:
             [options.chosen_tasks, requests.lengths, options.depths, options.samples],
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
             [requests.frame is not as_it_is, [asdict(one) for one in requests.documents]],
-            [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in self.prompts],
-            [asdict(one) for one in self.instructions],
+            [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in requests.prompts],
+            [asdict(one) for one in requests.instructions],
             [asdict(system) for system in self.systems],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

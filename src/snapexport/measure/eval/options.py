@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from snapexport.errors import UserError, flag_of
+from snapexport.errors import UserError
 from snapexport.measure.eval.tasks import TASKS
+from snapexport.measure.options import require
 
 Mode = Literal["aware", "agnostic", "late"]
 """aware: the question ends the prompt, so that its tokens vote.
@@ -49,24 +50,11 @@ class EvalOptions:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "lengths", "depths", "policies", "budgets", "modes", "instructions"):
-            _require_some_and_no_twins(name, getattr(self, name))
+        require(self, tasks=None, depths=None, policies=None, modes=None, instructions=None)
+        require(self, lengths=1, budgets=1, samples=1, hit_samples=0, passages=1, continuation=0)
+        require(self, max_tokens=1, seed=0, threads=1)
         _require_known("task", self.chosen_tasks, tuple(TASKS))
         _require_known("mode", self.modes, MODES)
-        for name, least in (
-            ("samples", 1),
-            ("hit_samples", 0),
-            ("seed", 0),
-            ("passages", 1),
-            ("continuation", 0),
-            ("max_tokens", 1),
-        ):
-            _require_at_least(name, getattr(self, name), least)
-        for name in ("lengths", "budgets"):
-            for number in getattr(self, name) or ():
-                _require_at_least(name, number, 1)
-        if self.threads is not None:
-            _require_at_least("threads", self.threads, 1)
         if outside := [depth for depth in self.depths if not 0 <= depth <= 1]:
             raise UserError(f"--depths {outside[0]} is not a share", "use 0 (start) to 1 (end)")
         self._require_documents_in_use()
@@ -91,20 +79,6 @@ class EvalOptions:
             )
 
 
-def _require_some_and_no_twins(name: str, given: tuple[object, ...] | None) -> None:
-    if given is None:
-        return
-    if not given:
-        raise UserError(f"{flag_of(name)} is empty", "give one or more, or leave it out")
-    if twins := [one for one in given if given.count(one) > 1]:
-        raise UserError(f"{flag_of(name)} has {twins[0]} twice", "give it once")
-
-
 def _require_known(kind: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
     if unknown := [name for name in given if name not in known]:
         raise UserError(f"no {kind} '{unknown[0]}'", f"choose from {', '.join(known)}")
-
-
-def _require_at_least(name: str, number: int, least: int) -> None:
-    if number < least:
-        raise UserError(f"{flag_of(name)} {number} is below {least}", f"use {least} or more")

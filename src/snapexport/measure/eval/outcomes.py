@@ -4,22 +4,19 @@ Knows no model: an outcome is what one system wrote for one sample in one mode.
 """
 
 import json
-import math
 import os
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from snapexport.errors import UserError
 from snapexport.measure.eval.answers import Answer
 from snapexport.measure.eval.continuations import Continuation
+from snapexport.measure.eval.summaries import mean, rows, stderr
 
 JOURNAL = "samples.jsonl"
 
-Group = TypeVar("Group", bound=Hashable)
 Key = tuple[str, int, str, str, int, int]
 
 
@@ -50,22 +47,20 @@ class Outcome:
         return self.system, self.slots, self.mode, self.task, self.length, self.seed
 
 
-Record = TypeVar("Record", Outcome, Continuation, Answer)
+Record = Outcome | Continuation | Answer
 
 
 class Journal:
     """A file with a line for each record, so that a killed evaluation can go on.
 
-    The first line has the fingerprint of the evaluation. outcomes, continuations, answers: those of
-    the file when it was opened.
+    The first line has the fingerprint of the evaluation. records: those of the file when it was
+    opened.
     """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:
         """Open or begin the journal of `directory`. Raises UserError if it is another's."""
         self._path = directory / JOURNAL
-        self.outcomes: list[Outcome] = []
-        self.continuations: list[Continuation] = []
-        self.answers: list[Answer] = []
+        self.records: list[Record] = []
         if self._path.is_file():
             self._read(fingerprint)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -89,11 +84,7 @@ class Journal:
         try:
             header, *rest = map(json.loads, whole.splitlines())
             known = header["fingerprint"]
-            self.outcomes = [Outcome(**line) for line in rest if "task" in line]
-            others = [line for line in rest if "task" not in line]
-            self.answers = [Answer(**line) for line in others if "instruction" in line]
-            others = [line for line in others if "instruction" not in line]
-            self.continuations = [Continuation(**line) for line in others]
+            self.records = [_read_back(line) for line in rest]
         except (ValueError, KeyError, TypeError):
             known = None
         if known != fingerprint:
@@ -104,54 +95,29 @@ class Journal:
         os.truncate(self._path, len(whole))
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Means over some outcomes. stderr: standard error of the score's mean; None for one outcome.
-
-    first_token, after_first: shares of the outcomes whose first token, or whose every further
-    token, is the reference's.
-    """
-
-    samples: int
-    score: float
-    stderr: float | None
-    first_token: float
-    after_first: float
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Outcome]) -> "Summary":
-        """At least one outcome."""
-        count = len(outcomes)
-        scores = [one.score for one in outcomes]
-        return cls(
-            count,
-            round(sum(scores) / count, 4),
-            round(statistics.stdev(scores) / math.sqrt(count), 4) if count > 1 else None,
-            round(sum(one.first for one in outcomes) / count, 4),
-            round(sum(one.rest for one in outcomes) / count, 4),
-        )
+def _read_back(line: dict[str, Any]) -> Record:
+    if "task" in line:
+        return Outcome(**line)
+    return Answer(**line) if "instruction" in line else Continuation(**line)
 
 
 def results(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """A row for each system, budget, mode, task and length, with the scores by depth."""
-    fields = ("system", "slots", "mode", "task", "length")
-    groups = _grouped(outcomes, lambda one: tuple(getattr(one, field) for field in fields))
-    return [
-        dict(zip(fields, key, strict=True)) | asdict(Summary.of(group)) | _by_depth(group)
-        for key, group in groups.items()
-    ]
+    return rows(outcomes, ("system", "slots", "mode", "task", "length"), _summary)
 
 
-def _by_depth(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    depths = _grouped(outcomes, lambda one: one.depth)
-    return {"by_depth": {str(depth): Summary.of(depths[depth]).score for depth in sorted(depths)}}
-
-
-def _grouped(
-    outcomes: Iterable[Outcome], key: Callable[[Outcome], Group]
-) -> dict[Group, list[Outcome]]:
-    """Outcomes by a key, in the order of their first."""
-    groups: dict[Group, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        groups[key(outcome)].append(outcome)
-    return dict(groups)
+def _summary(group: Sequence[Outcome]) -> dict[str, Any]:
+    """Means. first_token, after_first: shares of the outcomes whose first token, or whose every
+    further token, is the reference's."""
+    by_depth = rows(group, ("depth",), lambda some: {"score": mean((o.score for o in some), 4)})
+    return {
+        "samples": len(group),
+        "score": mean((one.score for one in group), 4),
+        "stderr": stderr([one.score for one in group], 4),
+        "first_token": mean((one.first for one in group), 4),
+        "after_first": mean((one.rest for one in group), 4),
+        "by_depth": {
+            str(row["depth"]): row["score"]
+            for row in sorted(by_depth, key=lambda row: float(row["depth"]))
+        },
+    }

@@ -4,18 +4,25 @@ Knows only the report: it measures nothing.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from snapexport.measure.plots import COLOURS, MARKERS, STYLE
+from snapexport.measure.plots import (
+    COLOURS,
+    MARKERS,
+    by,
+    legend_beside,
+    look,
+    panels,
+    write,
+)
 
 Report = dict[str, Any]
 
@@ -31,12 +38,7 @@ NAME_WIDTH = 24
 
 def draw(report: Report, directory: Path) -> list[str]:
     """Write every picture that the report has data for; the names of the files."""
-    with mpl.rc_context(STYLE):
-        return [
-            _save(picture, directory / f"{name}.{kind}")
-            for name, picture in _pictures(report)
-            for kind in ("png", "svg")
-        ]
+    return write(_pictures(report), directory)
 
 
 def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
@@ -48,12 +50,6 @@ def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
         yield "loss_by_slots", loss_by_slots(report)
     if any(map(_was_seen, report["hit_rate"])):
         yield "hit_rate", hit_rate(report)
-
-
-def _save(figure: Figure, path: Path) -> str:
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, bbox_inches="tight", metadata=metadata)
-    return path.name
 
 
 def names_in(report: Report) -> list[str]:
@@ -83,17 +79,31 @@ def broken(name: str) -> str:
 
 def accuracy_by_budget(report: Report) -> Figure:
     """Mean accuracy over tasks and lengths against the slots of the cache, a panel a mode."""
-    modes = report["options"]["modes"]
-    legend = 0.09 * max(len(line) for name in names_in(report) for line in broken(name).split("\n"))
-    figure = Figure(figsize=(3.2 * len(modes) + 1 + legend, 3.2), layout="constrained")
-    panels = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
-    for axes, mode in zip(panels, modes, strict=True):
-        rows = [row for row in report["results"] if row["mode"] == mode]
-        _draw_budgets(axes, rows, report)
-        axes.set(title=MODES[mode], xlabel="cache slots per KV head", ylim=(-0.03, 1.03))
-    panels[0].set_ylabel("accuracy")
-    panels[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    modes = by(report["results"], "mode")
+    figure, drawn = _panels_of_slots(report, modes, "accuracy")
+    for axes, mode in zip(drawn, modes, strict=True):
+        _draw_budgets(axes, modes[mode], report)
+        axes.set(title=MODES[mode], ylim=(-0.03, 1.03))
+    legend_beside(drawn[-1])
     return figure
+
+
+def _panels_of_slots(
+    report: Report, titles: Collection[object], label: str, width: float = 3.2
+) -> tuple[Figure, list[Axes]]:
+    """A panel for each title, with room for a legend of the systems' names."""
+    names = [line for name in names_in(report) for line in broken(name).split("\n")]
+    figure, drawn = panels(len(titles), width, 1 + 0.09 * max(map(len, names)), sharey=True)
+    for axes in drawn:
+        axes.set(xlabel="cache slots per KV head")
+    drawn[0].set_ylabel(label)
+    return figure, drawn
+
+
+def _set_slots(axes: Axes, budgets: list[int], rotation: int = 0) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets, [str(budget) for budget in budgets], rotation=rotation)
+    axes.minorticks_off()
 
 
 def _draw_budgets(axes: Axes, rows: list[Report], report: Report) -> None:
@@ -103,14 +113,10 @@ def _draw_budgets(axes: Axes, rows: list[Report], report: Report) -> None:
         if name not in compressing:
             axes.axhline(_mean(rows, name), color="0.4", linestyle="--", linewidth=1, label=label)
             continue
-        index = compressing.index(name)
         scores = [_mean(rows, name, slots) for slots in budgets]
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        axes.plot(budgets, scores, color=colour, marker=marker, markersize=4, label=label)
+        axes.plot(budgets, scores, label=label, **look(compressing.index(name)))
     if budgets:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(budgets, [str(budget) for budget in budgets])
-        axes.minorticks_off()
+        _set_slots(axes, budgets)
 
 
 def _mean(rows: list[Report], name: str, slots: int | None = None) -> float:
@@ -121,31 +127,23 @@ def _mean(rows: list[Report], name: str, slots: int | None = None) -> float:
 
 def loss_by_slots(report: Report) -> Figure:
     """Log likelihood lost on documents against the slots of the cache, a panel a length."""
-    rows = report["continuations"]
-    lengths = sorted({row["length"] for row in rows})
-    legend = 0.09 * max(len(line) for name in names_in(report) for line in broken(name).split("\n"))
-    figure = Figure(figsize=(2.6 * len(lengths) + 1 + legend, 3.2), layout="constrained")
-    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
-    for axes, length in zip(panels, lengths, strict=True):
+    lengths = by(sorted(report["continuations"], key=lambda row: int(row["length"])), "length")
+    figure, drawn = _panels_of_slots(report, lengths, "nats a token lost", width=2.6)
+    for axes, (length, rows) in zip(drawn, lengths.items(), strict=True):
         for index, name in enumerate(compressing_in(report)):
-            own = [row for row in rows if (row["system"], row["length"]) == (name, length)]
+            own = [row for row in rows if row["system"] == name]
             axes.errorbar(
                 [row["slots"] for row in own],
                 [row["loss"] for row in own],
                 [row["loss_stderr"] or 0 for row in own],
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=4,
                 label=broken(name),
+                **look(index),
             )
         budgets = [slots for slots in budgets_in(report) if slots < length]
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(budgets, [str(budget) for budget in budgets], rotation=90)
-        axes.minorticks_off()
+        _set_slots(axes, budgets, rotation=90)
         axes.axhline(0, color="0.4", linestyle="--", linewidth=1)
-        axes.set(title=f"{length} tokens", xlabel="cache slots per KV head")
-    panels[0].set_ylabel("nats a token lost")
-    panels[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+        axes.set(title=f"{length} tokens")
+    legend_beside(drawn[-1])
     return figure
 
 
@@ -257,7 +255,7 @@ def _draw_layers(axes: Axes, rates: list[Report], names: list[str], budgets: lis
     axes.set_title(f"kept by the vote, of what has attention above {theta}")
     axes.set_xlim(-0.5, len(rates[0]["by_layer"]) - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=7)
+    legend_beside(axes, fontsize=7)
 
 
 def _draw_steps(axes: Axes, rate: Report) -> Any:

@@ -4,9 +4,9 @@ Knows no terminal: a callback receives each outcome.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,25 @@ from snapexport.measure.eval import answers, continuations, hit_rate
 from snapexport.measure.eval.answers import Answer
 from snapexport.measure.eval.continuations import Continuation
 from snapexport.measure.eval.grid import Cell, Grid
-from snapexport.measure.eval.outcomes import Journal, Key, Outcome, results
+from snapexport.measure.eval.outcomes import Journal, Outcome, Record, results
 from snapexport.measure.eval.sample import as_it_is
 from snapexport.measure.eval.systems import LoadedSystems, System, loading
-from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
 
 REPORT = "report.json"
 
-Record = Outcome | Continuation | Answer
-
 
 class Evaluation:
     """A grid that is run record by record. The report may be read at any time.
 
-    outcomes, continuations, answers: those made so far, and those of an earlier run.
+    records: those made so far, and those of an earlier run.
     """
 
     def __init__(self, grid: Grid, out: Path | None) -> None:
         """out: a directory that keeps the records."""
         self.grid, self.out = grid, out
-        self.outcomes: list[Outcome] = []
-        self.continuations: list[Continuation] = []
-        self.answers: list[Answer] = []
+        self.records: list[Record] = []
         self._hit_rates: list[hit_rate.HitRate] | None = None
 
     def run(self) -> Iterator[Record]:
@@ -47,22 +42,18 @@ class Evaluation:
         """
         with loading(self.grid.build, self.grid.options.threads) as loaded:
             journal = Journal(self.out, self.grid.fingerprint()) if self.out else None
-            for record in _resumed(self.grid, loaded, journal):
-                self._keep(record)
+            for record in _records(self.grid, loaded, journal):
+                self.records.append(record)
                 yield record
             self._hit_rates = hit_rate.measure(self.grid, loaded)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to report."""
-        return not (self.outcomes or self.continuations or self.answers)
-
     def report(self) -> dict[str, Any]:
         """The report of what there is; with `out`, written there too."""
+        of_documents = (r for r in self.records if isinstance(r, Continuation))
         report = _options(self.grid) | {
-            "results": results(self.outcomes),
-            "continuations": continuations.results(self.continuations),
-            "answers": answers.results(self.answers),
+            "results": results(r for r in self.records if isinstance(r, Outcome)),
+            "continuations": continuations.results(of_documents),
+            "answers": answers.results(r for r in self.records if isinstance(r, Answer)),
             "hit_rate": [rate.report() for rate in self._hit_rates or ()],
             "complete": self._hit_rates is not None,
         }
@@ -71,26 +62,9 @@ class Evaluation:
             (self.out / REPORT).write_text(_in_lines(read_back))
         return read_back
 
-    def _keep(self, record: Record) -> None:
-        match record:
-            case Outcome():
-                self.outcomes.append(record)
-            case Continuation():
-                self.continuations.append(record)
-            case Answer():
-                self.answers.append(record)
-
-
-def run(grid: Grid, out: Path | None, show: Callable[[Record], None]) -> dict[str, Any]:
-    """Run a whole grid, `show` each record, and return the report. Raises UserError."""
-    evaluation = Evaluation(grid, out)
-    for record in evaluation.run():
-        show(record)
-    return evaluation.report()
-
 
 def outcomes_of(
-    grid: Grid, loaded: LoadedSystems, done: frozenset[Key] = frozenset()
+    grid: Grid, loaded: LoadedSystems, done: Collection[Hashable] = ()
 ) -> Iterator[Outcome]:
     """One outcome after the other; those in `done` are left out.
 
@@ -105,47 +79,28 @@ def outcomes_of(
             yield from _answers(grid, cell, pairs, llms)
 
 
-def _resumed(grid: Grid, loaded: LoadedSystems, journal: Journal | None) -> Iterator[Record]:
+def _records(grid: Grid, loaded: LoadedSystems, journal: Journal | None) -> Iterator[Record]:
     """The records that the journal has, then fresh ones."""
-    if journal is None:
-        yield from _continuations(grid, loaded)
-        yield from _answers_about_documents(grid, loaded)
-        yield from outcomes_of(grid, loaded)
-        return
-    yield from journal.continuations
-    yield from journal.answers
-    yield from journal.outcomes
-    forced = frozenset(one.key for one in journal.continuations)
-    yield from journal.record(_continuations(grid, loaded, forced))
-    written = frozenset(one.key for one in journal.answers)
-    yield from journal.record(_answers_about_documents(grid, loaded, written))
-    done = frozenset(outcome.key for outcome in journal.outcomes)
-    yield from journal.record(outcomes_of(grid, loaded, done))
+    known = journal.records if journal else []
+    yield from known
+    done = frozenset(record.key for record in known)
+    fresh = chain(_of_documents(grid, loaded, done), outcomes_of(grid, loaded, done))
+    yield from journal.record(fresh) if journal else fresh
 
 
-def _continuations(
-    grid: Grid, loaded: LoadedSystems, done: frozenset[continuations.Key] = frozenset()
-) -> Iterator[Continuation]:
-    """One record after the other; those in `done` are left out."""
-    if grid.prompts:
-        yield from continuations.measure(grid.prompts, _executors(grid, loaded), done)
+def _of_documents(
+    grid: Grid, loaded: LoadedSystems, done: Collection[Hashable]
+) -> Iterator[Continuation | Answer]:
+    requests = grid.requests
+    if requests.prompts or requests.instructions:
+        llms = loaded.load(grid.systems)
+        pairs = zip(grid.systems, llms, strict=True)
+        executors = {system: llm.executor for system, llm in pairs}
+        yield from continuations.measure(requests.prompts, executors, done)
+        yield from answers.measure(requests.instructions, executors, requests.tokenizer, done)
 
 
-def _answers_about_documents(
-    grid: Grid, loaded: LoadedSystems, done: frozenset[answers.Key] = frozenset()
-) -> Iterator[Answer]:
-    """One record after the other; those in `done` are left out."""
-    if grid.instructions:
-        executors = _executors(grid, loaded)
-        yield from answers.measure(grid.instructions, executors, grid.requests.tokenizer, done)
-
-
-def _executors(grid: Grid, loaded: LoadedSystems) -> dict[System, BatchExecutor]:
-    llms = loaded.load(grid.systems)
-    return {one: llm.executor for one, llm in zip(grid.systems, llms, strict=True)}
-
-
-def _pending(grid: Grid, cell: Cell, done: frozenset[Key]) -> list[tuple[System, str]]:
+def _pending(grid: Grid, cell: Cell, done: Collection[Hashable]) -> list[tuple[System, str]]:
     """The systems and modes whose outcome for a cell is missing."""
     return [
         (system, mode)

@@ -137,7 +137,7 @@ class Task(ABC):
         """
         if depth is not None and not 0 <= depth <= 1:
             raise UserError(f"a depth of {depth} is not a share of the context", "use 0 to 1")
-        plain = self.texts(seed, depth)
+        plain = self.answering(tokenizer, seed, answer_tokens).texts(seed, depth)
 
         def text(noise: int) -> Text:
             return frame(plain(noise))
@@ -154,6 +154,10 @@ class Task(ABC):
             )
         noise = most(prompt_tokens, limit=tokens, guess=self.guess(tokens))
         return Sample.of(text(noise), self.name, tokenizer)
+
+    def answering(self, tokenizer: Tokenizer, seed: int, answer_tokens: int) -> "Task":
+        """The task with a reference of that length, where it can have one. Raises UserError."""
+        return self
 
     @abstractmethod
     def texts(self, seed: int, depth: float | None) -> Callable[[int], Text]:

@@ -1,10 +1,10 @@
-"""Takes the prompts of a group into every system: each prompt is prefilled once for all.
+"""Runs prompts through the full cache and through every other one, and compares what they write.
 
-Knows neither documents nor what is done after prefill.
+Each prompt is prefilled once for all systems. Knows neither documents nor what is compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from snapexport.measure.eval.systems import System
 from snapexport.runtime.engine.batch_executor import BatchExecutor
@@ -19,8 +19,14 @@ class HasPrompt(Protocol):
     @property
     def prompt_ids(self) -> tuple[int, ...]: ...
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What distinguishes it from the other prompts of a measurement."""
 
-One = TypeVar("One", bound=HasPrompt)
+
+P = TypeVar("P", bound=HasPrompt)
+Written = TypeVar("Written")
+Kept = TypeVar("Kept")
 Executors = Mapping[System, BatchExecutor]
 
 
@@ -29,19 +35,46 @@ def is_measured(system: System, prompt: HasPrompt) -> bool:
     return not system.geometry.compresses or system.slots < prompt.length
 
 
-def full_of(executors: Executors) -> System:
-    """The system that every other one is compared with."""
-    return next(one for one in executors if not one.geometry.compresses)
+def compared(
+    prompts: Sequence[P],
+    executors: Executors,
+    done: Collection[Hashable],
+    decode: Callable[[BatchExecutor, Sequence[P], Sequence[int]], Sequence[Written]],
+    record: Callable[[System, P, Written, Written], Kept],
+) -> Iterator[Kept]:
+    """Records of every prompt and system, but those in `done`. executors: one has the full cache.
+
+    A cache with a slot for each token of the prompt is left out: it drops nothing.
+    done: (system, slots, *key of the prompt). decode: from the likeliest first tokens of prompts in
+    batch slots to what each prompt's system wrote. record: of a system's own and the full cache's.
+    """
+    full = next(system for system in executors if not system.geometry.compresses)
+    batch = executors[full].limits.batch
+    for start in range(0, len(prompts), batch):
+        group = prompts[start : start + batch]
+        pending = {system: _pending(system, group, done) for system in executors}
+        if not any(pending.values()):
+            continue
+        first = _prefill(group, {**pending, full: group}, executors)
+        reference = decode(executors[full], group, first[full])
+        for system in filter(pending.get, executors):
+            is_full = system == full
+            own = reference if is_full else decode(executors[system], group, first[system])
+            for prompt, *pair in zip(group, own, reference, strict=True):
+                if prompt in pending[system]:
+                    yield record(system, prompt, *pair)
 
 
-def groups(prompts: Sequence[One], executors: Executors) -> Iterator[Sequence[One]]:
-    """As many prompts as there are batch slots, in order."""
-    batch = executors[full_of(executors)].limits.batch
-    return (prompts[start : start + batch] for start in range(0, len(prompts), batch))
+def _pending(system: System, group: Sequence[P], done: Collection[Hashable]) -> list[P]:
+    return [
+        prompt
+        for prompt in group
+        if is_measured(system, prompt) and (system.name, system.slots, *prompt.key) not in done
+    ]
 
 
-def prefill(
-    group: Sequence[One], wanted: Mapping[System, Sequence[One]], executors: Executors
+def _prefill(
+    group: Sequence[P], wanted: Mapping[System, Sequence[P]], executors: Executors
 ) -> dict[System, list[int]]:
     """Take each prompt into the same batch slot of every system that wants it.
 

@@ -19,12 +19,9 @@ from snapexport.measure.eval.haystack import Draws, Haystack, HaystackTask, Pros
 from snapexport.measure.eval.sample import (
     FIRST_GUESS,
     TASKS,
-    Frame,
     Ids,
-    Sample,
     Task,
     Text,
-    as_it_is,
     continuing_ids,
     most,
     require_spells,
@@ -167,16 +164,8 @@ class LongAnswer(HaystackTask):
     The last numbers are looked up after the ring has been overwritten.
     """
 
-    def sample(
-        self,
-        tokenizer: Tokenizer,
-        seed: int,
-        tokens: int,
-        depth: float | None = None,
-        answer_tokens: int = 0,
-        frame: Frame = as_it_is,
-    ) -> Sample:
-        """The sample with the fewest keys, at least four, whose reference is long enough."""
+    def answering(self, tokenizer: Tokenizer, seed: int, answer_tokens: int) -> Task:
+        """With the fewest keys, at least four, whose reference is long enough."""
         require_spells(tokenizer, self)
 
         def task(more: int) -> HaystackTask:
@@ -187,10 +176,9 @@ class LongAnswer(HaystackTask):
             hay = task(more).haystack(Draws(self.name, seed))
             return len(continuing_ids(tokenizer, hay.question, hay.reference))
 
-        more = 0
-        if reference_tokens(0) < answer_tokens:
-            more = 1 + most(reference_tokens, answer_tokens - 1, guess=NEEDLES)
-        return task(more).sample(tokenizer, seed, tokens, depth, frame=frame)
+        if reference_tokens(0) >= answer_tokens:
+            return task(0)
+        return task(1 + most(reference_tokens, answer_tokens - 1, guess=NEEDLES))
 
 
 class Vault(Task):

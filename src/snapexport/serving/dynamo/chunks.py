@@ -16,20 +16,20 @@ def chunk_of(delta: OutputDelta, prompt_tokens: int, count: int, text_of: TokenT
     if delta.logprobs:
         chunk |= _logprobs(delta.logprobs, text_of)
     if delta.finish_reason:
-        chunk |= {
-            "finish_reason": delta.finish_reason,
-            "completion_usage": usage(prompt_tokens, count),
-        }
+        chunk |= _ending(delta.finish_reason, prompt_tokens, count)
     return chunk
 
 
-def usage(prompt_tokens: int, count: int) -> dict[str, int]:
-    """Tokens of a request."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": count,
-        "total_tokens": prompt_tokens + count,
-    }
+def ended(token_ids: list[int], finish_reason: str, prompt_tokens: int) -> Chunk:
+    """The only chunk of an answer."""
+    ending = _ending(finish_reason, prompt_tokens, len(token_ids))
+    return {"token_ids": token_ids, "index": 0, **ending}
+
+
+def _ending(finish_reason: str, prompt_tokens: int, count: int) -> Chunk:
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": count}
+    usage["total_tokens"] = prompt_tokens + count
+    return {"finish_reason": finish_reason, "completion_usage": usage}
 
 
 def _logprobs(each: Sequence[TokenLogprobs], text_of: TokenText) -> Chunk:

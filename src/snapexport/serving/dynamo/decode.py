@@ -84,7 +84,7 @@ class Fetcher:
         try:
             await self._transport.fetch(given, loan.row)
         except FetchError as error:
-            self.moved.failed += 1
+            self.moved.rows_failed_total += 1
             if isinstance(error, StuckError):
                 loan.replace(self._new_landing())
             raise

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -33,14 +33,13 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.graph_set import Role
 from snapexport.runtime.requests.request import Request
 from snapexport.serving.dynamo import message, requests
-from snapexport.serving.dynamo.chunks import Chunk, chunk_of, usage
+from snapexport.serving.dynamo.chunks import Chunk, chunk_of, ended
 from snapexport.serving.dynamo.decode import Fetcher, Landed
 from snapexport.serving.dynamo.metrics import METRICS, Moved
 from snapexport.serving.dynamo.options import WorkerOptions
 from snapexport.serving.dynamo.prefill import Lender
 from snapexport.serving.dynamo.transport import FetchError, Transport
 from snapexport.serving.failures import CANCELLED, FailureCode, GenerationError
-from snapexport.serving.metrics import write_values
 from snapexport.serving.model import Model
 from snapexport.serving.streams import Stream
 
@@ -128,10 +127,7 @@ class SnapexportEngine(LLMEngine):
         except GenerationError as error:
             if error.code != "cancelled":
                 raise _ERRORS.get(error.code, Unknown)(str(error)) from error
-            count = len(request["token_ids"])
-            yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"} | {
-                "completion_usage": usage(count, 0)
-            }
+            yield ended([], "cancelled", len(request["token_ids"]))
 
     async def _chunks(self, given: dict[str, Any], context: Context) -> AsyncGenerator[Chunk, None]:
         request = requests.read(self._model, given)
@@ -190,23 +186,17 @@ class SnapexportEngine(LLMEngine):
         """Answer a probe of a worker that can't prefill: by its thread."""
         if not self._streams.worker.is_running:
             raise Unknown("the worker's thread has ended")
-        count = len(request["token_ids"])
-        return {"token_ids": [0], "index": 0, "finish_reason": "length"} | {
-            "completion_usage": usage(count, 1)
-        }
+        return ended([0], "length", len(request["token_ids"]))
 
     async def register_prometheus(self, metrics: Any) -> None:
         """Add the worker's metrics to those of Dynamo's runtime."""
         labels = dict(metrics.auto_labels)
-
-        def text() -> str:
-            moved = write_values(METRICS, self._moved_values(), labels)
-            return self._model.metrics(labels) + moved
-
-        metrics.register_prometheus_expfmt_callback(text)
+        metrics.register_prometheus_expfmt_callback(
+            lambda: self._model.metrics(labels, METRICS, self._moved_values())
+        )
 
     def _moved_values(self) -> dict[str, float]:
-        values = self._moved.values() if self._fetcher else {}
+        values: dict[str, float] = asdict(self._moved) if self._fetcher else {}
         if self._lender:
             leases = self._lender.leases
             values |= {"leases": len(leases), "leases_expired_total": leases.expired}

@@ -26,11 +26,11 @@ class Moved:
     """Rows that this worker has fetched. full_bytes_per_token: of an uncompressed cache."""
 
     full_bytes_per_token: float
-    rows: int = 0
-    failed: int = 0
-    nbytes: int = 0
-    full_bytes: float = 0
-    seconds: float = 0
+    rows_moved_total: int = 0
+    rows_failed_total: int = 0
+    row_bytes_total: int = 0
+    row_full_cache_bytes_total: float = 0
+    row_seconds_total: float = 0
 
     @classmethod
     def by(cls, manifest: Manifest) -> "Moved":
@@ -40,17 +40,7 @@ class Moved:
 
     def add(self, nbytes: int, prompt_length: int, seconds: float) -> None:
         """Count one fetched row."""
-        self.rows += 1
-        self.nbytes += nbytes
-        self.full_bytes += self.full_bytes_per_token * prompt_length
-        self.seconds += seconds
-
-    def values(self) -> dict[str, float]:
-        """The counts by their metrics' names."""
-        return {
-            "rows_moved_total": self.rows,
-            "rows_failed_total": self.failed,
-            "row_bytes_total": self.nbytes,
-            "row_full_cache_bytes_total": self.full_bytes,
-            "row_seconds_total": self.seconds,
-        }
+        self.rows_moved_total += 1
+        self.row_bytes_total += nbytes
+        self.row_full_cache_bytes_total += self.full_bytes_per_token * prompt_length
+        self.row_seconds_total += seconds

@@ -1,7 +1,7 @@
 """Options of `snapexport dynamo`, validated once."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +28,7 @@ class WorkerOptions(ModelOptions):
     component: str | None = None
     discovery: Discovery = "file"
     event_plane: EventPlane = "zmq"
-    chat_template: Path | None = None
+    chat_template: Path | None = field(default=None, metadata={"metavar": "FILE"})
     lease_seconds: float = 30
     request_seconds: float = 600
     drain_seconds: float = 30

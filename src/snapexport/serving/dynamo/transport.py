@@ -12,17 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nixl import _bindings as nixl
 from nixl._api import nixl_agent, nixl_agent_config
-from nixl._bindings import (
-    nixlBackendError,
-    nixlCancelledError,
-    nixlInvalidParamError,
-    nixlMismatchError,
-    nixlNotAllowedError,
-    nixlNotFoundError,
-    nixlRemoteDisconnectError,
-    nixlUnknownError,
-)
 
 from snapexport.runtime.engine.backend import Buffer
 from snapexport.runtime.engine.rows import Device
@@ -33,14 +24,14 @@ FETCH_SECONDS = 30.0
 _MEMORY: dict[Device, str] = {"cpu": "DRAM", "cuda": "VRAM"}
 _POLL_SECONDS = 0.0005
 _ERRORS = (  # they share no base of their own
-    nixlBackendError,
-    nixlCancelledError,
-    nixlInvalidParamError,
-    nixlMismatchError,
-    nixlNotAllowedError,
-    nixlNotFoundError,
-    nixlRemoteDisconnectError,
-    nixlUnknownError,
+    nixl.nixlBackendError,
+    nixl.nixlCancelledError,
+    nixl.nixlInvalidParamError,
+    nixl.nixlMismatchError,
+    nixl.nixlNotAllowedError,
+    nixl.nixlNotFoundError,
+    nixl.nixlRemoteDisconnectError,
+    nixl.nixlUnknownError,
 )
 
 
@@ -62,10 +53,6 @@ class Spans:
     @classmethod
     def of(cls, place: Device, buffers: Sequence[Buffer]) -> "Spans":
         return cls(place, tuple(Span(address=b.address, nbytes=b.nbytes) for b in buffers))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(span.nbytes for span in self.spans)
 
 
 class Transport:

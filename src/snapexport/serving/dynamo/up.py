@@ -77,9 +77,7 @@ def cluster(options: ClusterOptions) -> Iterator[tuple[list[Member], Addresses]]
                     name = f"{role}-{number}"
                     members.append(start(name, worker(options, role), environment, logs))
             wait(members, options, port)
-            url = f"http://{HOST}:{port}"
-            addresses = (f"{url}/v1", f"{url}/health", f"{url}/metrics")
-            yield members, Addresses(options.model_name, *addresses)
+            yield members, Addresses.at(f"http://{HOST}:{port}", options.model_name)
         finally:
             stop(members)
 

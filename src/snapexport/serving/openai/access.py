@@ -51,8 +51,14 @@ class Access:
 
     def guard(self, app: ASGIApp) -> ASGIApp:
         """The application with these checks before it, and the log before both."""
-        guarded = Guarded(app, self)
-        return Logged(guarded, self.log) if self.log else guarded
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            """Refuse before any of the body is read."""
+            error = self.problem(scope["method"], scope["path"], Headers(scope=scope))
+            answer = JSONResponse(error.body, error.status, error.headers) if error else app
+            await answer(scope, receive, send)
+
+        return logged(guarded, self.log) if self.log else guarded
 
     def problem(self, method: str, path: str, headers: Headers) -> ApiError | None:
         """The reason to refuse a request."""
@@ -83,27 +89,10 @@ def _host(header: str) -> str:
     return name if colon and port.isdecimal() else header.strip().lower()
 
 
-class Guarded:
-    """Refuses what `Access` refuses, before any of the body is read."""
+def logged(app: ASGIApp, log: Callable[[str], None]) -> ASGIApp:
+    """Log one line for each request, at its end: nothing of its body or its answer."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._access = access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._access.problem(scope["method"], scope["path"], Headers(scope=scope))
-        app = JSONResponse(error.body, error.status, error.headers) if error else self._app
-        await app(scope, receive, send)
-
-
-class Logged:
-    """Logs one line for each request, at its end: nothing of its body or its answer."""
-
-    def __init__(self, app: ASGIApp, log: Callable[[str], None]) -> None:
-        self._app = app
-        self._log = log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         started, status, size = time.monotonic(), CLIENT_GONE, 0
 
         async def noting(message: Message) -> None:
@@ -113,9 +102,11 @@ class Logged:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await app(scope, receive, noting)
         finally:
-            self._log(_line(scope, status, size, time.monotonic() - started))
+            log(_line(scope, status, size, time.monotonic() - started))
+
+    return answer
 
 
 def _line(scope: Scope, status: int, size: int, seconds: float) -> str:

@@ -24,7 +24,7 @@ from snapexport.serving.openai.access import Access
 from snapexport.serving.openai.body_reader import BodyReader
 from snapexport.serving.openai.errors import INVALID, ApiError, shutting_down
 from snapexport.serving.openai.health import Health
-from snapexport.serving.openai.middleware import HANDLERS, Gate, Gated
+from snapexport.serving.openai.middleware import HANDLERS, Gate, gated
 from snapexport.serving.openai.preprocess import Prepared
 from snapexport.serving.openai.protocol import ChatRequest, CompletionRequest, RequestBody
 from snapexport.serving.openai.responses import ChatWriter, CompletionWriter, ResponseWriter
@@ -84,8 +84,8 @@ class Api:
 
     def _route(self, endpoint: Endpoint) -> Route:
         answer = partial(self._answer, endpoint, Turns(endpoint.readers, MOST_READ))
-        gated = [Middleware(Gated, gate=self.gate)]
-        return Route(endpoint.path, answer, methods=["POST"], middleware=gated)
+        counted = [Middleware(gated, gate=self.gate)]
+        return Route(endpoint.path, answer, methods=["POST"], middleware=counted)
 
     async def _answer(self, endpoint: Endpoint, readers: Turns, request: Request) -> Response:
         body = await self.bodies.read(request, endpoint.body)

@@ -58,7 +58,7 @@ class Health:
         failures = 0
         while failures < FAILURES:
             await asyncio.sleep(CHECK_SECONDS)
-            if not self.streams.is_running:
+            if not self.streams.worker.is_running:
                 raise _ended("the server has ended by itself")
             failed = self.streams.needs_probe and await self._fails()
             failures = failures + 1 if failed else 0

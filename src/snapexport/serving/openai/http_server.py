@@ -24,7 +24,7 @@ CLOSING_SECONDS = 3
 
 
 @contextmanager
-def bound(host: str, port: int, flag: str) -> Iterator[socket.socket]:
+def bound(host: str, port: int) -> Iterator[socket.socket]:
     """A bound socket that does not listen yet. Raises UserError.
 
     Binding before the build is loaded refuses a port in use at once.
@@ -42,16 +42,16 @@ def bound(host: str, port: int, flag: str) -> Iterator[socket.socket]:
         try:
             listener.bind(address)
         except OSError as error:
-            raise _refused(host, port, flag, error) from None
+            raise _refused(host, port, error) from None
         yield listener
 
 
-def _refused(host: str, port: int, flag: str, error: BaseException | None) -> UserError:
+def _refused(host: str, port: int, error: BaseException | None) -> UserError:
     reason = error.strerror if isinstance(error, OSError) else error
-    hint = f"choose another {flag}; 0: a free one"
+    hint = "choose another --port; 0: a free one"
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
         hint = "use an address of this machine for --host"
-    return UserError(f"{flag} {port} on {host}: {reason}", hint)
+    return UserError(f"--port {port} on {host}: {reason}", hint)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -81,7 +81,7 @@ async def listening(api: Api, listener: socket.socket) -> AsyncIterator[None]:
         while not server.started:
             if serving.done():
                 host, port = listener.getsockname()[:2]
-                raise _refused(host, port, "--port", serving.exception())
+                raise _refused(host, port, serving.exception())
             await asyncio.sleep(0.01)
         listener.listen(BACKLOG)  # asyncio has one number for both
         yield

@@ -16,7 +16,6 @@ from snapexport.serving.openai.errors import (
     from_generation,
     shutting_down,
 )
-from snapexport.serving.openai.streaming import ClientGoneError
 
 
 class Gate:
@@ -47,52 +46,38 @@ class Gate:
             await asyncio.wait_for(self._empty.wait(), seconds)
 
 
-class Gated:
-    """Counts a request until its answer or stream has been sent."""
+def gated(app: ASGIApp, gate: Gate) -> ASGIApp:
+    """Count a request until its answer or stream has been sent."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self._app = app
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._gate.enter()
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        gate.enter()
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
-            self._gate.leave()
+            gate.leave()
+
+    return answer
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return JSONResponse(error.body, error.status, error.headers)
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
+    api_error = _as_api_error(request, error)
+    return JSONResponse(api_error.body, api_error.status, api_error.headers)
 
 
-async def _generation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, GenerationError)
-    return await _api_error(request, from_generation(error))
+def _as_api_error(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case GenerationError():
+            return from_generation(error)
+        case HTTPException():  # no such route, or not with this method
+            what = f"{request.method} {request.url.path}: {error.detail}"
+            return ApiError(error.status_code, what, INVALID)
+    return ApiError(500, "the server failed: see its log")  # which has the traceback
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """No such route, or not with this method."""
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}: {error.detail}"
-    return await _api_error(request, ApiError(error.status_code, what, INVALID))
-
-
-async def _client_gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
-
-
-async def _server_error(request: Request, _: Exception) -> Response:
-    """A 500. The traceback goes to the log, not to the client."""
-    return await _api_error(request, ApiError(500, "the server failed: see its log"))
-
-
-HANDLERS = {
-    ApiError: _api_error,
-    GenerationError: _generation_error,
-    HTTPException: _http_error,
-    ClientGoneError: _client_gone,
-    ClientDisconnect: _client_gone,
-    Exception: _server_error,
-}
+HANDLERS = dict.fromkeys(
+    (ApiError, GenerationError, HTTPException, ClientDisconnect, Exception), _answer
+)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -29,10 +30,6 @@ Outputs = AsyncGenerator[tuple[int, OutputDelta]]
 """Outputs with the index of their answer."""
 
 Result = TypeVar("Result")
-
-
-class ClientGoneError(Exception):
-    """The client has left: nobody reads the answer."""
 
 
 async def merged(streams: Streams, requests: Sequence[Request]) -> Outputs:
@@ -85,16 +82,16 @@ async def collected(outputs: Outputs, count: int) -> list[OutputDelta]:
 
 
 async def require_client(request: HttpRequest) -> None:
-    """Raise ClientGoneError if the client has left: under load many leave while they wait.
+    """Raise ClientDisconnect if the client has left: under load many leave while they wait.
 
     For use after the body was read.
     """
     if await request.is_disconnected():
-        raise ClientGoneError
+        raise ClientDisconnect
 
 
 async def unless_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled if the client leaves. Raises ClientGoneError.
+    """The result of `work`, which is cancelled if the client leaves. Raises ClientDisconnect.
 
     For use after the body was read: the next message of the connection is then its end.
     """
@@ -104,7 +101,7 @@ async def unless_gone(request: HttpRequest, work: Coroutine[Any, Any, Result]) -
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
             return doing.result()
-        raise ClientGoneError
+        raise ClientDisconnect
     finally:
         for task in (doing, leaving):
             task.cancel()

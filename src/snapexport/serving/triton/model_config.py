@@ -19,25 +19,22 @@ WARMUP_FILES = {
 """Values of the warm-up's inputs in Triton's form. Its prompt is zeros, which Triton makes."""
 
 
-def streaming(
-    name: str, device: Device, parameters: Mapping[str, str], warmup_tokens: int
-) -> schema.ModelConfig:
+def streaming(name: str, device: Device, parameters: Mapping[str, str], warmup_tokens: int) -> str:
     """The model that holds the build: decoupled, since a request may have many answers."""
     own = {
         "model_transaction_policy": {"decoupled": True},
         "model_warmup": [_warmup(warmup_tokens)],
     }
-    return ParseDict(_python_model(name, device, parameters) | own, schema.ModelConfig())
+    return _text(_python_model(name, device, parameters) | own)
 
 
-def unary(name: str, parameters: Mapping[str, str]) -> schema.ModelConfig:
+def unary(name: str, parameters: Mapping[str, str]) -> str:
     """The unary model, which forwards requests to the streaming model."""
-    return ParseDict(_python_model(name, "cpu", parameters), schema.ModelConfig())
+    return _text(_python_model(name, "cpu", parameters))
 
 
-def to_text(config: schema.ModelConfig) -> str:
-    """The text of a config.pbtxt."""
-    return str(text_format.MessageToString(config))
+def _text(config: Mapping[str, Any]) -> str:
+    return str(text_format.MessageToString(ParseDict(config, schema.ModelConfig())))
 
 
 def _python_model(name: str, device: Device, parameters: Mapping[str, str]) -> dict[str, Any]:

@@ -47,14 +47,14 @@ def write_repository(options: RepositoryOptions) -> Path:
         config = model_config.streaming(
             options.model_name, device, _parameters(options), warmup_tokens
         )
-        _write_model(streaming, model_config.to_text(config), "model.py")
+        _write_model(streaming, config, "model.py")
         _place_build(build.directory, streaming / VERSION / BUILD, options.copy)
         _write_warmup(streaming / model_config.WARMUP, model_config.WARMUP_FILES)
         # The unary model may forward as many requests as fit.
         room = build.manifest.batch + options.max_pending
         parameters = {"model": options.model_name, "max_requests": str(room)}
         config = model_config.unary(options.unary_name, parameters)
-        _write_model(out / options.unary_name, model_config.to_text(config), "unary_model.py")
+        _write_model(out / options.unary_name, config, "unary_model.py")
         _write_template(out, "README.md", _readme_values(options, build.manifest, device))
         _write_template(out, "Dockerfile", _dockerfile_values(build.manifest))
         _write_record(out, options)

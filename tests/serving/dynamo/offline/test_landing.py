@@ -3,7 +3,11 @@
 import asyncio
 from contextlib import suppress
 
-from snapexport.serving.dynamo.landing import Borrowed, Landing, LandingRows
+import pytest
+
+from snapexport.serving.dynamo.landing import Landing, LandingRows
+
+pytestmark = pytest.mark.anyio
 
 
 async def nothing() -> None: ...
@@ -15,34 +19,28 @@ async def hold(rows: LandingRows, lent: list[Landing], until: asyncio.Event) -> 
         await until.wait()
 
 
-def test_rows_are_lent_to_one_borrower_at_a_time() -> None:
-    async def run() -> None:
-        rows, lent, end = LandingRows([Landing(()), Landing(())]), [], asyncio.Event()
-        tasks = [asyncio.create_task(hold(rows, lent, end)) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        assert len(lent) == 2 and lent[0] is not lent[1]
-        end.set()
-        await asyncio.gather(*tasks)
-        assert len(lent) == 3
-
-    asyncio.run(run())
+async def test_rows_are_lent_to_one_borrower_at_a_time() -> None:
+    rows, lent, end = LandingRows([Landing(()), Landing(())]), [], asyncio.Event()
+    tasks = [asyncio.create_task(hold(rows, lent, end)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert len(lent) == 2 and lent[0] is not lent[1]
+    end.set()
+    await asyncio.gather(*tasks)
+    assert len(lent) == 3
 
 
-def test_cancelled_borrower_gives_its_row_back_once() -> None:
-    async def run() -> None:
-        rows, lent = LandingRows([Landing(())]), []
-        task = asyncio.create_task(hold(rows, lent, asyncio.Event()))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        async with rows.borrowed(60, nothing) as loan:
-            loan.give_back()
-        assert [loan.row] == lent
-        async with rows.borrowed(60, nothing):
-            assert await waited(rows)  # the second return added no second row
-
-    asyncio.run(run())
+async def test_cancelled_borrower_gives_its_row_back_once() -> None:
+    rows, lent = LandingRows([Landing(())]), []
+    task = asyncio.create_task(hold(rows, lent, asyncio.Event()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    async with rows.borrowed(60, nothing) as loan:
+        loan.give_back()
+    assert [loan.row] == lent
+    async with rows.borrowed(60, nothing):
+        assert await waited(rows)  # the second return added no second row
 
 
 async def waited(rows: LandingRows) -> bool:
@@ -57,13 +55,9 @@ async def waited(rows: LandingRows) -> bool:
     return True
 
 
-def test_replaced_row_is_lent_no_more() -> None:
-    async def run() -> Borrowed:
-        rows, fresh = LandingRows([Landing(())]), Landing(())
-        async with rows.borrowed(60, nothing) as loan:
-            loan.replace(fresh)
-        async with rows.borrowed(60, nothing) as loan:
-            assert loan.row is fresh
-        return loan
-
-    asyncio.run(run())
+async def test_replaced_row_is_lent_no_more() -> None:
+    rows, fresh = LandingRows([Landing(())]), Landing(())
+    async with rows.borrowed(60, nothing) as loan:
+        loan.replace(fresh)
+    async with rows.borrowed(60, nothing) as loan:
+        assert loan.row is fresh

@@ -13,6 +13,8 @@ from snapexport.serving.streams import Stream
 from snapexport.serving.triton.backend.inputs import Inputs
 from snapexport.serving.triton.backend.sender import Sender
 
+pytestmark = pytest.mark.anyio
+
 OUTPUTS = frozenset({"text_output", "finish_reason", "output_ids"})
 
 
@@ -81,95 +83,68 @@ def output(text: str, reason: Any = None) -> OutputDelta:
     return OutputDelta(0, text, (len(text),), reason)
 
 
-def test_responses_arrive_in_order_and_the_last_is_final() -> None:
-    async def run() -> FakePort:
-        bench = Bench()
-        await bench.put(output("a"))
-        await bench.put(output("b", "stop"))
-        await bench.answer
-        return bench.port
-
-    port = asyncio.run(run())
-    assert (port.sent, port.failed) == ([("a", False), ("b", True)], [])
+async def test_responses_arrive_in_order_and_the_last_is_final() -> None:
+    bench = Bench()
+    await bench.put(output("a"))
+    await bench.put(output("b", "stop"))
+    await bench.answer
+    assert (bench.port.sent, bench.port.failed) == ([("a", False), ("b", True)], [])
 
 
-def test_failure_is_the_last_response_with_its_code() -> None:
-    async def run() -> FakePort:
-        bench = Bench()
-        await bench.put(output("x"), Failure("no", "internal"))
-        await bench.answer
-        return bench.port
-
-    port = asyncio.run(run())
-    assert (port.sent, port.failed) == ([("x", False)], [("no", "INTERNAL")])
+async def test_failure_is_the_last_response_with_its_code() -> None:
+    bench = Bench()
+    await bench.put(output("x"), Failure("no", "internal"))
+    await bench.answer
+    assert (bench.port.sent, bench.port.failed) == ([("x", False)], [("no", "INTERNAL")])
 
 
-def test_non_streaming_answer_is_sent_once_with_its_echo() -> None:
-    async def run() -> FakePort:
-        bench = Bench(streams=False, echo=True)
-        for text, reason in (("a", None), ("b", None), ("c", "length")):
-            await bench.put(output(text, reason))
-        await bench.answer
-        return bench.port
-
-    assert asyncio.run(run()).sent == [("prompt abc", True)]
+async def test_non_streaming_answer_is_sent_once_with_its_echo() -> None:
+    bench = Bench(streams=False, echo=True)
+    for text, reason in (("a", None), ("b", None), ("c", "length")):
+        await bench.put(output(text, reason))
+    await bench.answer
+    assert bench.port.sent == [("prompt abc", True)]
 
 
-def test_waiting_outputs_are_sent_as_one_response_after_the_echo() -> None:
-    async def run() -> FakePort:
-        bench = Bench(echo=True)
-        await bench.put(*map(output, "abc"))
-        await bench.put(output("d", "stop"))
-        await bench.answer
-        return bench.port
-
-    assert asyncio.run(run()).sent == [("prompt abc", False), ("d", True)]
+async def test_waiting_outputs_are_sent_as_one_response_after_the_echo() -> None:
+    bench = Bench(echo=True)
+    await bench.put(*map(output, "abc"))
+    await bench.put(output("d", "stop"))
+    await bench.answer
+    assert bench.port.sent == [("prompt abc", False), ("d", True)]
 
 
-def test_client_that_left_cancels_its_request_and_no_ended_one() -> None:
-    async def run(ends: bool) -> tuple[Bench, list[Stream]]:
-        bench = Bench()
-        bench.stream.started = 0.0
-        if ends:
-            await bench.put(output("a", "stop"))
-        await asyncio.sleep(0.05)
-        before = list(bench.streams.cancelled)
-        bench.port.gone = True
-        await asyncio.sleep(0.05)
-        await bench.put(Failure("left", "cancelled"))
-        await bench.answer
-        return bench, before
-
-    bench, before = asyncio.run(run(ends=False))
-    assert (before, bench.streams.cancelled) == ([], [bench.stream])
-    assert bench.port.failed == [("left", "CANCELLED")]
-    bench, _ = asyncio.run(run(ends=True))
+@pytest.mark.parametrize("ends", [False, True])
+async def test_client_that_left_cancels_its_request_and_no_ended_one(ends: bool) -> None:
+    bench = Bench()
+    bench.stream.started = 0.0
+    if ends:
+        await bench.put(output("a", "stop"))
+    await asyncio.sleep(0.05)
     assert bench.streams.cancelled == []
+    bench.port.gone = True
+    await asyncio.sleep(0.05)
+    await bench.put(Failure("left", "cancelled"))
+    await bench.answer
+    assert bench.streams.cancelled == ([] if ends else [bench.stream])
+    assert bench.port.failed == ([] if ends else [("left", "CANCELLED")])
 
 
-def test_response_that_cannot_be_sent_ends_its_request() -> None:
-    async def run() -> Bench:
-        bench = Bench()
-        bench.port.broken = True
-        await bench.put(output("a"))
-        with pytest.raises(RuntimeError, match="cannot be sent"):
-            await bench.answer
-        return bench
-
-    bench = asyncio.run(run())
+async def test_response_that_cannot_be_sent_ends_its_request() -> None:
+    bench = Bench()
+    bench.port.broken = True
+    await bench.put(output("a"))
+    with pytest.raises(RuntimeError, match="cannot be sent"):
+        await bench.answer
     assert bench.streams.left == [bench.stream]
 
 
-def test_refused_request_has_its_code() -> None:
-    async def run() -> FakePort:
-        bench = Bench()
+async def test_refused_request_has_its_code() -> None:
+    async def refuse(_: Stream) -> AsyncGenerator[OutputDelta]:
+        raise GenerationError(Failure("full", "full"))
+        yield
 
-        async def refuse(_: Stream) -> AsyncGenerator[OutputDelta]:
-            raise GenerationError(Failure("full", "full"))
-            yield
-
-        bench.streams.outputs = refuse  # type: ignore[method-assign]
-        await bench.answer
-        return bench.port
-
-    assert asyncio.run(run()).failed == [("full", "UNAVAILABLE")]
+    bench = Bench()
+    bench.streams.outputs = refuse  # type: ignore[method-assign]
+    await bench.answer
+    assert bench.port.failed == [("full", "UNAVAILABLE")]

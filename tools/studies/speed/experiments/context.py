@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.tables import Table, of_roofline, spread_ms
+from snapexport.measure.bench.tables import Table, of_roofline
 from snapexport.measure.bench.turns import Case, Row, rounded, spread
 from tools.studies.speed.filled import Step, measure_steps
+from tools.studies.speed.record import Results, spread_ms
 from tools.studies.speed.setup import Experiment, Setup
 
 

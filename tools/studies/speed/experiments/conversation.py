@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.measure.bench.memory import share
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row, rounded
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from tools.studies.speed.device import share
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 NOTES = (

@@ -10,10 +10,10 @@ from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import in_gib
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType
-from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.tables import Column, Table, of_roofline, spread_ms
+from snapexport.measure.bench.tables import Column, Table, of_roofline
 from snapexport.measure.bench.turns import Row, rounded
 from tools.studies.speed.filled import Step, measure_steps
+from tools.studies.speed.record import Results, spread_ms
 from tools.studies.speed.setup import Experiment, Setup
 
 PAPER = (

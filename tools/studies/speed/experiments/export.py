@@ -13,10 +13,10 @@ from pathlib import Path
 
 from snapexport.build.staging import scratch
 from snapexport.contract.sizes import in_mib
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row
 from tools.studies.speed import checkpoints
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 FLAGS = "--L-max 131072 --dtype bf16 --target tensorrt".split()

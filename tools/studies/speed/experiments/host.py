@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, alone, clocked
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 NOTE = (

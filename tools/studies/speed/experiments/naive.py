@@ -20,11 +20,11 @@ from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.memory import cache_bytes
 from snapexport.contract.targets import Target
 from snapexport.measure.bench import memory
-from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.tables import Column, Table, mib, spread_ms
+from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row, alone, clocked, rounded
 from tools.studies.speed.filled import NOTE, FilledSystem
 from tools.studies.speed.naive import NaiveDecode, naive_step, repeat, ring_step
+from tools.studies.speed.record import Results, spread_ms
 from tools.studies.speed.setup import Experiment, Setup
 
 _POSITIONS = 2

@@ -13,12 +13,12 @@ import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.measure.bench.costs import Costs
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, alone, clocked, rounded
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.requests.pieces import CHUNK, Piece
 from tools.studies.speed.filled import fill_prompt
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 PAPER_SHARE = 0.0252 + 0.0032

@@ -15,11 +15,11 @@ from typing import TypeVar
 import numpy as np
 
 from snapexport.errors import UserError
-from snapexport.measure.bench.results import Results
-from snapexport.measure.bench.tables import Table, spread_ms
+from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded
 from tools.studies.speed.peers import PLUGINS
 from tools.studies.speed.peers.process import PeerError, Scene, Variant, Worker
+from tools.studies.speed.record import Results, spread_ms
 from tools.studies.speed.setup import Experiment, Setup
 
 REFERENCE = "transformers, dynamic"

@@ -15,10 +15,11 @@ import numpy as np
 
 from snapexport.build.staging import scratch
 from snapexport.errors import UserError
-from snapexport.measure.bench.memory import apart, share
-from snapexport.measure.bench.results import Results
+from snapexport.measure.bench.memory import apart
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Row, rounded
+from tools.studies.speed.device import share
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 TOKENS = 8

@@ -12,11 +12,12 @@ from statistics import median
 import numpy as np
 
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench.memory import apart, share
-from snapexport.measure.bench.results import Results
+from snapexport.measure.bench.memory import apart
 from snapexport.measure.bench.systems import load
 from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row, clocked
+from tools.studies.speed.device import share
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 

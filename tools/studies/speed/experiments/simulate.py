@@ -12,11 +12,11 @@ import numpy as np
 
 from snapexport.contract.sizes import in_gib
 from snapexport.errors import UserError
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table, number
 from snapexport.measure.bench.turns import Row, rounded, tail
 from tools.studies.speed.experiments.equal_memory import PAPER
 from tools.studies.speed.large_models import H200, MODELS, Published, Worker, workers
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 from tools.studies.speed.simulation import Cluster, simulate
 

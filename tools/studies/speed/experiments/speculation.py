@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from snapexport.build import BuildOptions
 from snapexport.build import run as run_build
 from snapexport.contract.build_directory import Build
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, rounded
 from snapexport.runtime.chat.template_files import has_template
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import Completion, Request, SamplingParams
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 _CODE = """\

@@ -12,11 +12,11 @@ from statistics import median
 import numpy as np
 
 from snapexport.contract import names
-from snapexport.measure.bench.results import Results
 from snapexport.measure.bench.sessions import open_session
 from snapexport.measure.bench.tables import Table
 from snapexport.measure.bench.turns import Case, Row, Timed, alone, clocked
 from tools.studies.speed.experiments.host import SAMPLINGS, Running, TimedExecutor
+from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
 WARM_UP = 3

@@ -1,45 +1,30 @@
 """Opens builds and probes rates on the devices that experiments run on.
 
-Rates are probed between measurements, with the same number of threads. A dry run does
-`--device cuda` on the CPU at tiny sizes; its numbers mean nothing for a GPU.
+A dry run does `--device cuda` on the CPU at tiny sizes; its numbers mean nothing for a GPU.
 """
 
+import importlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import TensorSpec
 from snapexport.errors import UserError, first_line
-from snapexport.measure.bench import machine
-from snapexport.measure.bench.sessions import open_session
+from snapexport.measure.bench.probes import bandwidth, matmul, probes
 from snapexport.measure.bench.turns import Case, probe
 from snapexport.runtime.engine.backend import Memory
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.open_executor import open_executor
 
 DRY_RUN = "a dry run: on the CPU, at tiny sizes; it says nothing of a GPU"
-_QUICK_BYTES = 16 << 20
-READ_BYTES = 1 << 28
-"""Far more than a processor's caches hold."""
-
-ROWS = 1024
-"""Of the square matrices: large enough for the full rate."""
-
 COPIED_BYTES = 1 << 30
 """The probe holds twice as much of a GPU's memory."""
 
-# c[M,N] = MatMul(a[M,K], b[K,N]), opset 21; test_probes.py has it as text. Written out, because
-# whoever runs a build has no onnx package to make it with.
-MATMUL = bytes.fromhex(
-    "08083a5d0a130a01610a016212016322064d61744d756c3a001201675a150a01611210"
-    "0a0e0801120a0a0312014d0a0312014b5a150a016212100a0e0801120a0a0312014b0a"
-    "0312014e62150a016312100a0e0801120a0a0312014d0a0312014e42040a001015"
-)
+_QUICK_BYTES = 16 << 20
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,7 @@ class Device:
 
     def described(self) -> dict[str, Any]:
         """The GPU's name, driver and CUDA versions, for the results' machine. Raises UserError."""
-        return {"gpu": machine.gpu()} if self.name == "cuda" and not self.dry else {}
+        return {"gpu": gpu()} if self.name == "cuda" and not self.dry else {}
 
     @contextmanager
     def opened(self, build: Build) -> Iterator[Executor]:
@@ -90,7 +75,7 @@ class Device:
         if self.name == "cpu":
             if self.quick:
                 return [bandwidth(self.threads, _QUICK_BYTES), matmul(self.threads, 128)]
-            return [bandwidth(self.threads), matmul(self.threads)]
+            return probes(self.threads)
         if self.dry:
             from snapexport.runtime.ort.devices import HostMemory
 
@@ -98,21 +83,6 @@ class Device:
         from snapexport.runtime.engine.cuda import CudaMemory
 
         return [device_copy(CudaMemory())]
-
-
-def bandwidth(threads: int, nbytes: int = READ_BYTES) -> Case:
-    """Bytes read by bitwise or, NumPy's cheapest read of every byte; each thread has a slice."""
-    words = np.ones(nbytes // 8, np.int64)  # ones: zeros would be one page, mapped everywhere
-    slices, pool = np.array_split(words, threads), ThreadPoolExecutor(threads)
-    # NumPy lets go of the interpreter's lock meanwhile.
-    return probe("bandwidth", words.nbytes, lambda: list(pool.map(np.bitwise_or.reduce, slices)))
-
-
-def matmul(threads: int, rows: int = ROWS) -> Case:
-    """Operations of ONNX Runtime's square product in fp32, in which it computes every dtype."""
-    session = open_session(MATMUL, threads)
-    matrix = np.random.default_rng(0).random((rows, rows), np.float32)
-    return probe("matmul", 2 * rows**3, lambda: session.run(None, {"a": matrix, "b": matrix}))
 
 
 def device_copy(memory: Memory, nbytes: int = COPIED_BYTES) -> Case:
@@ -125,3 +95,38 @@ def device_copy(memory: Memory, nbytes: int = COPIED_BYTES) -> Case:
         memory.synchronize()
 
     return probe("bandwidth", 2 * nbytes, copy)
+
+
+def gpu() -> dict[str, Any]:
+    """The GPU's name, its driver, and the CUDA versions of driver and runtime. Raises UserError."""
+    from snapexport.runtime.engine.cuda import Device
+    from snapexport.runtime.ort.cuda import require_cuda_provider
+
+    require_cuda_provider()
+    device = Device()
+    cuda = importlib.import_module("cuda.bindings.runtime")
+    found = {
+        "name": device.name,
+        "compute_capability": device.compute_capability,
+        # Not there under WSL.
+        "driver": _DRIVER.read_text().splitlines()[0] if _DRIVER.is_file() else None,
+        "driver_cuda": _cuda_version(*cuda.cudaDriverGetVersion()),
+        "runtime_cuda": _cuda_version(*cuda.cudaRuntimeGetVersion()),
+    }
+    device.close()
+    return found
+
+
+def _cuda_version(status: Any, number: int) -> str | None:
+    """CUDA's number as a version: 13040 is 13.4; None if unknown."""
+    return None if int(status) else f"{number // 1000}.{number % 1000 // 10}"
+
+
+def share() -> tuple[int, int]:
+    """Bytes of this process' own pages, and its share (PSS) of mapped files.
+
+    PSS counts a weight file that two sessions map once; RSS would count it twice.
+    """
+    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    kilobytes = {row[0].rstrip(":"): int(row[1]) for row in rows}
+    return kilobytes["Pss_Anon"] * 1024, kilobytes["Pss_File"] * 1024

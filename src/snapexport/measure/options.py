@@ -1,0 +1,20 @@
+"""Checks the options of a measurement."""
+
+from snapexport.errors import UserError, flag_of
+
+
+def require(options: object, **least: float | None) -> None:
+    """Raise UserError for a number below its least value, or an empty or repeating list.
+
+    None passes: it is chosen later. A bound of None allows every value.
+    """
+    for name, bound in least.items():
+        given, flag = getattr(options, name), flag_of(name)
+        values = given if isinstance(given, tuple) else () if given is None else (given,)
+        if given == ():
+            raise UserError(f"{flag} is empty", "give one or more, or leave it out")
+        for value in values:
+            if bound is not None and value < bound:
+                raise UserError(f"{flag} {value} is below {bound}", f"use {bound} or more")
+            if values.count(value) > 1:
+                raise UserError(f"{flag} has {value} twice", "give it once")
