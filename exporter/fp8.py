@@ -24,7 +24,7 @@ from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.stack import InTurn, Stack
 from snapexport.exporter.link import Traced
 from snapexport.exporter.quantized import Fp8Tensor, read_quantization
-from snapexport.exporter.tensor_file import Tensor, hole
+from snapexport.exporter.tensor_file import Calculated, Tensor, hole
 from snapexport.files.copying import is_hole
 from snapexport.files.dtypes import DType
 
@@ -37,7 +37,7 @@ _FP16_LARGEST = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
-class RowScales:
+class RowScales(Calculated):
     """The scales of a matrix [N,K], repeated for each row: fp32 [N,ceil(K/b)].
 
     dtype_of_weights: what the graph computes in. fp16 holds no weights above 65,504.
@@ -50,11 +50,6 @@ class RowScales:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.weight.shape[0], self.weight.scales.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        rows, count = self.shape
-        return 4 * rows * count
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""

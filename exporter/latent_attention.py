@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.onnx import ops as onnx_ops
 from transformers import PretrainedConfig
 
-from snapexport.exporter.tensor_file import BLOCK, blocks
+from snapexport.exporter.tensor_file import BLOCK, Calculated, blocks
 from snapexport.exporter.tensor_file import Tensor as StoredTensor
 from snapexport.graphs.markers import LATENT_ATTENTION, TRACE_DOMAIN
 
@@ -87,7 +87,7 @@ def _queries(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RowsOfHeads:
+class RowsOfHeads(Calculated):
     """Some rows of every head of a stored matrix [H*n,K]: a tensor [H,count,K].
 
     transposed: [H,K,count] instead.
@@ -108,10 +108,6 @@ class RowsOfHeads:
         columns = self.stored.shape[1]
         one = (columns, self.count) if self.transposed else (self.count, columns)
         return self.heads, *one
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes * self.heads * self.count // self.stored.shape[0]
 
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat; a block holds whole heads."""

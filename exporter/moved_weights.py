@@ -7,11 +7,11 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks, hole, is_hole
+from snapexport.exporter.tensor_file import NUMPY_DTYPE, Calculated, Tensor, blocks, hole, is_hole
 
 
 @dataclass(frozen=True)
-class Swapped:
+class Swapped(Calculated):
     """A stored tensor [E,N,K] as [E,K,N]. One matrix at a time is in memory."""
 
     stored: Tensor
@@ -24,10 +24,6 @@ class Swapped:
     def shape(self) -> tuple[int, ...]:
         count, rows, columns = self.stored.shape
         return count, columns, rows
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of as few whole matrices as possible."""

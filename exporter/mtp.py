@@ -11,25 +11,21 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from snapexport.contract import names
 from snapexport.exporter.mtp_layer import config_of_layer, put_layer
 from snapexport.exporter.skeleton import skeleton
-from snapexport.exporter.trace import SLOT_AXES, SLOTS, export, logits_of
+from snapexport.exporter.trace import SLOT_AXES, SLOTS, Step, export, logits_of
 
 
-class _Step(nn.Module):
+class _Step(Step):
     """One token for each of B sequences.
 
     input_ids, position_ids [B,1], the position before's hidden_states [B,1,E] -> logits float32
     [B,V], hidden_states [B,1,E].
     """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, hidden_states: Tensor
@@ -38,15 +34,11 @@ class _Step(nn.Module):
         return logits_of(self.model, states), states
 
 
-class _Chunk(nn.Module):
+class _Chunk(Step):
     """The tokens after those of a prefill chunk: surgery keeps the cached states alone.
 
     input_ids [1,C], past_length [1], the chunk's hidden_states [1,C,E] -> hidden_states [1,C,E].
     """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, past_length: Tensor, hidden_states: Tensor) -> Tensor:
         position_ids = past_length[:, None] + torch.arange(1, input_ids.shape[1] + 1)[None]
@@ -83,7 +75,7 @@ def _trace(config: PretrainedConfig, dtype: torch.dtype, chunk: int | None) -> i
         position = names.PAST_LENGTH if chunk else names.POSITION_IDS
         positions = torch.empty((1,) if chunk else (rows, 1), dtype=torch.int64)
         inputs = {names.INPUT_IDS: ids, position: positions, names.HIDDEN_STATES: states}
-        step = (_Chunk if chunk else _Step)(model).eval()
+        step = (_Chunk if chunk else _Step)(model, True).eval()
         outputs = [names.NEXT_HIDDEN_STATES]
         outputs = outputs if chunk else [names.LOGITS, *outputs]
         return export(step, inputs, outputs, None if chunk else dict.fromkeys(inputs, SLOT_AXES))

@@ -5,10 +5,11 @@ Never holds a whole tensor in memory.
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import ml_dtypes  # noqa: F401 (teaches NumPy the names of small floats)
 import numpy as np
@@ -17,24 +18,28 @@ from numpy.typing import NDArray
 from snapexport.files.copying import CLONE_BLOCK, copy_range
 from snapexport.files.copying import is_hole as is_hole_of_file
 from snapexport.files.dtypes import OF_GRAPHS
-from snapexport.files.safetensors import SUFFIX, TensorSpan, header, read_header
+from snapexport.files.safetensors import SUFFIX, TensorSpan, header, read_header, tensor_bytes
 
 
-class Calculated(Protocol):
+class Calculated(ABC):
     """A tensor that is calculated while it is read, of tensors that are stored otherwise."""
 
     @property
-    def dtype(self) -> str: ...
+    @abstractmethod
+    def dtype(self) -> str:
+        """As safetensors spells it."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        return tensor_bytes(self.dtype, self.shape)
 
+    @abstractmethod
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks whose size is a multiple of `multiple`."""
-        ...
 
 
 Tensor = TensorSpan | Calculated

@@ -34,16 +34,20 @@ DynamicShapes = dict[str, Any]
 """{input: {axis: torch.export's Dim}}, as PyTorch takes it."""
 
 
-class _Prefill(nn.Module):
+class Step(nn.Module):
+    """What a graph calculates, of weights below `model`. hidden_states: make them an output."""
+
+    def __init__(self, model: Any, hidden_states: bool) -> None:
+        super().__init__()
+        self.model, self.hidden_states = model, hidden_states
+
+
+class _Prefill(Step):
     """One chunk of one prompt: logits of its last valid token.
 
     input_ids [1,C], past_length [1], chunk_length [1] -> logits float32 [1,V], and if asked
     hidden_states [1,C,E].
     """
-
-    def __init__(self, model: Any, hidden_states: bool) -> None:
-        super().__init__()
-        self.model, self.hidden_states = model, hidden_states
 
     def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Outputs:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
@@ -53,16 +57,12 @@ class _Prefill(nn.Module):
         return (logits, hidden) if self.hidden_states else logits
 
 
-class _Decode(nn.Module):
+class _Decode(Step):
     """A step of C tokens for each of B sequences.
 
     input_ids, position_ids [B,C] -> logits float32 [B,C,V], or [B,V] for one token, and if asked
     hidden_states [B,C,E].
     """
-
-    def __init__(self, model: Any, hidden_states: bool) -> None:
-        super().__init__()
-        self.model, self.hidden_states = model, hidden_states
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Outputs:
         hidden = _hidden_states(self.model, input_ids, position_ids)

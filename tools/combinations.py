@@ -1,15 +1,19 @@
 """Writes docs/reference/combinations.md from the table of exclusions.
 
-Names no rule: the page lists all of `contract/exclusions.py`.
+Names no rule: the page lists all of `contract/build_rules.py` and `contract/run_rules.py`.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from snapexport.contract.exclusions import RULES, Choice, Rule, broken
+from snapexport.contract.build_rules import BUILD_RULES
+from snapexport.contract.exclusions import broken
+from snapexport.contract.rule import Choice, Rule
+from snapexport.contract.run_rules import RUN_RULES
 from snapexport.contract.targets import TARGETS
 from snapexport.files.dtypes import DTYPES
 
@@ -17,21 +21,27 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference" / "combinations.md"
 
 HEAD = """# What goes with what
 
-`python tools/combinations.py` writes this page from the table that `snapexport build` and `plan`
-ask (`contract/exclusions.py`), and a test holds it current. A refused pair ends with exit status 2,
-the reason and what to do instead.
+`python tools/combinations.py` writes this page from the table that `build`, `plan`, the manifest's
+reader and all that runs a build ask (`contract/exclusions.py`), and a test holds it current. A
+refused pair ends with exit status 2, the reason and what to do instead.
+
+A number says that two choices are refused together, and names the reason below. All other pairs go
+together. X is any value but the default.
 """
 FLAGS = """
-## Flags
-
-A number says that the two are refused together, and names the reason below. All other pairs go
-together; an empty cell is two values of one flag. X is any value.
+## Flags of a build
 
 """
 BY_TARGET = """
 ## Targets
 
 The values of `--dtype` that a choice goes with.
+
+"""
+RUN = """
+## At run time
+
+Flags of what runs a build, with each other and with kinds of builds.
 
 """
 REASONS = """
@@ -49,46 +59,66 @@ def main() -> None:
 
 def render() -> str:
     """Render the whole page."""
-    pairs = [rule for rule in RULES if rule.other.example]
-    reasons = list(dict.fromkeys(map(_reason, pairs)))
+    pairs = [rule for rule in BUILD_RULES if rule.other.example]
+    by_target = [rule for rule in BUILD_RULES if not rule.other.example]
+    reasons = list(dict.fromkeys(map(_reason, (*pairs, *RUN_RULES))))
     return "".join(
         (
             HEAD,
             FLAGS,
-            *_matrix(pairs, reasons),
+            *_pairs(pairs, reasons),
             BY_TARGET,
-            *_targets([rule for rule in RULES if not rule.other.example]),
+            *_targets(by_target),
+            RUN,
+            *_pairs(RUN_RULES, reasons),
             REASONS,
             *(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1)),
         )
     )
 
 
-def _matrix(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
+def _pairs(rules: Sequence[Rule], reasons: Sequence[str]) -> Iterator[str]:
+    """A matrix, and below it, as a list, the choices that only one rule names as its other."""
+    counts = Counter(_name(rule.other) for rule in rules)
+    yield from _matrix(rules, [name for name, count in counts.items() if count > 1], reasons)
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for rule in rules:
+        if counts[_name(rule.other)] == 1:
+            key = _name(rule.choice), _number(rule, reasons)
+            grouped.setdefault(key, []).append(_name(rule.other))
+    yield "\n"
+    rows = ([choice, ", ".join(others), number] for (choice, number), others in grouped.items())
+    yield from _table(["", "not with", "reason"], rows)
+
+
+def _matrix(rules: Sequence[Rule], names: Sequence[str], reasons: Sequence[str]) -> Iterator[str]:
+    """names: of the columns. Rows that are refused alike are one."""
     rows = {_name(rule.choice): rule.choice for rule in reversed(rules)}
     columns = {_name(rule.other): rule.other for rule in reversed(rules)}
-    names = list(dict.fromkeys(_name(rule.other) for rule in rules))
-    yield from _table(
-        ["", *names],
-        (
-            [row, *(_cell(rows[row], columns[column], rules, reasons) for column in names)]
-            for row in dict.fromkeys(_name(rule.choice) for rule in rules)
-        ),
-    )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in dict.fromkeys(_name(rule.choice) for rule in rules):
+        cells = tuple(_cell(rows[row], columns[column], rules, reasons) for column in names)
+        alike.setdefault(cells, []).append(row)
+    alike.pop(("",) * len(names), None)
+    yield from _table(["", *names], ([", ".join(same), *cells] for cells, same in alike.items()))
 
 
 def _cell(row: Choice, column: Choice, rules: Sequence[Rule], reasons: Sequence[str]) -> str:
-    """The reason of the first rule that refuses the two; empty for two values of one flag."""
+    """The reason of the first rule that refuses the two; empty if none does."""
     named = [rule for rule in rules if _names(rule) == (_name(row), _name(column))]
     if named:
-        return str(1 + reasons.index(_reason(named[0])))
-    if row.example.keys() & column.example.keys():
+        return _number(named[0], reasons)
+    if row.example.keys() & column.example.keys():  # two values of one flag
         return ""
     if _name(row).endswith(" X`"):  # only some values may be refused
-        return "yes"
+        return ""
     facts = {**row.example, **column.example}
     found = [rule for rule in broken(facts) if rule in rules]
-    return str(1 + reasons.index(_reason(found[0]))) if found else "yes"
+    return _number(found[0], reasons) if found else ""
+
+
+def _number(rule: Rule, reasons: Sequence[str]) -> str:
+    return str(1 + reasons.index(_reason(rule)))
 
 
 def _names(rule: Rule) -> tuple[str, str]:
@@ -125,7 +155,8 @@ def _name(choice: Choice) -> str:
     """A choice as a head of the table: X for a value that the rule does not name."""
     fields = [field for _, field, _, _ in Formatter().parse(choice.text) if field]
     text = choice.text.format_map(dict.fromkeys(fields, "X"))
-    return f"`{text}`" if text.startswith("--") else text
+    name = f"`{text}`" if text.startswith("--") else text
+    return f"no {name}" if choice.joined == "without" else name
 
 
 def _reason(rule: Rule) -> str:

@@ -1,6 +1,6 @@
 """Architectures as data: a record for each verified one, and the checks of a config.
 
-To add one, add a file with its record to `families/`, and a test checkpoint. No code outside of
+To add one, add its record to `registry.py`, and a test checkpoint. No code outside of
 this package names an architecture.
 """
 

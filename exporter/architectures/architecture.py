@@ -1,6 +1,6 @@
 """The record of an architecture: every fact about it that the exporter needs.
 
-Does not know checkpoints, torch or graphs. Each file of `families/` holds one record.
+Does not know checkpoints, torch or graphs. `registry.py` holds the records.
 """
 
 from collections.abc import Mapping

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from snapexport.exporter.tensor_file import (
     BLOCK,
     NUMPY_DTYPE,
+    Calculated,
     Tensor,
     blocks,
     hole,
     is_hole,
 )
-from snapexport.files.safetensors import tensor_bytes
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stack(Calculated):
     """Tensors of one shape, one after another: [n, *shape]."""
 
     parts: tuple[Tensor, ...]
@@ -31,10 +31,6 @@ class Stack:
     def shape(self) -> tuple[int, ...]:
         return len(self.parts), *self.parts[0].shape
 
-    @property
-    def nbytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
-
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat."""
         dtype = NUMPY_DTYPE[self.dtype]
@@ -44,7 +40,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class InTurn:
+class InTurn(Calculated):
     """The rows of two matrices [n,K] in turn: [2n,K], row 2i of the first, 2i + 1 of the second."""
 
     first: Tensor
@@ -58,10 +54,6 @@ class InTurn:
     def shape(self) -> tuple[int, ...]:
         rows, columns = self.first.shape
         return 2 * rows, columns
-
-    @property
-    def nbytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
 
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from snapexport.errors import UserError
 from snapexport.exporter.gguf.header import BlockSizes, GgufHeader, StoredTensor
 from snapexport.exporter.gguf.keys import ORIGINAL
+from snapexport.exporter.tensor_file import Calculated
 from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class GgufTensor:
+class GgufTensor(Calculated):
     """A tensor that has to be calculated, as float32.
 
     rows: the file's row for each row of the tensor; None: as they lie. values: of a vector, which
@@ -45,10 +46,6 @@ class GgufTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.stored.shape
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * prod(self.shape)
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.float32]]:
         """The elements in order, flat, in blocks of whole rows, of about `most` elements."""

@@ -7,7 +7,6 @@ byte (ue8m0). Blocks at the end of a row or column may be cut off.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 
 import ml_dtypes
 import numpy as np
@@ -15,13 +14,14 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
+from snapexport.exporter.tensor_file import Calculated
 from snapexport.files.safetensors import TensorSpan
 
 _SCALE_TYPES = {"F32": np.float32, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "BF16": ml_dtypes.bfloat16}
 
 
 @dataclass(frozen=True)
-class Fp8Tensor:
+class Fp8Tensor(Calculated):
     """A matrix that is dequantized to fp32 while it is read."""
 
     name: str
@@ -53,10 +53,6 @@ class Fp8Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.stored.shape
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * prod(self.shape)
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""

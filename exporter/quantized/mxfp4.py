@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from snapexport.errors import UserError
 from snapexport.exporter.quantized.rows import AGAIN, mapped, rows_of, steps, zeros
+from snapexport.exporter.tensor_file import Calculated
 from snapexport.files.safetensors import TensorSpan
 
 BLOCK = 32
@@ -22,7 +23,7 @@ _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Mxfp4Tensor:
+class Mxfp4Tensor(Calculated):
     """A tensor [...,N,K] that is dequantized to fp32 while it is read."""
 
     name: str
@@ -52,10 +53,6 @@ class Mxfp4Tensor:
     def shape(self) -> tuple[int, ...]:
         *leading, count, _ = self.packed.shape
         return *leading, count * BLOCK
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * prod(self.shape)
 
     def blocks(self, multiple: int, most: int) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import EXPERTS, architecture_of, experts_of, mlp_types
 from snapexport.exporter.checkpoint import Checkpoint
@@ -17,10 +18,15 @@ def require_ranks(checkpoint: Checkpoint, config: "PretrainedConfig", ranks: int
     """Raise UserError for a model that is not cut, or not for this number of ranks."""
     if ranks == 1:
         return
-    if unsupported := _unsupported(checkpoint, config):
-        raise UserError(
-            f"--tensor-parallel {ranks} is not supported for {unsupported}", "leave it out"
-        )
+    require_compatible(
+        {
+            "tensor_parallel": ranks,
+            "gguf": bool(checkpoint.gguf),
+            "quantized": bool(checkpoint.config.get("quantization_config")),
+            "attention_sinks": architecture_of(config).attention_sinks,
+            "mlp_bias": getattr(config, "mlp_bias", False),
+        }
+    )
     for what, count in _counts(config):
         if count % ranks:
             numbers = ", ".join(map(str, possible(config)))
@@ -34,18 +40,6 @@ def possible(config: "PretrainedConfig") -> list[int]:
     """The numbers of ranks that a model can be cut for."""
     counts = [count for _, count in _counts(config)]
     return [n for n in range(1, LARGEST + 1) if not any(count % n for count in counts)]
-
-
-def _unsupported(checkpoint: Checkpoint, config: "PretrainedConfig") -> str | None:
-    if checkpoint.gguf:
-        return "GGUF files"
-    if checkpoint.config.get("quantization_config"):
-        return "quantized checkpoints"
-    if architecture_of(config).attention_sinks:
-        return "models with attention sinks"
-    if getattr(config, "mlp_bias", False):
-        return "models with biases in their MLPs"
-    return None
 
 
 def _counts(config: "PretrainedConfig") -> Iterator[tuple[str, int]]:

@@ -14,8 +14,16 @@ from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.stack import InTurn, Stack
 from snapexport.exporter.latent_attention import RowsOfHeads
 from snapexport.exporter.ranks.axes import axis_of
-from snapexport.exporter.tensor_file import BLOCK, NUMPY_DTYPE, Tensor, blocks, hole, is_hole
-from snapexport.files.safetensors import TensorSpan, tensor_bytes
+from snapexport.exporter.tensor_file import (
+    BLOCK,
+    NUMPY_DTYPE,
+    Calculated,
+    Tensor,
+    blocks,
+    hole,
+    is_hole,
+)
+from snapexport.files.safetensors import TensorSpan
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Calculated):
     """A part of a tensor [n,...] along an axis that is not the first."""
 
     stored: Tensor
@@ -43,10 +51,6 @@ class Columns:
         shape = list(self.stored.shape)
         shape[self.axis] //= self.share.ranks
         return tuple(shape)
-
-    @property
-    def nbytes(self) -> int:
-        return tensor_bytes(self.dtype, self.shape)
 
     def blocks(self, multiple: int = 1, most: int = BLOCK) -> Iterator[NDArray[np.generic]]:
         """The elements in order, flat, in blocks of whole rows."""

@@ -4,7 +4,7 @@ A storage converts queries and new rows before attention, and attention's output
 target's attention operators do not know the storage.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -48,61 +48,38 @@ class Chunk(NamedTuple):
     cached: gs.Tensor
 
 
-class Storage(Protocol):
-    """One way to hold keys and values."""
+class Storage:
+    """Keys and values in the model's own type, and the base of other ways to hold them."""
 
     def held(self, graph: gs.Graph, layer: int, states: States) -> States:
         """Convert a decode step's states to the form that attention over such a cache reads."""
-        ...
+        return states
 
     def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         """A tensor for the output of attention over such a cache, and its conversion to `out`.
 
         out: [B,C,H,D], in the model's type.
         """
-        ...
-
-    def compressed(
-        self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
-    ) -> list[gs.Variable]:
-        """The graph outputs for the compressed key and value in `kept`, [1,Hkv,S,D] each."""
-        ...
-
-    def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
-        """A chunk's keys and values, stored behind those that are cached."""
-        ...
-
-    def read(
-        self, graph: gs.Graph, layer: int, stored: list[gs.Variable], dtype: DTypeLike
-    ) -> list[gs.Variable]:
-        """Stored keys and values [1,Hkv,N,D] in the model's type."""
-        ...
-
-
-class AsCalculated:
-    """Keys and values in the model's own type."""
-
-    def held(self, graph: gs.Graph, layer: int, states: States) -> States:
-        return states
-
-    def attended(self, graph: gs.Graph, layer: int, states: States, out: gs.Tensor) -> gs.Tensor:
         return out
 
     def compressed(
         self, graph: gs.Graph, layer: int, prompt: Prompt, kept: list[gs.Variable]
     ) -> list[gs.Variable]:
+        """The graph outputs for the compressed key and value in `kept`, [1,Hkv,S,D] each."""
         return as_present(layer, kept)
 
     def rows(self, graph: gs.Graph, layer: int, chunk: Chunk) -> list[gs.Variable]:
+        """A chunk's keys and values, stored behind those that are cached."""
         return [chunk.key, chunk.value]
 
     def read(
         self, graph: gs.Graph, layer: int, stored: list[gs.Variable], dtype: DTypeLike
     ) -> list[gs.Variable]:
+        """Stored keys and values [1,Hkv,N,D] in the model's type."""
         return stored
 
 
-class Float16:
+class Float16(Storage):
     """Keys and values cast to fp16 beside a model in fp32; attention over them is in fp16 too.
 
     Magnitudes above 65,504 become infinite.
@@ -130,7 +107,7 @@ class Float16:
         return [cast(graph, states, dtype) for states in stored]
 
 
-class Int8:
+class Int8(Storage):
     """Integers from -127 to 127, with scales for each request, KV head and channel.
 
     Attention reads the integers: scores are (query * key_scale) . key, and the weighted sum of
@@ -201,7 +178,7 @@ class Int8:
 
 
 _STORAGES: dict[CacheDType | None, Storage] = {
-    None: AsCalculated(),
+    None: Storage(),
     "fp16": Float16(),
     "int8": Int8(),
 }

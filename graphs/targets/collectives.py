@@ -84,22 +84,17 @@ class DistCollectives(Collectives):
     """TensorRT's operator, with the attributes that `polygraphy multi-device shard` writes."""
 
     operators: ClassVar[dict[str, _Operator]] = {
-        ALL_REDUCE: (
+        marker: (
             DIST_COLLECTIVE,
             None,
-            {"collective_operation": "all_reduce", "reduce_op": "sum"},
-        ),
-        ALL_GATHER: (
-            DIST_COLLECTIVE,
-            None,
-            {"collective_operation": "all_gather", "reduce_op": "none"},
-        ),
-        # Polygraphy shards by none of these; the parser takes it.
-        ALL_TO_ALL: (
-            DIST_COLLECTIVE,
-            None,
-            {"collective_operation": "all_to_all", "reduce_op": "none"},
-        ),
+            {"collective_operation": operation, "reduce_op": reduction},
+        )
+        for marker, operation, reduction in (
+            (ALL_REDUCE, "all_reduce", "sum"),
+            (ALL_GATHER, "all_gather", "none"),
+            # Polygraphy shards by none of these; the parser takes it.
+            (ALL_TO_ALL, "all_to_all", "none"),
+        )
     }
 
     def _of_ranks(self, ranks: int) -> dict[str, object]:

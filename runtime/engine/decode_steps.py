@@ -37,7 +37,7 @@ class DecodeSteps:
         self._backend, self._weights, self._manifest = backend, weights, manifest
         self.slot_rows = slot_rows
         whole = graphs.decode[manifest.batch]
-        if not graphs.decodes:
+        if whole not in graphs.names:
             self.buffers = allocate(backend.memory, _caches_of(manifest.graphs[whole]), {})
         else:
             self.buffers = allocate(backend.memory, manifest.graphs[whole], weights)
@@ -125,7 +125,7 @@ class DecodeSteps:
                 {key: self._first(key, one, count) for key, one in whole.items()} | self._weights,
             )
             for count, name in chosen.items()
-            if name in graphs.all
+            if name in graphs.names
         }
 
     def _first(self, name: str, buffer: Buffer, slots: int) -> Buffer:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import DeviceError, GraphBackend
 from snapexport.runtime.engine.batch_executor import BatchExecutor
@@ -25,8 +24,6 @@ MAKERS = {
 }
 """What makes each backend, and the executor of several ranks: a module, and its function. The
 runtime knows them by the protocols `GraphBackend` and `BatchExecutor`."""
-
-_SPELLED: dict[BackendName, str] = {"onnxruntime-cuda": "a GPU", "tensorrt": "TensorRT"}
 
 
 def open_executor(
@@ -54,21 +51,24 @@ def open_executor(
     """
     if backend not in (None, *BACKENDS):
         raise UserError(f"no backend '{backend}'", f"choose from {', '.join(BACKENDS)}")
+    chosen = backend or default_backend(build)
+    build.require_run(
+        backend=chosen,
+        baseline=baseline,
+        threads=threads,
+        prepack=prepack,
+        prompt_cache=prompt_cache,
+        prefill=prefill,
+        role=role,
+    )
     if build.manifest.tensor_parallel > 1:
-        _require_ranks(build, backend, baseline, prompt_cache, prefill, role)
         ranks: BatchExecutor = _make("ranks")(
             build, threads=threads, prepack=prepack, prefill=prefill
         )
         return ranks
-    chosen = backend or default_backend(build)
     graphs = GraphSet.of(build, baseline=baseline, form=prefill, role=role, speculates=speculates)
     if chosen == "onnxruntime":
         return _onnxruntime(build, graphs, threads, prepack, prompt_cache)
-    if threads is not None or prepack:
-        raise UserError(
-            f"threads and prepacked weights are the CPU's, and {_SPELLED[chosen]} runs this build",
-            "leave them out, or choose --backend onnxruntime",
-        )
     try:
         return _on_gpu(build, graphs, chosen, prompt_cache)
     except UserError as refusal:
@@ -76,29 +76,6 @@ def open_executor(
             raise
         way_out = f"{refusal.hint}; or run its graphs on the CPU: --backend onnxruntime"
         raise UserError(refusal.message, way_out) from refusal
-
-
-def _require_ranks(
-    build: Build,
-    backend: BackendName | None,
-    baseline: bool,
-    prompt_cache: PromptCache | None,
-    prefill: PrefillForm,
-    role: Role,
-) -> None:
-    """Raise UserError for what the ranks of a build cannot do."""
-    if backend not in (None, "onnxruntime"):
-        build.require_one_rank(f"--backend {backend}")
-    if capabilities(build.manifest.target).compiled:
-        build.require_one_rank(f"running graphs of --target {build.manifest.target}")
-    if baseline:
-        build.require_one_rank("a baseline")
-    if role != "both":
-        build.require_one_rank(f'role="{role}"')
-    if prefill == "both":
-        build.require_one_rank("parked_rows or compress_every")
-    if prompt_cache:
-        build.require_one_rank("a shared prompt cache")
 
 
 def default_backend(build: Build) -> BackendName:
@@ -138,7 +115,7 @@ def _on_gpu(
 def _executor(
     build: Build, graphs: GraphSet, backend: GraphBackend, prompt_cache: PromptCache | None
 ) -> Executor:
-    weights = load_weights(build, graphs.all, backend.memory)
+    weights = load_weights(build, graphs.names, backend.memory)
     return Executor(build.manifest, graphs, backend, weights, prompt_cache)
 
 

@@ -115,7 +115,7 @@ def _warn_of_the_cpu(graph: GraphName, session: Session) -> None:
 
 def require_runnable(build: Build, *, baseline: bool = False, cuda: bool = False) -> None:
     """Raise UserError for a build that ONNX Runtime can't run on the CPU, or on a GPU."""
-    GraphSet.of(build, baseline=baseline)
+    build.require_run(baseline=baseline)
     manifest = build.manifest
     if not cuda and manifest.dtype == "bf16":
         raise UserError(

@@ -135,5 +135,5 @@ def open_rank(
     backend = OnnxRuntimeBackend(
         own, graphs, threads=threads, prepack=prepack, collectives=collectives
     )
-    weights = load_weights(own, graphs.all, backend.memory)
+    weights = load_weights(own, graphs.names, backend.memory)
     return RankExecutor(own.manifest, graphs, backend, weights, collectives, tell=tell, end=end)

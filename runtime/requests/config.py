@@ -1,10 +1,11 @@
 """Holds how a build is loaded, checked, with the defaults of `LLM`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.graph_set import Role
@@ -13,6 +14,8 @@ from snapexport.runtime.engine.rows import digest_of
 from snapexport.runtime.engine.takers.blocks import row_states
 from snapexport.runtime.requests.parked_rows import ParkedRows
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES, RowFiles
+
+_PARKING = "parked_rows", "parked_dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,7 @@ class LLMConfig:
     def __post_init__(self) -> None:
         for name in ("parked_rows", "compress_every", "parked_dir_bytes"):
             _require_count(name, getattr(self, name))
-        if self.parked_dir is not None and not self.parked_rows:
-            raise UserError("parked_dir needs parked_rows", "park one row or more in memory, too")
+        require_compatible({name: getattr(self, name) for name in _PARKING})
 
     @property
     def extends_rows(self) -> bool:
@@ -67,6 +69,7 @@ class LLMConfig:
 
     def open(self, build: Build) -> BatchExecutor:
         """Load a build. Raises UserError."""
+        build.require_run(**{field.name: getattr(self, field.name) for field in fields(self)})
         return open_executor(
             build,
             backend=self.backend,

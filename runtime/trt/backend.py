@@ -4,6 +4,7 @@ Knows no batch slot and no cache policy.
 """
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,10 @@ class TensorRtBackend:
 
     def __init__(self, build: Build, graphs: GraphSet) -> None:
         """Load the engines that were built for this machine. Raises UserError or DeviceError."""
-        self.memory, self._engines = open_engines(build, graphs.all)
+        self.memory, self._engines = open_engines(build, graphs.names)
         self._build = build
         self._jit_caches: list[JitCache] = []
-        self._contexts = _contexts(self.memory, self._engines, graphs.all, self._jit_caches)
+        self._contexts = _contexts(self.memory, self._engines, graphs.names, self._jit_caches)
 
     def bind(self, graph: GraphName, buffers: Buffers) -> Work:
         """Give the graph's context its addresses. A graph is bound once."""
@@ -67,7 +68,7 @@ class TensorRtBackend:
 def _contexts(
     memory: CudaMemory,
     engines: Engines,
-    graphs: list[GraphName],
+    graphs: Sequence[GraphName],
     jit_caches: list[JitCache],
 ) -> "dict[GraphName, trt.IExecutionContext]":
     from snapexport.contract.tensorrt_bindings import trt

@@ -58,11 +58,14 @@ def spec(fields: Fields, graph: str, name: str) -> Fields:
 
 FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
     "layers": (lambda m: m["model"].update(num_hidden_layers=3), "3 layers, its geometry 2"),
-    "no layers": (lambda m: m["model"].update(num_hidden_layers=0), "num_hidden_layers is 0"),
+    "no layers": (
+        lambda m: m["model"].update(num_hidden_layers=0),
+        "num_hidden_layers: input should be greater than 0",
+    ),
     "heads": (lambda m: m["model"].update(num_key_value_heads=3), "no multiple of its 3 KV heads"),
     "head size": (lambda m: m["model"].update(head_dim=32), "its geometry wants"),
     "vocabulary": (lambda m: m["model"].update(vocab_size=258), "its geometry wants"),
-    "huge vocabulary": (lambda m: m["model"].update(vocab_size=2**62), "vocab_size is"),
+    "huge vocabulary": (lambda m: m["model"].update(vocab_size=2**62), "its geometry wants"),
     "end token": (lambda m: m["model"].update(eos_token_id=[257]), "eos_token_id is 257"),
     "windows": (lambda m: m["model"].update(sliding_window=[12, 0]), "slides over 12 positions"),
     "too few windows": (lambda m: m["model"].update(sliding_window=[0]), "1 have windows"),
@@ -72,7 +75,7 @@ FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
     "kept": (lambda m: m["geometry"].update(K=9), "its geometry wants"),
     "window": (lambda m: m["geometry"].update(L_obs=5), "its geometry wants"),
     "batch": (lambda m: m.update(batch=3), "its geometry wants"),
-    "no batch": (lambda m: m.update(batch=0), "batch is 0"),
+    "no batch": (lambda m: m.update(batch=0), "batch: input should be greater than 0"),
     "chunk": (lambda m: m.update(prefill_chunk=25), "its geometry wants"),
     "chunk below the window": (lambda m: m.update(prefill_chunk=3), "prefill_chunk is 3"),
     "single shot": (lambda m: m.update(prefill_chunk=64), "has the graph compress too much"),
@@ -96,24 +99,24 @@ FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
         ),
         "have int64 [1] for 'x'",
     ),
-    "shape": (lambda m: spec(m, "decode", "logits").update(shape=[4, 2**40]), "of the shape"),
+    "shape": (lambda m: spec(m, "decode", "logits").update(shape=[4, 2**40]), "its geometry wants"),
     "negative shape": (
         lambda m: spec(m, "decode", "logits").update(shape=[-4, 257]),
-        "of the shape",
+        "its geometry wants",
     ),
-    "type": (lambda m: spec(m, "decode", "logits").update(dtype="object"), "of the type 'object'"),
+    "type": (lambda m: spec(m, "decode", "logits").update(dtype="object"), "its geometry wants"),
     "graphs exchanged": (
         lambda m: m["graphs"]["decode"].update(file="decode.1.onnx"),
         "in place of decode.onnx",
     ),
     "weight twice": (lambda m: m["weights"].append(m["weights"][0]), "a weight file twice"),
     "weight not listed": (lambda m: m["weights"].pop(), "is not in the manifest"),
-    "hash": (lambda m: m["weights"][0].update(sha256="x"), "hash of"),
-    "place of a weight": (lambda m: m["weights"][0].update(file="prefill.onnx"), "no place of"),
+    "hash": (lambda m: m["weights"][0].update(header_sha256="x"), "was changed"),
+    "place of a weight": (
+        lambda m: m["weights"][0].update(file="prefill.onnx"),
+        "the manifest says",
+    ),
     "hidden weight": (lambda m: m["weights"][0].update(file="weights/.x"), "is missing"),
-    "architecture": (lambda m: m["model"].update(architecture="a\nRUN id"), "model.architecture"),
-    "version": (lambda m: m["versions"].update(torch="2\n"), "versions.torch"),
-    "version's name": (lambda m: m["versions"].update({"[/b]": "2"}), "'[/b]'"),
 }
 
 
@@ -126,9 +129,9 @@ def test_fact_that_contradicts_the_graphs_is_refused(mine: Path, fact: str) -> N
     assert message in error.value.message
 
 
-def engine(file: str = "engines/x/decode.engine", **changes: Any) -> Fields:
+def engine(file: str) -> Fields:
     plan = {"file": file, "size": 1, "sha256": "0" * 64, "device_memory": 1}
-    entry = {
+    return {
         "version": "10.15.1.29",
         "compute_capabilities": ["9.0"],
         "gpu": "NVIDIA H200",
@@ -138,29 +141,15 @@ def engine(file: str = "engines/x/decode.engine", **changes: Any) -> Fields:
         "plugins": None,
         "graphs": {"decode": plan},
     }
-    return entry | changes
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        (engine("/etc/passwd"), "outside of the build"),
-        (engine("engines/../../x"), "outside of the build"),
-        (engine("weights/x/decode.engine"), "no place of a build's file"),
-        (engine("engines/x/a\nb"), "no place of a build's file"),
-        (engine(version="10.15\nRUN id"), "engines.x.version"),
-        (engine(version="10.15 && id"), "engines.x.version"),
-        (engine(gpu="[/b]"), "engines.x.gpu"),
-        (engine(compute_capabilities=["9.0\n"]), "compute_capabilities"),
-    ],
-)
-def test_engine_whose_texts_could_leave_the_manifest_is_refused(
-    mine: Path, entry: Fields, message: str
-) -> None:
-    rewrite(mine, lambda fields: fields.update(engines={"x": engine()}))
+@pytest.mark.parametrize("file", ["/etc/passwd", "engines/../../x"])
+def test_engine_outside_of_the_build_is_refused(mine: Path, file: str) -> None:
+    inside = engine("engines/x/decode.engine")
+    rewrite(mine, lambda fields: fields.update(engines={"x": inside}))
     Build.open(mine)
-    rewrite(mine, lambda fields: fields.update(engines={"x": entry}))
-    with pytest.raises(UserError, match=message):
+    rewrite(mine, lambda fields: fields.update(engines={"x": engine(file)}))
+    with pytest.raises(UserError, match="outside of the build"):
         Build.open(mine)
 
 

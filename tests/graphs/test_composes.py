@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from snapexport.errors import UserError
 from snapexport.graphs.kinds import SURGERY, GraphSurgery, Size
 from snapexport.graphs.passes.base import Pass, node
 from snapexport.graphs.recipe import Recipe
+from snapexport.runtime.engine.bound_graph import BoundGraph, allocate
+from snapexport.runtime.engine.graph_set import GraphSet, Role
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 
 LAST = "last_position"
 OPTIONS = {"L_max": 64, "L_recent": 12, "K": 8, "L_obs": 4, "prefill_chunk": 24, "batch": 2}
@@ -46,12 +50,13 @@ def specs(facts: GraphFacts) -> Tensors:
 
 
 TOY = GraphKind(name="last", specs=specs, traced_as="prefill", has_weights=False)
+LOADED = replace(TOY, loaded_if=lambda run: run.takes_prompts)
 
 
 @contextmanager
-def toy_kind() -> Iterator[None]:
+def toy_kind(kind: GraphKind = TOY) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GRAPH_KINDS, "last", TOY)
+        patch.setitem(GRAPH_KINDS, "last", kind)
         patch.setitem(SURGERY, "last", GraphSurgery(passes, start))
         yield
 
@@ -66,6 +71,22 @@ def test_a_kind_of_graph_is_a_row_in_two_tables(
     assert "last" in made.manifest.graphs and "baseline-last" not in made.manifest.graphs
     session = ort.InferenceSession(made.graph("last"), providers=["CPUExecutionProvider"])
     assert session.run([LAST], {names.PROMPT_LENGTH: np.array([37])})[0].tolist() == [36]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_kind_of_graph_is_loaded_by_executors_for_which_its_row_says_so(
+    role: Role, checkpoint: Path, tmp_path: Path
+) -> None:
+    with toy_kind(LOADED):
+        made = build(checkpoint, tmp_path / "b", **OPTIONS)
+        graphs = GraphSet.of(made, baseline=False, role=role)
+        assert ("last" in graphs.names) == (role == "prefill")
+        backend = OnnxRuntimeBackend(made, graphs, threads=1)
+    entry = made.manifest.graphs["last"]
+    graph = BoundGraph(backend, "last", entry, allocate(backend.memory, entry, {}))
+    graph.arrays[names.PROMPT_LENGTH][:] = 37
+    graph.run()
+    assert graph.arrays[LAST].tolist() == [36]
 
 
 def test_a_build_with_an_unknown_kind_of_graph_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ OTHERS = {
 """Flags that the pages name and other programs have."""
 
 ELSEWHERE = {
-    "exporter/architectures/families/phi3.py",
     "docs/operators.md",
     "engines/NAME.log",
     "weights/model.norm.weight.safetensors",

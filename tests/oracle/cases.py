@@ -15,11 +15,11 @@ import torch
 from snapexport.build import build
 from snapexport.build.head_budget import HeadBudget
 from snapexport.build.options import CACHE_FIELDS
-from snapexport.build.presets import VOTE_FIELDS
 from snapexport.contract.budgets import topk_per_layer
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.presets import VOTE_FIELDS
 from snapexport.exporter.architectures import sliding_windows
 
 from . import checkpoints, masked

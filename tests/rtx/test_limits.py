@@ -31,7 +31,7 @@ def attention(path: Path, dtype: int, rows: int, slots: int, head_dim: int) -> P
 def row_limits() -> list[tuple[int, int, int]]:
     """(dtype, slots, D) at the largest number of slots of one row, and 64 slots beyond it."""
     sizes = [(BF16, 64), (BF16, 128), (FP16, 128), (BF16, 256), (FP32, 128)]
-    largest = [(*size, MEASURED_SHAPES.largest_row(BYTES[size[0]], size[1])) for size in sizes]
+    largest = [(*size, MEASURED_SHAPES.row_bytes // BYTES[size[0]] - size[1]) for size in sizes]
     return [(dtype, slots + more, d) for dtype, d, slots in largest for more in (0, 64)]
 
 

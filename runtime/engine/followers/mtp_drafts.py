@@ -65,7 +65,7 @@ class MtpDrafts(SlotFollower):
     @classmethod
     def of(cls, loaded: Loaded) -> "MtpDrafts | None":
         """None where the graphs are not loaded."""
-        if MTP not in loaded.graphs.others:
+        if MTP not in loaded.graphs.names:
             return None
         positions = loaded.limits.positions
         return cls(loaded.manifest, positions, loaded.backend, loaded.weights)

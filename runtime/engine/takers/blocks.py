@@ -46,7 +46,7 @@ class Blocks:
     @classmethod
     def of(cls, loaded: Loaded, takers: Takers) -> "Blocks | None":
         """None where the extend graph is not loaded."""
-        return cls(loaded) if "extend" in loaded.graphs.others else None
+        return cls(loaded) if "extend" in loaded.graphs.names else None
 
     def resume(self, row: Row) -> None:
         """Go on from a parked row."""

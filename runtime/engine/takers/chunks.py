@@ -58,7 +58,7 @@ class Chunks:
 
     def _fill_slot(self) -> FillSlot:
         loaded = self._loaded
-        if "compress" not in loaded.graphs.others:
+        if "compress" not in loaded.graphs.names:
             decode = loaded.decode
             return FillByCopy(loaded.backend.memory, self.buffers, decode.buffers, decode.rows())
         by_graph = FillByGraph.of(loaded, "compress", self.buffers)
@@ -140,6 +140,6 @@ class Chunks:
 
 def make_chunks(loaded: Loaded, takers: Takers) -> Chunks | SingleShot | None:
     """Chunks, or a single shot where a chunk is a whole prompt."""
-    if not loaded.graphs.prefill or loaded.graphs.role == "decode":
+    if not loaded.graphs.prefill:
         return None
     return SingleShot(loaded) if loaded.manifest.single_shot else Chunks(loaded)

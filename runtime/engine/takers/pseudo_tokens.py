@@ -32,7 +32,7 @@ class PseudoTokens:
     @classmethod
     def of(cls, loaded: Loaded, takers: Takers) -> "PseudoTokens | None":
         """None where nothing is compressed, and where no prompt is taken."""
-        if not loaded.manifest.geometry.pseudo_tokens or "compress" not in loaded.graphs.others:
+        if not loaded.manifest.geometry.pseudo_tokens or "compress" not in loaded.graphs.names:
             return None
         chunks = takers[CHUNK]
         assert isinstance(chunks, Chunks), "a single shot writes no pseudo tokens"

@@ -44,7 +44,7 @@ class Repetition:
     @classmethod
     def of(cls, loaded: Loaded, takers: Takers) -> "Repetition | None":
         """None where the vote graph is not loaded."""
-        if "vote" not in loaded.graphs.others:
+        if "vote" not in loaded.graphs.names:
             return None
         chunks = takers[CHUNK]
         assert isinstance(chunks, Chunks), "a single shot repeats nothing"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
-from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, require_preset
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_small
@@ -17,6 +16,7 @@ from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.head_groups import MOST_GROUPS
 from snapexport.contract.manifest import QUANTIZATIONS, Quantization
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
 from snapexport.contract.slots import Slots
 from snapexport.contract.steps import Steps
 from snapexport.contract.targets import TARGETS, Target, capabilities
@@ -109,9 +109,7 @@ class BuildOptions:
         for name, choices in _CHOICES.items():
             require_one_of(flag_of(name), getattr(self, name), choices)
         require_one_of("--weights", self.weights, QUANTIZATIONS)
-        given = vars(self) | vars(self.graph)
-        require_compatible(given)
-        require_preset(self.policy, given)
+        require_compatible(vars(self) | vars(self.graph))
         object.__setattr__(self, "graph", self._resolved())
         self._require_numbers()
         if self.policy != "full":
@@ -135,12 +133,6 @@ class BuildOptions:
             self._require_head_groups(self.head_groups)
 
     def _require_head_groups(self, most: int) -> None:
-        if self.head_budget is None and self.budget != "heads":
-            raise UserError(
-                f"--head-groups {most} groups KV heads by their budgets, and --head-budget is "
-                "missing",
-                "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
-            )
         if not 2 <= most <= MOST_GROUPS:
             raise UserError(
                 f"--head-groups {most} is not from 2 to {MOST_GROUPS}",

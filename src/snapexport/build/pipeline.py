@@ -104,11 +104,8 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     geometry = options.geometry(model, template_tail(texts))
     options.graph.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
     require_ranks(checkpoint, config, options.tensor_parallel)
-    options.graph.require_ranks(
-        options.tensor_parallel,
-        [*options.smaller_batches, options.batch],
-        latent=bool(model.kv_lora_rank),
-    )
+    batches = [*options.smaller_batches, options.batch]
+    options.graph.require_ranks(options.tensor_parallel, batches)
     shapes.require_tensors(checkpoint, config)
     if options.graph.mtp:
         mtp_layer.require_layer(checkpoint, config)

@@ -8,7 +8,6 @@ It is locked while its process lives. The next process removes unlocked ones tha
 """
 
 import ctypes
-import fcntl
 import glob
 import os
 import secrets
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from snapexport.contract.manifest import MANIFEST
 from snapexport.errors import UserError
-from snapexport.files.whole import write_whole
+from snapexport.files.whole import locked, write_whole
 
 MARKER, CONTENT, FORMER = "snapexport.unfinished", "content", "former"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -100,7 +99,7 @@ def _hidden(target: Path, purpose: str) -> Iterator[Path]:
     try:
         directory.mkdir(mode=0o700)
         # The marker comes after the lock: others remove only what is marked and not locked.
-        with _locked(directory):
+        with locked(directory):
             try:
                 (directory / MARKER).touch()
                 (directory / CONTENT).mkdir()
@@ -164,7 +163,7 @@ def _remove_leftovers(target: Path) -> list[Path]:
     digits = "[0-9a-f]" * 8
     for directory in sorted(target.parent.glob(f".{glob.escape(target.name)}.*-{digits}")):
         try:
-            with _locked(directory):
+            with locked(directory):
                 if not (directory / MARKER).is_file():
                     directory.rmdir()  # refuses one that is not empty: a user's own
                 elif _discard(directory, target):
@@ -196,17 +195,6 @@ def _identity(path: Path) -> str:
     """The inode of a path, its links not followed; it stays the same under other names."""
     status = path.lstat()
     return f"{status.st_dev}:{status.st_ino}"
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock. Raises BlockingIOError if another process holds it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _note(text: str) -> None:

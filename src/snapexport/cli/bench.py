@@ -112,7 +112,7 @@ def _speed(arguments: argparse.Namespace) -> Job:
     _require_untouched(arguments, LoadOptions, LOAD, "is of a load test: give --server too")
     options = BenchOptions(**flags.values(arguments, SPEED | SHARED))
     build = Build.open(arguments.build)
-    build.require_one_rank("`snapexport bench`")
+    build.require_run(command="bench")
     plan = speed.Plan.of(build, options)
     threads = options.threads or machine.cores()
     results = Results("speed", "snapexport bench", plan.options, threads)

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print."""
     build = Build.open(arguments.build)
-    build.require_one_rank("`snapexport diff`")
+    build.require_run(command="diff")
     if "onnxruntime" in arguments.backends:
         with needs_extra("cpu"):
             from snapexport.runtime.ort.backend import require_runnable

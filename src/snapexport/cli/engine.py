@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         **flags.values(arguments, CHOICES),
     )
     build = Build.open(arguments.build)
-    build.require_one_rank("`snapexport engine`")
+    build.require_run(command="engine")
     library = library_of(build)
     options.require_supported(library)
     graphs = options.graphs_of(build.manifest)

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         with needs_extra("eval"):
             import_module("matplotlib")
     build = Build.open(arguments.build)
-    build.require_one_rank("`snapexport eval`")
+    build.require_run(command="eval")
     grid = make_grid(build, options)
     evaluation = Evaluation(grid, arguments.out)
     if ERR.is_terminal:

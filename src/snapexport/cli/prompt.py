@@ -11,6 +11,7 @@ from pathlib import Path
 
 from snapexport.cli.console import ERR
 from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.runtime.chat.chat_prompts import Message, require_template
 from snapexport.runtime.chat.template_files import has_template
@@ -45,9 +46,8 @@ def messages(arguments: argparse.Namespace, text: str) -> list[Message] | None:
     if arguments.chat:
         require_template(Build.open(arguments.build).directory)
     chats = arguments.chat is not False and has_template(arguments.build)
-    if arguments.system is not None and not chats:
-        why = "--no-chat" if arguments.chat is False else f"{arguments.build}: no chat template"
-        raise UserError(f"--system is not supported with {why}", "write it into the prompt")
+    given = {"system": arguments.system, "chat": arguments.chat, "has_template": chats}
+    require_compatible(given)
     if not chats:
         return None
     if not text:

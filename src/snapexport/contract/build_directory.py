@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract.consistency import require_closed
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.graph_kinds import BASELINE
 from snapexport.contract.interface import require_interface, weight_inputs
 from snapexport.contract.manifest import (
@@ -65,13 +66,20 @@ class Build:
         folder = self.manifest.folders[rank]
         return Build(self.directory / folder, self.manifest.of_rank(rank))
 
-    def require_one_rank(self, what: str) -> None:
-        """Raise UserError for a build of several ranks. what: supports none."""
-        if (ranks := self.manifest.tensor_parallel) > 1:
-            raise UserError(
-                f"{what} is not supported for a build with --tensor-parallel {ranks}",
-                "build it again without --tensor-parallel",
-            )
+    def require_run(self, *, baseline: bool = False, **options: object) -> None:
+        """Raise UserError for options of a run that exclude each other, or do not fit this build.
+
+        options: by field, of `LLM`, `open_executor` or a command; command: that command's name.
+        """
+        manifest = self.manifest
+        of_build = {
+            "tensor_parallel": manifest.tensor_parallel,
+            "target": manifest.target,
+            "compresses": manifest.geometry.compresses,
+            "has_extend": "extend" in manifest.graphs,
+            "has_baseline": self.has_baseline or not manifest.geometry.compresses,
+        }
+        require_compatible({**options, **of_build, "run_baseline": baseline})
 
     def files_of_graphs(self) -> Iterator[GraphEntry]:
         """Graphs, traces and segments."""

@@ -1,13 +1,12 @@
 """The manifest's records of TensorRT engines: their builder, their GPUs and their files."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 Hardware = Literal["none", "ampere_plus", "same_compute_capability"]
 """GPUs that an engine runs on: the same model as the builder's (none), every GPU from Ampere on, or
 all GPUs of one compute capability. TensorRT's HardwareCompatibilityLevel."""
-HARDWARE: tuple[Hardware, ...] = get_args(Hardware)
 
 DEFAULT_LEVEL = 3
 """TensorRT's default optimization level, 0 to 5: higher ones search longer for fast kernels."""

@@ -30,12 +30,41 @@ BuiltIf = Callable[[CacheGeometry, GraphOptions, int], bool]
 """Whether a build has the graph, by its geometry, graph options and prefill chunk (tokens)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What an executor does with a build.
+
+    takes_prompts, generates: of the two halves of a request, those that are done here.
+    chunks: whether prompts go into a cache of full length. blocks: onto the compressed cache.
+    full_cache: whether no cache is compressed. drafts: whether graphs may draft tokens.
+    """
+
+    geometry: CacheGeometry
+    takes_prompts: bool = True
+    generates: bool = True
+    chunks: bool = True
+    blocks: bool = False
+    full_cache: bool = False
+    drafts: bool = True
+
+    @property
+    def compresses(self) -> bool:
+        """Whether a prompt's cache of full length is compressed."""
+        return self.takes_prompts and self.chunks and not self.full_cache
+
+    @property
+    def decodes(self) -> bool:
+        """Whether decode runs. Pseudo tokens are decoded while a prompt is prefilled."""
+        return self.generates or (not self.full_cache and self.geometry.pseudo_tokens > 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphKind:
     """One kind of graph.
 
     specs: inputs but weights, and outputs, by a graph's facts. optional: outputs that may be
         missing.
+    loaded_if: whether an executor loads the graph, where the build has it.
     traced_as: the trace that it is made from; "": of its own name.
     rows: what the rows of its inputs are: of one prompt, or the batch slots.
     sized_by: what NAME.N has N of; "": there is only one size.
@@ -48,6 +77,7 @@ class GraphKind:
     specs: Callable[[GraphFacts], Tensors]
     optional: Callable[[GraphFacts], Specs] = lambda facts: {}
     built_if: BuiltIf = lambda geometry, options, chunk: True
+    loaded_if: Callable[[Run], bool] = lambda run: False
     traced_as: str = ""
     rows: Literal["prompt", "batch"] = "prompt"
     sized_by: Literal["", "batch", "capacity"] = ""
@@ -66,11 +96,18 @@ def _compresses_apart(geometry: CacheGeometry, options: GraphOptions, chunk: int
 
 
 _TABLE = (
-    GraphKind(name="prefill", specs=GraphFacts.prefill, sized_by="capacity", has_baseline=True),
+    GraphKind(
+        name="prefill",
+        specs=GraphFacts.prefill,
+        loaded_if=lambda run: run.takes_prompts and run.chunks,
+        sized_by="capacity",
+        has_baseline=True,
+    ),
     GraphKind(
         name="decode",
         specs=GraphFacts.decode,
         optional=GraphFacts.queries,
+        loaded_if=lambda run: run.decodes,
         rows="batch",
         sized_by="batch",
         has_baseline=True,
@@ -79,6 +116,7 @@ _TABLE = (
         name=VERIFY,
         specs=GraphFacts.verify,
         built_if=lambda geometry, options, chunk: geometry.steps.several,
+        loaded_if=lambda run: run.generates,
         rows="batch",
         sized_by="batch",
     ),
@@ -86,6 +124,7 @@ _TABLE = (
         name="compress",
         specs=GraphFacts.compress,
         built_if=_compresses_apart,
+        loaded_if=lambda run: run.compresses,
         traced_as="prefill",
         writes_in_place=False,  # input and output caches differ in length
         has_weights=False,
@@ -94,6 +133,7 @@ _TABLE = (
         name="vote",
         specs=GraphFacts.vote,
         built_if=lambda geometry, options, chunk: geometry.repeats,
+        loaded_if=lambda run: run.compresses,
         traced_as="prefill",
         has_weights=False,
     ),
@@ -101,6 +141,7 @@ _TABLE = (
         name="extend",
         specs=GraphFacts.extend,
         built_if=lambda geometry, options, chunk: options.extend,
+        loaded_if=lambda run: run.takes_prompts and run.blocks,
         traced_as="prefill",
         writes_in_place=False,  # it moves what it keeps to other cache slots
     ),
@@ -108,12 +149,14 @@ _TABLE = (
         name=MTP,
         specs=GraphFacts.mtp,
         built_if=lambda geometry, options, chunk: options.mtp,
+        loaded_if=lambda run: run.generates and run.drafts,
         rows="batch",
     ),
     GraphKind(
         name=MTP_PREFILL,
         specs=GraphFacts.mtp_prefill,
         built_if=lambda geometry, options, chunk: options.mtp,
+        loaded_if=lambda run: run.generates and run.drafts,
         writes_in_place=False,  # it reads its input while it writes
     ),
 )

@@ -28,10 +28,6 @@ def _help(text: str, group: str = "advanced") -> dict[str, str]:
     return {"help": text, "group": group}
 
 
-def _advanced(text: str) -> dict[str, str]:
-    return {"help": text, "group": "advanced"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
     """How the graphs of a build differ beyond its geometry, target and dtype.
@@ -57,21 +53,21 @@ class GraphOptions:
     )
     decode_attention: DecodeAttention | None = field(
         default=None,
-        metadata=_advanced(
+        metadata=_help(
             "cache slots that a decode step reads: all, or the valid ones alone, in ONNX Runtime: "
             "faster where many are empty (default: all; valid for int8)"
         ),
     )
     top_tokens: int = field(
         default=0,
-        metadata=_advanced(
+        metadata=_help(
             "likeliest next tokens that the graphs output beside the logits, so that a GPU need "
             "not copy all logits to the host in each step; 0: none"
         ),
     )
     share_weights: bool | None = field(
         default=None,
-        metadata=_advanced(
+        metadata=_help(
             "make matrices inputs of the graphs, so that all graphs of the build, engines too, run "
             "on one copy in memory (default: for the tensorrt targets, whose engines hold a copy "
             "each; ONNX Runtime on the CPU maps one copy anyway)"
@@ -88,14 +84,14 @@ class GraphOptions:
     )
     mtp: bool = field(
         default=False,
-        metadata=_advanced(
+        metadata=_help(
             "also write graphs of the checkpoint's layer for multi-token prediction, which drafts "
             "a further token (DeepSeek-V3 and R1)"
         ),
     )
     data_parallel_attention: bool = field(
         default=False,
-        metadata=_advanced(
+        metadata=_help(
             "with --tensor-parallel, for latent attention: each rank holds the decode caches of "
             "its own batch slots, in place of all (DeepSeek)"
         ),
@@ -134,21 +130,13 @@ class GraphOptions:
             )
         require_compatible(vars(self) | {"latent": latent})
 
-    def require_ranks(self, ranks: int, batches: Collection[int], *, latent: bool) -> None:
+    def require_ranks(self, ranks: int, batches: Collection[int]) -> None:
         """Raise UserError for batch slots that ranks cannot share equally.
 
         batches: batch slots of each decode graph.
         """
         if not self.data_parallel_attention:
             return
-        if ranks == 1 or not latent:
-            why = (
-                "each rank has KV heads of its own" if ranks > 1 else "there is one rank without it"
-            )
-            raise UserError(
-                "--data-parallel-attention is for latent attention with --tensor-parallel: " + why,
-                "leave it out",
-            )
         if uneven := [count for count in batches if count % ranks]:
             raise UserError(
                 f"--data-parallel-attention: {uneven[0]} batch slots are no multiple of the "

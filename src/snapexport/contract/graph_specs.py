@@ -3,7 +3,6 @@
 A new input or output has its line here.
 """
 
-from collections.abc import Callable
 from typing import Protocol
 
 from snapexport.contract import names
@@ -18,9 +17,6 @@ Specs = dict[str, tuple[str, Shape]]
 
 Tensors = tuple[Specs, Specs]
 """Inputs but weights, and outputs."""
-
-OfLayer = Callable[[int], str]
-"""The name of a layer's tensor."""
 
 
 class BuildFacts(Protocol):
@@ -121,7 +117,7 @@ class GraphFacts:
         inputs |= {name: spec for name, spec in given.items() if name in read}
         return inputs | self._votes(names.votes), self._votes(names.present_votes)
 
-    def _votes(self, name_of: OfLayer) -> Specs:
+    def _votes(self, name_of: names.OfNumber) -> Specs:
         shape = (1, self._model.num_key_value_heads, self._geometry.L_max)
         voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
         return {name_of(layer): ("float32", shape) for layer in voting}
@@ -231,7 +227,7 @@ class GraphFacts:
         }
         return {names.TEMPERATURE: ("float32", rows[:1])}, logits | top
 
-    def _whole(self, *name_of: OfLayer) -> Specs:
+    def _whole(self, *name_of: names.OfNumber) -> Specs:
         """Caches of a whole prompt. name_of: of keys and of values."""
         layers = range(self._layers)
         return {

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, PositiveInt, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict
 from snapexport.contract.geometry_record import RecordedGeometry
@@ -90,15 +90,15 @@ class Manifest(Strict):
     format_version: int
     model: ModelFacts
     geometry: RecordedGeometry
-    batch: int
-    prefill_chunk: int
+    batch: PositiveInt
+    prefill_chunk: PositiveInt
     dtype: DType
     quantization: Quantization | None
     target: Target
     graph_options: GraphOptions
     graphs: dict[GraphName, GraphEntry]
     traces: dict[TraceName, GraphEntry]
-    tensor_parallel: int
+    tensor_parallel: PositiveInt
     segments: dict[GraphName, list[GraphEntry]]
     weights: list[WeightFile]
     linked_weights: bool

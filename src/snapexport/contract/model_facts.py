@@ -1,5 +1,7 @@
 """Facts of a checkpoint that builds and runtimes need."""
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from snapexport.contract.engines import Strict
 from snapexport.contract.latents import LatentSizes
 
@@ -15,18 +17,18 @@ class ModelFacts(Strict):
     """
 
     architecture: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    v_head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    sliding_window: list[int]
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    kv_lora_rank: NonNegativeInt
+    qk_nope_head_dim: NonNegativeInt
+    v_head_dim: NonNegativeInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    sliding_window: list[NonNegativeInt]
     attention_sinks: bool
-    num_experts: int
+    num_experts: NonNegativeInt
     eos_token_id: list[int]
 
     @property

@@ -1,7 +1,7 @@
 """Names of the graphs' inputs and outputs (after Hugging Face's), and of our operator domain."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 DOMAIN = "snapexport"
 """Domain of the model-local functions, and of the plugins of the same names."""
@@ -61,91 +61,52 @@ _SLOT_POSITIONS = "slot_positions."
 _PRESENT_SLOT_POSITIONS = "present_slot_positions."
 
 
-def past_key(layer: int) -> str:
-    """Keys before the step, [B,Hkv,S,D]."""
-    return f"{_PAST}{layer}.key"
+OfNumber = Callable[[int], str]
+"""The name of a layer's tensor, or of one between two segments."""
 
 
-def past_value(layer: int) -> str:
-    """Values before the step, [B,Hkv,S,D]."""
-    return f"{_PAST}{layer}.value"
+def _numbered(stem: str, end: str = "") -> OfNumber:
+    return lambda number: f"{stem}{number}{end}"
 
 
-def present_key(layer: int) -> str:
-    """Keys after the step, [B,Hkv,S,D]; may share the buffer of `past_key`."""
-    return f"{_PRESENT}{layer}.key"
+def _begins(*stems: str) -> Callable[[str], bool]:
+    return lambda name: name.startswith(stems)
 
 
-def present_value(layer: int) -> str:
-    """Values after the step, [B,Hkv,S,D]; may share the buffer of `past_value`."""
-    return f"{_PRESENT}{layer}.value"
-
-
-def past_key_scale(layer: int) -> str:
-    """Scale of int8 keys, float32 [B,Hkv,1,D]: key = int8 * scale."""
-    return f"{_PAST}{layer}.key_scale"
-
-
-def past_value_scale(layer: int) -> str:
-    """Scale of int8 values, float32 [B,Hkv,1,D]."""
-    return f"{_PAST}{layer}.value_scale"
-
-
-def present_key_scale(layer: int) -> str:
-    """`past_key_scale` after the step, unchanged."""
-    return f"{_PRESENT}{layer}.key_scale"
-
-
-def present_value_scale(layer: int) -> str:
-    """`past_value_scale` after the step, unchanged."""
-    return f"{_PRESENT}{layer}.value_scale"
-
-
-def attended_key(layer: int) -> str:
-    """A second output equal to `present_key`, for operators that write through an output."""
-    return f"{_ATTENDED}{layer}.key"
-
-
-def attended_value(layer: int) -> str:
-    """A second output equal to `present_value`."""
-    return f"{_ATTENDED}{layer}.value"
-
-
-def query_window(layer: int) -> str:
-    """Queries of the last W tokens, [1,H,W,D]."""
-    return f"{_QUERY_WINDOW}{layer}"
-
-
-def votes(layer: int) -> str:
-    """The largest attention of repeated tokens to each position so far, float32 [1,Hkv,T]."""
-    return f"{_VOTES}{layer}"
-
-
-def present_votes(layer: int) -> str:
-    """`votes` after a further repeated chunk."""
-    return f"{_PRESENT_VOTES}{layer}"
-
-
-def query(layer: int) -> str:
-    """Scaled queries of a decode step, [B,H,1,D], in graphs made to output them."""
-    return f"query.{layer}"
-
-
-def topk_positions(layer: int) -> str:
-    """Kept positions, int64 [1,Hkv,K], ascending, -1 where unused."""
-    return f"topk_positions.{layer}"
-
-
-def slot_positions(layer: int) -> str:
-    """The position that each cache slot holds, int64 [1,Hkv,S], -1 where empty."""
-    return f"{_SLOT_POSITIONS}{layer}"
-
-
-def present_slot_positions(layer: int) -> str:
-    """`slot_positions` after the step."""
-    return f"{_PRESENT_SLOT_POSITIONS}{layer}"
-
-
+past_key = _numbered(_PAST, ".key")
+"""Keys before the step, [B,Hkv,S,D]."""
+past_value = _numbered(_PAST, ".value")
+"""Values before the step, [B,Hkv,S,D]."""
+present_key = _numbered(_PRESENT, ".key")
+"""Keys after the step, [B,Hkv,S,D]; may share the buffer of `past_key`."""
+present_value = _numbered(_PRESENT, ".value")
+"""Values after the step, [B,Hkv,S,D]; may share the buffer of `past_value`."""
+past_key_scale = _numbered(_PAST, ".key_scale")
+"""Scale of int8 keys, float32 [B,Hkv,1,D]: key = int8 * scale."""
+past_value_scale = _numbered(_PAST, ".value_scale")
+"""Scale of int8 values, float32 [B,Hkv,1,D]."""
+present_key_scale = _numbered(_PRESENT, ".key_scale")
+"""`past_key_scale` after the step, unchanged."""
+present_value_scale = _numbered(_PRESENT, ".value_scale")
+"""`past_value_scale` after the step, unchanged."""
+attended_key = _numbered(_ATTENDED, ".key")
+"""A second output equal to `present_key`, for operators that write through an output."""
+attended_value = _numbered(_ATTENDED, ".value")
+"""A second output equal to `present_value`."""
+query_window = _numbered(_QUERY_WINDOW)
+"""Queries of the last W tokens, [1,H,W,D]."""
+votes = _numbered(_VOTES)
+"""The largest attention of repeated tokens to each position so far, float32 [1,Hkv,T]."""
+present_votes = _numbered(_PRESENT_VOTES)
+"""`votes` after a further repeated chunk."""
+query = _numbered("query.")
+"""Scaled queries of a decode step, [B,H,1,D], in graphs made to output them."""
+topk_positions = _numbered("topk_positions.")
+"""Kept positions, int64 [1,Hkv,K], ascending, -1 where unused."""
+slot_positions = _numbered(_SLOT_POSITIONS)
+"""The position that each cache slot holds, int64 [1,Hkv,S], -1 where empty."""
+present_slot_positions = _numbered(_PRESENT_SLOT_POSITIONS)
+"""`slot_positions` after the step."""
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = "AllReduce", "AllGather", "AllToAll"
 """Collectives of our domain, where all ranks of a build meet. They have no body."""
 
@@ -153,44 +114,22 @@ _TO_REDUCE, _TO_GATHER, _GATHERED, _CARRIED = "reduce.", "gather.", "gathered.",
 _TO_EXCHANGE = "exchange."
 
 
-def to_reduce(index: int) -> str:
-    """A tensor between two segments of a graph: a rank's part, then the sum of all ranks' parts."""
-    return f"{_TO_REDUCE}{index}"
-
-
-def to_gather(index: int) -> str:
-    """The same: a rank's part [n,...], which the next segments read as `gathered`."""
-    return f"{_TO_GATHER}{index}"
-
-
-def to_exchange(index: int) -> str:
-    """The same: rows [ranks*n,...] for every rank, then those from every rank."""
-    return f"{_TO_EXCHANGE}{index}"
-
-
-def gathered(index: int) -> str:
-    """All ranks' parts, in their order, [ranks*n,...]."""
-    return f"{_GATHERED}{index}"
-
-
-def carried(index: int) -> str:
-    """A tensor that a segment leaves to later ones of the same rank."""
-    return f"{_CARRIED}{index}"
-
-
-def is_between(name: str) -> bool:
-    """Whether a segment may leave a tensor of that name to the next ones."""
-    return name.startswith((_TO_REDUCE, _TO_GATHER, _TO_EXCHANGE, _CARRIED))
-
-
-def is_reduced(name: str) -> bool:
-    """Whether it names a tensor of `to_reduce`."""
-    return name.startswith(_TO_REDUCE)
-
-
-def is_exchanged(name: str) -> bool:
-    """Whether it names a tensor of `to_exchange`."""
-    return name.startswith(_TO_EXCHANGE)
+to_reduce = _numbered(_TO_REDUCE)
+"""A tensor between two segments of a graph: a rank's part, then the sum of all ranks' parts."""
+to_gather = _numbered(_TO_GATHER)
+"""The same: a rank's part [n,...], which the next segments read as `gathered`."""
+to_exchange = _numbered(_TO_EXCHANGE)
+"""The same: rows [ranks*n,...] for every rank, then those from every rank."""
+gathered = _numbered(_GATHERED)
+"""All ranks' parts, in their order, [ranks*n,...]."""
+carried = _numbered(_CARRIED)
+"""A tensor that a segment leaves to later ones of the same rank."""
+is_between = _begins(_TO_REDUCE, _TO_GATHER, _TO_EXCHANGE, _CARRIED)
+"""Whether a segment may leave a tensor of that name to the next ones."""
+is_reduced = _begins(_TO_REDUCE)
+"""Whether it names a tensor of `to_reduce`."""
+is_exchanged = _begins(_TO_EXCHANGE)
+"""Whether it names a tensor of `to_exchange`."""
 
 
 def gathered_of(name: str) -> str | None:
@@ -215,41 +154,37 @@ def is_of_host(name: str) -> bool:
     return name in _OF_HOST or _PLACE.fullmatch(name) is not None
 
 
-def is_past(name: str) -> bool:
-    """Whether it names a cache input."""
-    return name.startswith(_PAST)
+is_past = _begins(_PAST)
+"""Whether it names a cache input."""
+is_present = _begins(_PRESENT)
+"""Whether it names a cache output."""
+
+is_cache = _begins(_PAST, _PRESENT)
+"""Whether it names a cache, before or after the step."""
+is_attended = _begins(_ATTENDED)
+"""Whether it names an output of `attended_key` or `attended_value`."""
 
 
-def is_present(name: str) -> bool:
-    """Whether it names a cache output."""
-    return name.startswith(_PRESENT)
-
-
-def is_cache(name: str) -> bool:
-    """Whether it names a cache, before or after the step."""
-    return is_past(name) or is_present(name)
-
-
-def is_attended(name: str) -> bool:
-    """Whether it names an output of `attended_key` or `attended_value`."""
-    return name.startswith(_ATTENDED)
+_BUFFERS = (
+    (_PAST, _PRESENT),
+    (_PAST, _ATTENDED),
+    (_VOTES, _PRESENT_VOTES),
+    (_SLOT_POSITIONS, _PRESENT_SLOT_POSITIONS),
+)
+"""Beginnings of inputs, and of the outputs that may share their buffers."""
 
 
 def past_of(output: str) -> str:
     """The input that shares, or may share, its buffer with an output of a cache."""
-    if output.startswith(_PRESENT_SLOT_POSITIONS):
-        return output.replace(_PRESENT_SLOT_POSITIONS, _SLOT_POSITIONS, 1)
-    if output.startswith(_PRESENT_VOTES):
-        return output.replace(_PRESENT_VOTES, _VOTES, 1)
-    if is_attended(output):
-        return output.replace(_ATTENDED, _PAST, 1)
-    return output.replace(_PRESENT, _PAST, 1) if is_present(output) else output
+    for past, present in _BUFFERS:
+        if output.startswith(present):
+            return past + output.removeprefix(present)
+    return output
 
 
 def present_of(past: str) -> str:
     """The output that may share its buffer with the input `past` of a cache."""
-    if past.startswith(_SLOT_POSITIONS):
-        return past.replace(_SLOT_POSITIONS, _PRESENT_SLOT_POSITIONS, 1)
-    if past.startswith(_VOTES):
-        return past.replace(_VOTES, _PRESENT_VOTES, 1)
-    return past.replace(_PAST, _PRESENT, 1) if is_past(past) else past
+    for stem, present in _BUFFERS:
+        if past.startswith(stem):
+            return present + past.removeprefix(stem)
+    return past

@@ -39,11 +39,6 @@ def in_mib(nbytes: float) -> float:
     return nbytes / 2**20
 
 
-def in_gib(nbytes: float) -> float:
-    """GiB, for a column whose head names the unit."""
-    return nbytes / 2**30
-
-
 def as_flag(nbytes: int) -> str:
     """Format bytes as --memory takes them, rounded up: 16GiB, 300MiB."""
     unit, name = (2**30, "GiB") if nbytes >= 10 * 2**30 else (2**20, "MiB")

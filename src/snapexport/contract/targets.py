@@ -5,7 +5,7 @@ its passes in `graphs/targets/`. Knows no pass, no backend library and no build.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from snapexport.errors import UserError
@@ -44,10 +44,6 @@ class FusedShapes:
         They are a copy of the cache. It pays for a chunk, and not for a decode step's one row.
         """
         return rows > 1 and self.fits(value_bytes, rows, slots + 1, head_dim + SINK_CHANNELS)
-
-    def largest_row(self, value_bytes: int, head_dim: int) -> int:
-        """Largest number of cache slots of one query row."""
-        return self.row_bytes // value_bytes - head_dim
 
 
 MEASURED_SHAPES = FusedShapes(
@@ -173,6 +169,24 @@ class TargetCapabilities:
         return self.library is not None
 
 
+_COMPILED = TargetCapabilities(
+    title="TensorRT",
+    own_operators=("DistCollective",),
+    tensor_types=TENSORRT_TYPES,
+    # ITopKLayer::setK in NvInfer.h (10.15 and 11.1 alike).
+    largest_topk=3840,
+    library=TENSORRT,
+    runs_on_gpu=True,
+    fp8_weights=True,
+    plugins=True,
+    weights_per_graph=True,
+    attends_to_capacity=True,
+    fused_attention=("fp16", "bf16"),
+    fused_whole_prompt=True,
+    fused_shapes=MEASURED_SHAPES,
+    masks=("chunk", "window", "softcap", "sink"),
+)
+
 TARGETS: Mapping[Target, TargetCapabilities] = {
     "onnxruntime": TargetCapabilities(
         title="ONNX Runtime",
@@ -186,38 +200,13 @@ TARGETS: Mapping[Target, TargetCapabilities] = {
         # Sliced at the prompt's end. Measured: the slices of two layers are alive at once.
         vote_key_copies=2,
     ),
-    "tensorrt": TargetCapabilities(
-        title="TensorRT",
-        own_operators=("DistCollective",),
-        tensor_types=TENSORRT_TYPES,
-        # ITopKLayer::setK in NvInfer.h (10.15 and 11.1 alike).
-        largest_topk=3840,
-        library=TENSORRT,
-        runs_on_gpu=True,
-        fp8_weights=True,
-        plugins=True,
-        weights_per_graph=True,
-        attends_to_capacity=True,
-        fused_attention=("fp16", "bf16"),
-        fused_whole_prompt=True,
-        fused_shapes=MEASURED_SHAPES,
-        masks=("chunk", "window", "softcap", "sink"),
-    ),
-    "tensorrt-rtx": TargetCapabilities(
+    "tensorrt": _COMPILED,
+    "tensorrt-rtx": replace(
+        _COMPILED,
         title="TensorRT for RTX",
-        own_operators=("DistCollective",),
-        tensor_types=TENSORRT_TYPES,
-        largest_topk=3840,
-        vote_key_copies=0,
         library=TENSORRT_RTX,
-        runs_on_gpu=True,
-        fp8_weights=True,
-        weights_per_graph=True,
-        attends_to_capacity=True,
-        fused_attention=("fp16", "bf16"),
-        fused_whole_prompt=True,
-        fused_shapes=MEASURED_SHAPES,
-        masks=("chunk", "window", "softcap", "sink"),
+        plugins=False,
+        vote_key_copies=0,
     ),
     "portable": TargetCapabilities(
         title="any runtime of standard ONNX",

@@ -1,9 +1,11 @@
-"""Writes files atomically: to a temporary name beside the file, then by one rename.
+"""Writes files atomically: to a temporary name beside the file, then by one rename. Locks folders.
 
 `build.staging` does so for directories.
 """
 
+import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +50,17 @@ def unfinished(path: Path) -> Path:
 def finish(path: Path) -> None:
     """Rename `unfinished(path)` to `path`."""
     unfinished(path).replace(path)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold a directory's lock. Raises BlockingIOError if another process holds it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256_of(path: Path) -> str:

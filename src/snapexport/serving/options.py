@@ -4,6 +4,7 @@ import re
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
 from snapexport.runtime.engine.open_executor import BackendName
 from snapexport.runtime.requests.row_files import DEFAULT_BYTES
@@ -89,8 +90,7 @@ class ServeOptions(ModelOptions):
         for name in ("drain_seconds", "parked_rows", "parked_dir_bytes", "compress_every"):
             if not getattr(self, name) >= 0:
                 raise self.unusable(name, "0 or more")
-        if self.parked_dir is not None and not self.parked_rows:
-            raise UserError("--parked-dir needs --parked-rows", "add --parked-rows 1 or more")
+        require_compatible(vars(self))
         self._require_usable_access()
         super().__post_init__()
 

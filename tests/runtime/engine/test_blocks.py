@@ -71,7 +71,7 @@ def test_a_prompt_may_be_longer_than_L_max_in_blocks_alone() -> None:
 def test_memory_of_blocks_does_not_grow_with_L_max() -> None:
     executor = llm(prefill="blocks").executor
     assert executor.prompt_cache is None
-    assert "prefill" not in executor._graphs.all
+    assert "prefill" not in executor._graphs.names
 
 
 def test_turns_beside_neighbours_agree_with_transformers() -> None:

@@ -278,7 +278,9 @@ def test_fp32_attention_on_cuda_and_bf16_on_the_cpu_are_refused(builds: dict[str
 
 
 def test_threads_are_refused_on_cuda(builds: dict[str, Build]) -> None:
-    with pytest.raises(UserError, match="are the CPU's, and a GPU runs this build"):
+    with pytest.raises(
+        UserError, match="--threads 2 is not supported with --backend onnxruntime-cuda"
+    ):
         open_executor(builds["portable"], backend="onnxruntime-cuda", threads=2)
 
 

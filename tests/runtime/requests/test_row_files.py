@@ -162,7 +162,7 @@ def test_a_full_disk_loses_a_row_and_says_so(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parked_dir": "rows"}, "parked_dir needs parked_rows"),
+        ({"parked_dir": "rows"}, "--parked-dir rows is not supported without --parked-rows"),
         ({"parked_rows": 1, "parked_dir": "/proc/rows"}, "cannot hold parked rows"),
         ({"parked_rows": 1, "parked_dir": "rows", "parked_dir_bytes": -1}, "parked_dir_bytes -1"),
     ],

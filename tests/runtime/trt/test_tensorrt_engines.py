@@ -318,8 +318,12 @@ def test_the_default_backend_is_tensorrt_only_for_builds_with_engines(
             "no backend 'cuda'",
             "choose from onnxruntime, onnxruntime-cuda, tensorrt",
         ),
-        ({"threads": 2}, "threads and prepacked weights are the CPU's", "leave them out"),
-        ({"prepack": True}, "threads and prepacked", "--backend onnxruntime"),
+        ({"threads": 2}, "--threads 2 is not supported with --backend tensorrt", "leave it out"),
+        (
+            {"prepack": True},
+            "a prepacked copy of the weights is not supported",
+            "--backend onnxruntime",
+        ),
     ],
 )
 def test_unknown_backends_and_cpu_settings_on_a_gpu_are_refused(

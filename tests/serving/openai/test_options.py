@@ -32,7 +32,7 @@ from tests.serving.openai.watched_llm import SLOTS, make_llm
         ({"api_key": "a b"}, "--api-key is empty, or has other"),
         ({"allowed_host": ("http://a",)}, "--allowed-host http://a is no host"),
         ({"name": "a b"}, "'a b' cannot be a model's name"),
-        ({"parked_dir": Path("a")}, "--parked-dir needs --parked-rows.*add --parked-rows 1"),
+        ({"parked_dir": Path("a")}, "not supported without --parked-rows.*add --parked-rows 1"),
     ],
 )
 def test_wrong_option_is_refused_by_its_flag(given: dict[str, Any], says: str) -> None:

@@ -8,7 +8,7 @@ the modules `tensorrt_*` do.
 """
 
 from snapexport.build.engines.options import EngineOptions
-from snapexport.build.engines.progress import Progress, Silent
+from snapexport.build.progress import Progress, Silent
 from snapexport.contract import tensorrt_bindings
 from snapexport.contract.build_directory import Build
 from snapexport.contract.tensorrt_bindings import library_of

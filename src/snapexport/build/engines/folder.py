@@ -7,11 +7,9 @@ engines/GPU.timing.cache    measured times of kernels, for all engines built on 
 NAME is made of the engines' GPUs and options: see `engine_name` and `ahead_of_time_name`.
 """
 
-import fcntl
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from snapexport.build.engines.options import EngineOptions
 from snapexport.contract.engines import ENGINES
 from snapexport.contract.manifest import GraphName
 from snapexport.errors import UserError
-from snapexport.files.whole import PARTIAL, unfinished
+from snapexport.files.whole import PARTIAL, locked, unfinished
 
 
 def ahead_of_time_name(compute_capabilities: Sequence[str]) -> str:
@@ -91,7 +89,13 @@ class EngineFolder:
         Raises UserError if another process holds the lock.
         """
         self.path.parent.mkdir(exist_ok=True)
-        with _locked(self.path.parent):
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(locked(self.path.parent))
+            except BlockingIOError:
+                raise UserError(
+                    f"another process builds engines in {self.path.parent}", "wait until it is done"
+                ) from None
             self._remove_partials()
             try:
                 yield
@@ -108,22 +112,3 @@ class EngineFolder:
         for directory in (self.path, self.path.parent):
             with suppress(OSError):  # it is not empty
                 directory.rmdir()
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        _lock(descriptor, directory)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"another process builds engines in {directory}", "wait until it is done"
-        ) from None

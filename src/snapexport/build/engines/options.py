@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from snapexport.contract.engines import DEFAULT_LEVEL, Hardware
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.manifest import GraphName, Manifest
 from snapexport.contract.targets import LARGEST_PLUGIN_HEAD, EngineLibrary
 from snapexport.errors import UserError
@@ -65,19 +66,8 @@ class EngineOptions:
 
     def require_supported(self, library: EngineLibrary) -> None:
         """Raise UserError for options that `library` has not, or would ignore."""
-        given = {name for name in _ON_THE_GPU if getattr(self, name) != _DEFAULTS[name]}
-        if library.capabilities and given:
-            name = "plugins" if "plugins" in given else min(given)
-            raise UserError(
-                f"--{name.replace('_', '-')} is not supported by {library.title}",
-                _WHY_NOT.get(name, f"leave it out: {library.title} has no such choice"),
-            )
-        if self.compute_capabilities and not library.capabilities:
-            raise UserError(
-                "--compute-capability is not supported by TensorRT, which builds for the GPU that "
-                "it runs on",
-                "leave it out, or build the graphs with --target tensorrt-rtx",
-            )
+        given = {name: value for name, value in vars(self).items() if value != _DEFAULTS[name]}
+        require_compatible({**given, "library": library})
         for capability in self.compute_capabilities:
             if capability not in library.capabilities:
                 raise UserError(
@@ -116,14 +106,3 @@ class EngineOptions:
 
 
 _DEFAULTS = {option.name: option.default for option in fields(EngineOptions)}
-
-_ON_THE_GPU = (
-    *("plugins", "hardware_compat", "version_compatible", "strip_weights", "refit"),
-    *("optimization_level", "timing_cache"),
-)
-"""Options of engines that are built on the GPU that runs them."""
-
-_WHY_NOT = {
-    "plugins": "leave it out: TensorRT for RTX runs no plugins; its engines run the functions' "
-    "bodies. Plugins need --target tensorrt",
-}

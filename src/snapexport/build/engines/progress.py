@@ -1,25 +1,11 @@
-"""Reports the progress of engine builds, and lets Ctrl-C end work in C++."""
+"""Lets Ctrl-C end work in C++."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from threading import Thread
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
-
-
-class Progress(Protocol):
-    """Receives the progress of a build."""
-
-    def stage(self, text: str) -> None:
-        """Show the present stage or step. TensorRT's threads may call this."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def stage(self, text: str) -> None:
-        pass
 
 
 def cancellable(work: Callable[[], T], cancel: Callable[[], None]) -> T:

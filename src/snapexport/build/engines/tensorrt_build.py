@@ -16,7 +16,7 @@ from snapexport.build.engines.folder import (
 from snapexport.build.engines.gpu import Gpu, present_gpu
 from snapexport.build.engines.memory import estimate, free_memory, require_room
 from snapexport.build.engines.options import EngineOptions
-from snapexport.build.engines.progress import Progress, cancellable
+from snapexport.build.engines.progress import cancellable
 from snapexport.build.engines.record import left_to_build, plugin_file, record
 from snapexport.build.engines.tensorrt_callbacks import Log, Monitor
 from snapexport.build.engines.tensorrt_config import (
@@ -29,6 +29,7 @@ from snapexport.build.engines.tensorrt_config import (
 )
 from snapexport.build.engines.tensorrt_engine import check_engine, write_engine
 from snapexport.build.engines.tensorrt_network import load_plugins, read_network
+from snapexport.build.progress import Progress
 from snapexport.contract.build_directory import Build
 from snapexport.contract.engines import EngineEntry, GraphEngine
 from snapexport.contract.manifest import GraphName

@@ -38,7 +38,7 @@ def require_votes(build: Build) -> None:
             f"{build.directory} has head groups, or other --vote-queries than prompt",
             "calibrate with a build of the same model without them",
         )
-    build.require_one_rank("calibrate")
+    build.require_run(command="calibrate")
     if build.manifest.model.kv_lora_rank or build.manifest.model.num_key_value_heads == 1:
         raise UserError(
             f"the layers of {build.directory} have one KV head each: there is nothing to share",

@@ -14,7 +14,6 @@ from typing import Any
 from snapexport.build.derive import derive
 from snapexport.build.head_budget import HeadBudget
 from snapexport.build.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
-from snapexport.build.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.build.staging import scratch
 from snapexport.contract.budgets import default_pool_kernel, default_ring
 from snapexport.contract.build_directory import Build
@@ -22,6 +21,7 @@ from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
 from snapexport.contract.graph_options import PREFILLS, require_one_of
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.errors import UserError
 from snapexport.runtime.engine.open_executor import open_executor
 from snapexport.runtime.engine.prompt_cache import PromptCache

@@ -63,7 +63,7 @@ def run_cluster(options: ClusterOptions, say: Callable[[str], None]) -> None:
 def cluster(options: ClusterOptions) -> Iterator[tuple[list[Member], Addresses]]:
     """A frontend and its workers, ready to answer. Raises UserError."""
     require_installed()
-    Build.open(options.build).require_one_rank("`snapexport dynamo`")
+    Build.open(options.build).require_run(command="dynamo")
     members: list[Member] = []
     with tempfile.TemporaryDirectory(prefix="snapexport-") as scratch:
         logs = options.logs or Path(scratch)

@@ -15,6 +15,7 @@ from string import Template
 import snapexport
 from snapexport.build.staging import staged
 from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import spelled
@@ -36,7 +37,7 @@ def write_repository(options: RepositoryOptions) -> Path:
     with needs_extra("triton"):
         from snapexport.serving.triton import model_config
     build = Build.open(options.build)
-    build.require_one_rank("`snapexport triton`")
+    build.require_run(command="triton")
     device = _device(options, build.manifest)
     _require_runnable(options, build.manifest, device)
     _require_outside(options)
@@ -79,11 +80,7 @@ def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: De
             f"{options.build} is a bf16 build, which no CPU runs",
             "build it again with --dtype fp32, or make TensorRT engines of it",
         )
-    if device == "gpu" and options.threads is not None:
-        raise UserError(
-            f"--threads {options.threads} is for the CPU, and TensorRT runs this build",
-            "leave it out, or use --device cpu",
-        )
+    require_compatible({"device": device, "threads": options.threads})
     Scheduler(
         manifest.batch, manifest.prefill_chunk, options.max_num_batched_tokens
     )  # refuses a small one

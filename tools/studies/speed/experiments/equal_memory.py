@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.memory import cache_bytes
-from snapexport.contract.sizes import in_gib
 from snapexport.errors import UserError
 from snapexport.files.dtypes import CacheDType
 from snapexport.measure.bench.tables import Column, Table, of_roofline
@@ -143,7 +142,7 @@ def tables(report: Row) -> Iterator[Table]:
         "prompt": "{context:,}",
         "cache": "{cache}",
         "requests": "{batch}",
-        "caches, GiB": lambda row: f"{in_gib(row['cache_bytes']):.2f}",
+        "caches, GiB": lambda row: f"{row['cache_bytes'] / 2**30:.2f}",
         "step, ms": spread_ms,
         "x of roofline": of_roofline,
         "tokens/s": "{tokens_per_second:.1f}",

@@ -10,7 +10,6 @@ from typing import Literal
 
 import numpy as np
 
-from snapexport.contract.sizes import in_gib
 from snapexport.errors import UserError
 from snapexport.measure.bench.tables import Column, Table, number
 from snapexport.measure.bench.turns import Row, rounded, tail
@@ -232,7 +231,7 @@ def tables(report: Row) -> Iterator[Table]:
     of_rows: dict[str, Column] = {
         "model": "{model}",
         "row": "{row}",
-        "GiB": lambda row: f"{in_gib(row['row_bytes']):.2f}",
+        "GiB": lambda row: f"{row['row_bytes'] / 2**30:.2f}",
         "Gb/s": "{link:g}",
         "transfer simulated, s": lambda row: number(row["transfer_seconds"]),
         "prefill by roofline, s": lambda row: number(row["prefill_seconds"]),

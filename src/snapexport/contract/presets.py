@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from snapexport.contract.geometry import Policy
-from snapexport.errors import UserError, flag_of
 
 PRESETS: Mapping[Policy, Mapping[str, int | str]] = {
     "snapstream": {},
@@ -24,14 +23,3 @@ PRESET_DEFAULTS: Mapping[Policy, Mapping[str, int | str]] = {
 }
 """A preset's defaults, from its paper."""
 VOTE_FIELDS = ("vote", "pool", "softmax", "group", "budget", "vote_queries")
-
-
-def require_preset(policy: Policy, given: Mapping[str, object]) -> None:
-    """Raise UserError for an option that the preset fixes. None: not given."""
-    for field, fixed in PRESETS[policy].items():
-        if given[field] is not None and given[field] != fixed:
-            flag = flag_of(field)
-            raise UserError(
-                f"--policy {policy} means {flag} {fixed}, but {flag} is {given[field]}",
-                f"drop {flag}, or use --policy snapstream",
-            )

@@ -1,1 +1,0 @@
-"""Records of the verified architectures, a file each with its `ARCHITECTURE`."""

@@ -1,0 +1,249 @@
+"""The rules of a build: flags of `build` and `plan` that exclude each other.
+
+Facts are flags by field, and of the model: `latent`, whether its attention is; `gguf`, `quantized`,
+`attention_sinks`, `mlp_bias`.
+"""
+
+from collections.abc import Callable
+
+from snapexport.contract.presets import PRESETS
+from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, value
+from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
+from snapexport.errors import flag_of
+
+
+def _targets(lacks: Callable[[TargetCapabilities, Facts], bool], text: str = "") -> Choice:
+    """Targets whose record lacks something."""
+    return Choice(
+        f"--target {{target}}{text}",
+        {},
+        lambda f: "target" in f and lacks(capabilities(f["target"]), f),
+    )
+
+
+INT4, FP8 = value("weights", "int4"), value("weights", "fp8")
+QUANTIZED = flag("weights", "int4")
+SHARED, LINKED = flag("share_weights"), flag("link_weights")
+EXTEND, MTP, BASELINE = flag("extend"), flag("mtp"), flag("baseline")
+PSEUDO, REPEAT = value("vote_queries", "pseudo"), value("vote_queries", "repeat")
+STEPS = Choice(
+    "--tokens-per-step {tokens_per_step}",
+    {"tokens_per_step": 4},
+    lambda f: f.get("tokens_per_step", 1) > 1,
+)
+RANKS = Choice(
+    "--tensor-parallel {tensor_parallel}",
+    {"tensor_parallel": 2},
+    lambda f: f.get("tensor_parallel", 1) != 1,
+)
+HEADS = Choice(
+    "--head-budget",
+    {"head_budget": True},
+    lambda f: bool(f.get("head_budget")) or f.get("budget") == "heads",
+)
+EQUAL_HEADS = Choice(
+    "--budget {budget}",
+    {"budget": "uniform"},
+    lambda f: f.get("budget") not in (None, "heads"),
+)
+STORED = Choice(
+    "--cache-dtype {cache_dtype}",
+    {"cache_dtype": "int8", "dtype": "fp32"},
+    lambda f: f.get("cache_dtype") not in (None, f.get("dtype")),
+)
+INT8 = value("cache_dtype", "int8")
+FP16_CACHE = Choice(
+    "--cache-dtype fp16",
+    {"cache_dtype": "fp16", "dtype": "fp32"},
+    lambda f: f.get("cache_dtype") == "fp16" != f.get("dtype"),
+)
+VALID, ALL = value("decode_attention", "valid"), value("decode_attention", "all")
+CAPACITIES = Choice(
+    "--prefill-capacities",
+    {"prefill_capacities": (64,)},
+    lambda f: bool(f.get("prefill_capacities")),
+)
+KEPT = Choice("--K {K}", {"K": 16}, lambda f: bool(f.get("K")))
+FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
+LATENT = fact("latent attention", "latent", joined="for")
+KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
+SHARED_SLOTS = flag("data_parallel_attention")
+NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
+GROUPED = flag("head_groups", 2)
+NO_HEADS = Choice(
+    "--head-budget",
+    {"head_budget": None},
+    lambda f: "head_budget" in f and not HEADS.holds(f),
+    joined="without",
+)
+UNCUT = (
+    fact("GGUF files", "gguf", joined="for"),
+    fact("quantized checkpoints", "quantized", joined="for"),
+    fact("models with attention sinks", "attention_sinks", joined="for"),
+    fact("models with biases in their MLPs", "mlp_bias", joined="for"),
+)
+
+_VOTES = {
+    "vote": "sum",
+    "pool": "max",
+    "softmax": "causal",
+    "group": "max",
+    "budget": "pyramid",
+    "vote_queries": "pseudo",
+}
+_UNUSED_BY_REPEAT = {"L_obs": 8, "vote": "sum", "softmax": "causal", "group": "max"}
+_SIZES = {"kv_budget": 64, "L_sink": 4, "L_recent": 32, "K": 16, "L_obs": 8, "pool_kernel": 7}
+_ANOTHER = {"L_sink": 4, "L_obs": 8, "pool_kernel": 7, "softmax": "candidates"}
+_KEEPS_ALL = "it keeps every position"
+_OF_COMPRESSED = "the full cache has one form, and prefill extends it"
+
+
+def _fixed(policy: str, field: str, fixed: int | str) -> Rule:
+    """A policy that fixes a field, beside another value of it."""
+    other = Choice(
+        f"{flag_of(field)} {{{field}}}",
+        {field: _ANOTHER[field]},
+        lambda f: f.get(field) not in (None, fixed),
+    )
+    return Rule(
+        other,
+        value("policy", policy),
+        f"--policy {policy} means {flag_of(field)} {fixed}",
+        f"drop {flag_of(field)}, or use --policy snapstream",
+    )
+
+
+def _cache_dtypes() -> str:
+    return "; ".join(
+        f"--target {name}: {', '.join(record.cache_dtypes)}"
+        for name, record in TARGETS.items()
+        if record.cache_dtypes
+    )
+
+
+BUILD_RULES: tuple[Rule, ...] = (
+    # Weights.
+    Rule(
+        FP8,
+        _targets(lambda target, f: not target.fp8_weights),
+        "the CPU would dequantize every matrix anew in each run",
+        "leave it out, and the weights are dequantized once, as they are written; or use "
+        f"--target {targets_with('fp8_weights')}",
+    ),
+    Rule(
+        INT4,
+        _targets(lambda target, f: f.get("dtype") not in target.int4_dtypes, " --dtype {dtype}"),
+        "",
+        f"use --target {targets_with('int4_dtypes')} with --dtype fp32 or fp16",
+    ),
+    Rule(
+        SHARED,
+        INT4,
+        "ONNX Runtime rearranges quantized weights, which it can do only with a graph's own",
+    ),
+    Rule(
+        SHARED,
+        FP8,
+        "an engine would convert all of them to 32 bits at the start of each run, and hold that",
+    ),
+    Rule(LINKED, INT4, "quantized weights are new files"),
+    # Caches.
+    Rule(
+        INT8,
+        ALL,
+        "int8 caches are read only at valid slots",
+        "drop --decode-attention all",
+    ),
+    Rule(
+        FP16_CACHE,
+        VALID,
+        "ONNX Runtime's operator for valid slots takes longer over fp16 than over fp32",
+        "drop one of them, or use --cache-dtype int8",
+    ),
+    Rule(
+        STORED,
+        _targets(
+            lambda target, f: (
+                f.get("dtype") != "fp32" or f.get("cache_dtype") not in target.cache_dtypes
+            ),
+            " --dtype {dtype}",
+        ),
+        "",
+        f"leave it out, or use --dtype fp32 and one of these: {_cache_dtypes()}",
+    ),
+    Rule(
+        VALID,
+        _targets(lambda target, f: not target.valid_slots),
+        "",
+        f"leave it out, or use --target {targets_with('valid_slots')}",
+    ),
+    Rule(
+        INT8,
+        LATENT,
+        "a cache of latents is small already",
+        "leave it out, or use --cache-dtype fp16",
+    ),
+    Rule(VALID, LATENT, "ONNX Runtime has no operator for it", LEAVE_OUT),
+    Rule(
+        CAPACITIES,
+        _targets(lambda target, f: not target.attends_to_capacity),
+        "its attention reads a prompt no further than it is long",
+        f"leave it out, or use --target {targets_with('attends_to_capacity')}",
+    ),
+    # Policies and votes.
+    Rule(EXTEND, FULL, _OF_COMPRESSED, LEAVE_OUT),
+    Rule(STORED, FULL, _OF_COMPRESSED, "leave it out: the full cache has the build's dtype"),
+    Rule(VALID, FULL, _OF_COMPRESSED, LEAVE_OUT),
+    Rule(BASELINE, FULL, "its graphs are the baseline's already"),
+    *(
+        Rule(flag(field, example), FULL, _KEEPS_ALL, LEAVE_OUT)
+        for field, example in (_SIZES | _VOTES).items()
+    ),
+    Rule(HEADS, FULL, _KEEPS_ALL, LEAVE_OUT),
+    Rule(GROUPED, FULL, _KEEPS_ALL, LEAVE_OUT),
+    *(
+        Rule(flag(field, example), STREAMING, "it keeps no top-k", LEAVE_OUT)
+        for field, example in _VOTES.items()
+    ),
+    Rule(KEPT, STREAMING, "it keeps no top-k", LEAVE_OUT),
+    Rule(HEADS, STREAMING, "it keeps no top-k", LEAVE_OUT),
+    *(
+        _fixed(policy, field, fixed)
+        for policy, fields in PRESETS.items()
+        for field, fixed in fields.items()
+        if field != "K"  # KEPT
+    ),
+    Rule(
+        GROUPED,
+        NO_HEADS,
+        "it groups KV heads by their budgets",
+        "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
+    ),
+    Rule(HEADS, EQUAL_HEADS, "it shares K among KV heads"),
+    Rule(HEADS, REPEAT, ""),
+    Rule(EXTEND, PSEUDO, "the end of a block or of its prompt votes"),
+    Rule(EXTEND, REPEAT, "the end of a block or of its prompt votes"),
+    Rule(REPEAT, SAGE, "there the last token votes alone", "use --policy snapstream"),
+    *(
+        Rule(
+            flag(field, example),
+            REPEAT,
+            "a position is worth the largest attention that any repeated token gives it",
+            LEAVE_OUT,
+        )
+        for field, example in {
+            "L_obs": 8,
+            "vote": "sum",
+            "softmax": "causal",
+            "group": "max",
+        }.items()
+    ),
+    # Ranks.
+    *(
+        Rule(choice, RANKS, "")
+        for choice in (QUANTIZED, MTP, BASELINE, LINKED, STEPS, PSEUDO, REPEAT, HEADS)
+    ),
+    *(Rule(RANKS, model, "", LEAVE_OUT) for model in UNCUT),
+    Rule(SHARED_SLOTS, KV_HEADS, "each rank has KV heads of its own", LEAVE_OUT),
+    Rule(SHARED_SLOTS, NO_RANKS, "it is for latent attention with --tensor-parallel", LEAVE_OUT),
+)

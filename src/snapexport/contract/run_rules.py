@@ -1,0 +1,150 @@
+"""The rules of a run: options of what runs a build that exclude each other, or kinds of builds.
+
+Facts are options by field, with `command` for a command's name and `run_baseline` for its
+--baseline, and of the build: `tensor_parallel`, `target`, `compresses`, `has_extend`,
+`has_baseline`. `Build.require_run` makes them.
+"""
+
+from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, value
+from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities
+
+_WITH_BASELINE = "build it again with --baseline"
+_OF_ONE_RANK = "build it again without --tensor-parallel"
+
+# Builds.
+OF_RANKS = Choice(
+    "a build with --tensor-parallel {tensor_parallel}",
+    {"tensor_parallel": 2},
+    lambda f: f.get("tensor_parallel", 1) > 1,
+    joined="for",
+)
+FULL_CACHE = Choice(
+    "a full cache",
+    {"compresses": False},
+    lambda f: f.get("run_baseline") or f.get("compresses") is False,
+    joined="for",
+)
+WITHOUT_EXTEND = fact("a build without --extend", "has_extend", value=False, joined="for")
+WITHOUT_BASELINE = fact("a build without --baseline", "has_baseline", value=False, joined="for")
+OF_ENGINES = Choice(
+    "running graphs of --target {target}",
+    {"target": "tensorrt", "backend": None},
+    lambda f: "backend" in f and "target" in f and capabilities(f["target"]).compiled,
+)
+
+# What runs them.
+COMMANDS = tuple(
+    fact(f"`snapexport {command}`", "command", command)
+    for command in ("bench", "calibrate", "diff", "dynamo", "engine", "eval", "triton")
+)
+RUN_BASELINE = fact("--baseline", "run_baseline")
+ON_GPU = Choice(
+    "--backend {backend}",
+    {"backend": "tensorrt"},
+    lambda f: f.get("backend") not in (None, "onnxruntime"),
+)
+TRITON_GPU = value("device", "gpu")
+ROLE = Choice("--role {role}", {"role": "prefill"}, lambda f: f.get("role", "both") != "both")
+BLOCKS = value("prefill", "blocks")
+PARKED = Choice(
+    "--parked-rows {parked_rows}", {"parked_rows": 1}, lambda f: bool(f.get("parked_rows"))
+)
+OUTPUTS = Choice(
+    "--compress-every {compress_every}",
+    {"compress_every": 64},
+    lambda f: bool(f.get("compress_every")),
+)
+ONTO_ROWS = fact("prefill onto earlier rows", "prefill", "both")
+PROMPT_CACHE = Choice(
+    "a shared prompt cache", {"prompt_cache": True}, lambda f: is_given(f.get("prompt_cache"))
+)
+THREADS, PREPACK = flag("threads", 2), fact("a prepacked copy of the weights", "prepack")
+PARKED_DIR = flag("parked_dir", "DIR")
+NOTHING_PARKED = fact("--parked-rows", "parked_rows", value=0, joined="without")
+SYSTEM, NO_CHAT = flag("system"), fact("--no-chat", "chat", value=False)
+NO_TEMPLATE = fact("a build without a chat template", "has_template", value=False)
+
+# Engines.
+RTX = Choice(
+    TENSORRT_RTX.title,
+    {"library": TENSORRT_RTX},
+    lambda f: "library" in f and bool(f["library"].capabilities),
+    joined="by",
+)
+ON_ITS_GPU = Choice(
+    TENSORRT.title,
+    {"library": TENSORRT},
+    lambda f: "library" in f and not f["library"].capabilities,
+    joined="by",
+)
+CAPABILITY = Choice(
+    "--compute-capability",
+    {"compute_capabilities": ("8.9",)},
+    lambda f: bool(f.get("compute_capabilities")),
+)
+_ON_THE_GPU = {
+    "hardware_compat": "ampere-plus",
+    "version_compatible": True,
+    "strip_weights": True,
+    "refit": True,
+    "optimization_level": 5,
+    "timing_cache": "FILE",
+}
+"""Options of engines that are built on the GPU that runs them."""
+
+RUN_RULES: tuple[Rule, ...] = (
+    *(
+        Rule(choice, OF_RANKS, "", _OF_ONE_RANK)
+        for choice in (*COMMANDS, RUN_BASELINE, PROMPT_CACHE)
+    ),
+    *(
+        Rule(choice, OF_RANKS, "its ranks run in ONNX Runtime on the CPU", _OF_ONE_RANK)
+        for choice in (ON_GPU, OF_ENGINES)
+    ),
+    *(
+        Rule(choice, OF_RANKS, "its rows lie in several processes", _OF_ONE_RANK)
+        for choice in (ROLE, PARKED, OUTPUTS, ONTO_ROWS)
+    ),
+    Rule(
+        RUN_BASELINE,
+        WITHOUT_BASELINE,
+        "it has no baseline graphs",
+        _WITH_BASELINE,
+    ),
+    *(
+        Rule(choice, FULL_CACHE, "it takes no prompt block by block", LEAVE_OUT)
+        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
+    ),
+    *(
+        Rule(choice, WITHOUT_EXTEND, "it has no extend.onnx", "build it again with --extend")
+        for choice in (BLOCKS, PARKED, OUTPUTS, ONTO_ROWS)
+    ),
+    *(
+        Rule(choice, ON_GPU, "it is for the CPU", "leave it out, or use --backend onnxruntime")
+        for choice in (THREADS, PREPACK)
+    ),
+    Rule(THREADS, TRITON_GPU, "it is for the CPU", "leave it out, or use --device cpu"),
+    Rule(
+        PARKED_DIR, NOTHING_PARKED, "it holds copies of parked rows", "add --parked-rows 1 or more"
+    ),
+    *(
+        Rule(SYSTEM, other, "the chat template places it", "write it into the prompt")
+        for other in (NO_CHAT, NO_TEMPLATE)
+    ),
+    Rule(
+        flag("plugins", "FILE"),
+        RTX,
+        "its engines run the functions' bodies",
+        "leave it out, or build the graphs with --target tensorrt",
+    ),
+    *(
+        Rule(flag(field, example), RTX, "it has no such choice", LEAVE_OUT)
+        for field, example in _ON_THE_GPU.items()
+    ),
+    Rule(
+        CAPABILITY,
+        ON_ITS_GPU,
+        "it builds for the GPU that it runs on",
+        "leave it out, or build the graphs with --target tensorrt-rtx",
+    ),
+)
