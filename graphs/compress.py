@@ -10,8 +10,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.geometry import VOTING_ROWS, CacheGeometry
+from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.vote import VOTING_ROWS
 from snapexport.graphs.compression import (
     PromptStates,
     Scores,
@@ -96,7 +97,7 @@ def _inputs(
 ) -> PromptStates:
     query, key, value, *_ = marker.inputs
     batch, heads, _, head_dim = query.shape
-    window_shape = (batch, heads, geometry.L_obs, head_dim)
+    window_shape = (batch, heads, geometry.vote.L_obs, head_dim)
     votes_shape = (batch, key.shape[1], geometry.L_max)
     votes = gs.Variable(names.votes(layer), np.float32, votes_shape)
     return PromptStates(

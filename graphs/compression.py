@@ -10,7 +10,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.functions.repetition import select_voted
 from snapexport.graphs.functions.snapkv_select import snapkv_select
 from snapexport.graphs.functions.snapstream_gather import SNAPSTREAM_GATHER
@@ -81,7 +82,7 @@ def compress_layer(
 ) -> None:
     """Append the layer's compression and its outputs, for each of its caches c: present.{c}.* and
     topk_positions.{c}."""
-    for index, _, heads in geometry.caches_of(layer):
+    for index, _, heads in geometry.slots.caches_of(layer):
         _compress_cache(graph, geometry, index, scores, states.of(graph, heads), storage)
 
 
@@ -122,15 +123,15 @@ def select(
     if layout.K == 0:
         return gs.Constant(fresh(graph, "no_positions"), np.zeros(shape, np.int64))
     positions = gs.Variable(name, np.int64, shape)
-    sizes = {"K": [layout.K], "pool_kernel": [1, geometry.pool_kernel], **_window(layout)}
+    sizes = {"K": [layout.K], "pool_kernel": [1, geometry.vote.pool_kernel], **_window(layout)}
     if states.votes is not None:
-        function = select_voted(geometry.vote_options, geometry.pool_kernel)
+        function = select_voted(geometry.vote.options, geometry.vote.pool_kernel)
         call(graph, function, [states.votes, states.prompt_length], [positions], **sizes)
         return positions
     voting = [_voting(graph, states), scored(graph, states), states.prompt_length]
-    options = scores._asdict() | geometry.vote_options
+    options = scores._asdict() | geometry.vote.options
     capped = scores.softcap != 0
-    function = snapkv_select(geometry.vote_options, geometry.pool_kernel, capped)
+    function = snapkv_select(geometry.vote.options, geometry.vote.pool_kernel, capped)
     call(graph, function, voting, [positions], **sizes, **options)
     return positions
 

@@ -54,7 +54,7 @@ def _prefill(recipe: Recipe, size: Size) -> list[Pass]:
     geometry = recipe.geometry
     if geometry.is_single_shot(size.tokens):
         return [Latents(), SingleShot(geometry, recipe.options), *_sampling(recipe)]
-    windows = [QueryWindows(geometry.L_obs)] if geometry.compresses else []
+    windows = [QueryWindows(geometry.vote.L_obs)] if geometry.compresses else []
     return [Latents(), PrefillCache(size.capacity), *windows, *_sampling(recipe)]
 
 
@@ -84,7 +84,7 @@ def _nothing(recipe: Recipe, size: Size) -> list[Pass]:
 
 
 def _split(recipe: Recipe) -> list[Pass]:
-    return [HeadGroups(recipe.geometry)] if recipe.geometry.head_groups else []
+    return [HeadGroups(recipe.geometry)] if recipe.geometry.slots.head_groups else []
 
 
 def _sampling(recipe: Recipe) -> list[Pass]:

@@ -6,8 +6,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.functions.ring_slot import RING_SLOT
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import (
@@ -53,14 +54,14 @@ class DecodeCache:
         """The form of the caches: a step of several tokens has a mask, and reads all slots."""
         if not self.geometry.compresses:
             return None
-        if self.geometry.tokens_per_step > 1:
+        if self.geometry.steps.several:
             return replace(self.options, decode_attention="all")
         return self.options
 
     def _places(self, graph: gs.Graph) -> dict[LayerGeometry, Place]:
         if not self.geometry.compresses:
             return self._full(graph)
-        if self.geometry.tokens_per_step > 1:
+        if self.geometry.steps.several:
             return slot_positions_places(graph, self.geometry.layers)
         return self._ring(graph)
 

@@ -16,8 +16,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.compression import PromptStates, Scores, select, sharing
 from snapexport.graphs.functions.extend_gather import extend_gather
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
@@ -47,7 +48,7 @@ class ExtendCache:
     options: GraphOptions
 
     def apply(self, graph: gs.Graph) -> None:
-        chunk = _Chunk(graph, self.geometry.L_obs)
+        chunk = _Chunk(graph, self.geometry.vote.L_obs)
         storage = storage_of(self.options.cache_dtype)
         entries: dict[LayerGeometry, _Entries] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):

@@ -25,7 +25,7 @@ class HeadGroups:
 
     def apply(self, graph: gs.Graph) -> None:
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            caches = self.geometry.caches_of(layer)
+            caches = self.geometry.slots.caches_of(layer)
             if len(caches) == 1:
                 marker.attrs["layer"] = caches[0].cache
             else:

@@ -35,7 +35,9 @@ class SingleShot:
             node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
             attention, (_, key, value, *_) = graph.nodes[-1], inputs
             if self.geometry.compresses:
-                window = query_window(graph, layer, attention, prompt_length, self.geometry.L_obs)
+                window = query_window(
+                    graph, layer, attention, prompt_length, self.geometry.vote.L_obs
+                )
                 latent = bool(attributes["latent"])
                 ranks = sharing(graph, latent=latent)
                 states = PromptStates(window, key, value, prompt_length, latent, ranks)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.graphs.passes.base import computed_range, fresh, graph_input, int64s, node
 from snapexport.graphs.passes.cache import Place
 

@@ -58,7 +58,7 @@ class Limits:
         return cls(
             batch=manifest.batch,
             decode_batches=tuple(manifest.decode_graphs()),
-            tokens_per_step=geometry.tokens_per_step if verifies else 1,
+            tokens_per_step=geometry.steps.tokens_per_step if verifies else 1,
             longest_prompt=longest if form == "chunks" else positions,
             positions=positions,
             vocab_size=model.vocab_size,

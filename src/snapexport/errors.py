@@ -25,6 +25,12 @@ def flag_of(field: str) -> str:
     return _FLAGS.get(field, "--" + field.replace("_", "-"))
 
 
+def require_at_least(flag: str, value: int, least: int) -> None:
+    """Raise UserError for a flag's value below `least`."""
+    if value < least:
+        raise UserError(f"{flag} {value} is below {least}", f"use {flag} {least} or more")
+
+
 def first_line(error: BaseException) -> str:
     """First line of another library's error, to quote in a message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

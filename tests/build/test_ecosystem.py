@@ -107,7 +107,7 @@ def test_every_graph_of_a_derived_build_opens(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = built("fp32, baseline", workspace)
-    full = CacheGeometry.full(64, own.manifest.geometry.num_layers)
+    full = CacheGeometry.full(64, own.manifest.geometry.slots.num_caches)
     derived = derive(own, full, tmp_path / "d")
     for entry in derived.manifest.graphs.values():
         require_opens(derived.directory / entry.file, runs=True, capsys=capsys)

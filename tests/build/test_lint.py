@@ -99,7 +99,8 @@ def test_lint_finds_a_planted_fault(tensorrt_build: Build, fault: str) -> None:
 
 def test_lint_accepts_a_large_vote_only_when_split_into_rounds(tensorrt_build: Build) -> None:
     trace = Traces.of(tensorrt_build).models["prefill"]
-    geometry = replace(tensorrt_build.manifest.geometry, L_max=8192, K=3841)
+    own = tensorrt_build.manifest.geometry
+    geometry = replace(own, L_max=8192, slots=replace(own.slots, K=3841))
     whole_vote = finish("compress", trace, Recipe(geometry, "portable"))
     findings = lint_model(whole_vote, "compress", "tensorrt")
     assert findings and all("at most 3840" in finding.message for finding in findings)

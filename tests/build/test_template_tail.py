@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from snapexport.build.options import BuildOptions
 from snapexport.build.template_tail import template_tail
-from snapexport.contract.geometry import DEFAULT_L_OBS
+from snapexport.contract.vote import DEFAULT_L_OBS
 from snapexport.vault import CHECKPOINT
 from tests.measure.eval.test_systems import model
 
@@ -39,7 +39,7 @@ def test_a_template_without_a_readable_tail_has_none(template: str) -> None:
 
 def window(tail: int, **choices: Any) -> int:
     options = BuildOptions.of(model="", out=Path(), L_max=1024, **choices)
-    return options.geometry(model(), tail).L_obs
+    return options.geometry(model(), tail).vote.L_obs
 
 
 def test_the_default_window_sees_the_end_of_the_question() -> None:

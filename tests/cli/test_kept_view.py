@@ -13,11 +13,13 @@ from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.cli.kept_view import MOST_ROWS, kept_picture, picture_width
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.vault import CHECKPOINT
 
 LENGTH = 64
-GEOMETRY = CacheGeometry("snapstream", 64, num_layers=1, L_sink=4, L_recent=12, K=3, L_obs=4)
+GEOMETRY = GeometryRecord(
+    "snapstream", 64, num_layers=1, L_sink=4, L_recent=12, K=3, L_obs=4
+).geometry()
 ELIGIBLE = range(4, 52)
 
 
@@ -58,7 +60,7 @@ def test_the_picture_of_a_short_prompt_has_sinks_then_ring(length: int, row: str
 
 
 def test_the_picture_of_a_long_prompt_still_shows_sinks_and_ring() -> None:
-    geometry = CacheGeometry("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1)
+    geometry = GeometryRecord("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1).geometry()
     lines = kept_picture(geometry, [np.array([[-1]])], 10**5, picture_width(120))
     assert lines[1].plain == "layer  0 head  0 S" + " " * 63 + "|="
     assert {lines[1].plain[span.start : span.end]: span.style for span in lines[1].spans} == {
@@ -70,7 +72,7 @@ def test_the_picture_of_a_long_prompt_still_shows_sinks_and_ring() -> None:
 
 @pytest.mark.parametrize("terminal", [40, 80, 82, 83, 200])
 def test_a_row_fits_into_the_terminal(terminal: int) -> None:
-    geometry = CacheGeometry("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1)
+    geometry = GeometryRecord("snapstream", 10**5, 1, L_sink=4, L_recent=32, K=1).geometry()
     lines = kept_picture(geometry, [np.array([[-1]])], 10**5, picture_width(terminal))
     assert len(lines[1].plain) == min(terminal, 83)
 

@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapexport.contract.geometry import (
-    CacheGeometry,
-    LayerGeometry,
-    default_pool_kernel,
-    default_ring,
-)
+from snapexport.contract.budgets import default_pool_kernel, default_ring
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.errors import UserError
 
 layers = st.builds(LayerGeometry, st.integers(0, 5), st.integers(1, 9), st.integers(0, 6))
@@ -87,8 +85,8 @@ def test_full_cache_is_a_geometry_of_sinks_alone() -> None:
 )
 def test_wrong_geometry_is_refused_by_its_flag(change: dict[str, int], flag: str) -> None:
     right = {"L_max": 64, "num_layers": 2, "L_sink": 4, "L_recent": 8, "K": 4, "L_obs": 8}
-    CacheGeometry("snapstream", **right)
+    GeometryRecord("snapstream", **right).geometry()
     with pytest.raises(UserError) as error:
-        CacheGeometry("snapstream", **(right | change))
+        GeometryRecord("snapstream", **(right | change)).geometry()
     assert error.value.message.startswith(flag)
     assert error.value.hint

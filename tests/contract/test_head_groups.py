@@ -84,7 +84,7 @@ def test_runtime_tells_what_each_head_of_a_layer_kept(case: Case) -> None:
     executor, want = open_executor(build_of(case), threads=1), cases.oracle(case, 96, 1)
     executor.prefill_prompt(0, want.prompt)
     for layer, found in enumerate(executor.topk_positions() or []):
-        for one in case.geometry.caches_of(layer):
+        for one in case.geometry.slots.caches_of(layer):
             rows = found if one.heads is None else found[list(one.heads)]
             kept = want.topk_positions[one.cache]
             assert np.array_equal(rows[:, : kept.shape[1]], kept), layer

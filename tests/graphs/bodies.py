@@ -10,7 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx.helper import make_opsetid
 
-from snapexport.contract.geometry import DEFAULT_POOL_KERNEL
+from snapexport.contract.vote import DEFAULT_POOL_KERNEL
 from snapexport.graphs.functions import EXPERTS
 from snapexport.graphs.functions.experts import experts
 from snapexport.graphs.functions.extend_gather import extend_gather

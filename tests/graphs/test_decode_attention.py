@@ -11,7 +11,7 @@ import pytest
 from snapexport.build.derive import derive
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from tests.bound import BoundGraph
 from tests.oracle.cases import Case, build_of
@@ -76,7 +76,7 @@ def test_valid_slot_attention_equals_attention_over_all_in_edge_geometries(
 ) -> None:
     """A ring of one slot, layers that differ."""
     build = build_of(LLAMA)
-    geometry = CacheGeometry("snapstream", 96, 2, sinks, ring, kept, L_obs=1)
+    geometry = GeometryRecord("snapstream", 96, 2, sinks, ring, kept, L_obs=1).geometry()
     valid, over_all = (
         derive(build, geometry, tmp_path / one, GraphOptions(decode_attention=one))
         for one in ("valid", "all")

@@ -59,7 +59,7 @@ def test_fused_attention_by_kv_head_agrees_with_the_oracle(
     case = Case("qwen3", target="tensorrt", prefill_chunk=32, L_recent=13)
     graph = onnx.shape_inference.infer_shapes(load(cases.built(case), "prefill")).graph
     attentions = [node for node in graph.node if is_attention(node)]
-    assert len(attentions) == case.geometry.num_layers
+    assert len(attentions) == case.geometry.slots.num_caches
     queries = {node.input[0] for node in attentions}
     batches = {
         one.type.tensor_type.shape.dim[0].dim_value

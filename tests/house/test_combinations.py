@@ -72,7 +72,7 @@ def build_with(facts: Facts) -> Build:
     of_manifest = "tensor_parallel", "target"
     update: dict[str, Any] = {key: facts[key] for key in of_manifest if key in facts}
     if "compresses" in facts:
-        update["geometry"] = CacheGeometry.full(64, made.manifest.geometry.model_layers)
+        update["geometry"] = CacheGeometry.full(64, made.manifest.geometry.slots.num_layers)
     return Build(made.directory, made.manifest.model_copy(update=update))
 
 

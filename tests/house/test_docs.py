@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapexport.cli.app import parser
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import Manifest, ModelFacts
 from snapexport.runtime.requests.config import LLMConfig
@@ -191,7 +191,7 @@ def test_files_and_folders_of_docs_pages_exist(page: str) -> None:
         ("build-directory.md", Manifest),
         ("build-directory.md", GraphOptions),
         ("build-directory.md", ModelFacts),
-        ("build-directory.md", CacheGeometry),
+        ("build-directory.md", GeometryRecord),
         ("python.md", SamplingParams),
         ("python.md", Completion),
         ("python.md", OutputDelta),

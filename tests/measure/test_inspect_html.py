@@ -18,7 +18,9 @@ from snapexport.build import build
 from snapexport.cli.app import main
 from snapexport.cli.whole_file import whole_file
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.errors import UserError
 from snapexport.measure.page import TokenizedPrompt, render
 from snapexport.measure.page.data import kept_bits, layer_regions, packed
@@ -30,7 +32,9 @@ NASTY = (
     "</script><script>alert(1)</script><!-- {{style}} \\u003c & \"double\" 'single'\r\n"
     "nul \0 escape \x1b c1 \x85 tab \t bom \ufeff separator \u2028 emoji 😀 é 漢字\n\n</title>"
 )
-GEOMETRY = CacheGeometry("snapstream", 512, 2, L_sink=(4, 0), L_recent=(12, 20), K=(6, 0), L_obs=4)
+GEOMETRY = GeometryRecord(
+    "snapstream", 512, 2, L_sink=(4, 0), L_recent=(12, 20), K=(6, 0), L_obs=4
+).geometry()
 VOID = {"meta"}
 
 

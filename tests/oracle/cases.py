@@ -4,7 +4,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import torch
 from snapexport.build import build
 from snapexport.build.head_budget import HeadBudget
 from snapexport.build.options import CACHE_FIELDS
+from snapexport.contract.budgets import topk_per_layer
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry, Policy, topk_per_layer
+from snapexport.contract.geometry import CacheGeometry, Policy
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.presets import VOTE_FIELDS
 from snapexport.exporter.architectures import sliding_windows
 
@@ -96,8 +98,7 @@ class Case:
         config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
         windows = sliding_windows(config)
         if self.policy == "full":
-            full = CacheGeometry.full(self.L_max, len(windows))
-            return replace(full, tokens_per_step=self.tokens_per_step)
+            return CacheGeometry.full(self.L_max, len(windows), self.tokens_per_step)
         sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(windows)
         caches = [
             (0, window, K) if window else (self.L_sink, self.L_recent, K)
@@ -111,7 +112,7 @@ class Case:
         )
         options = {name: getattr(self, name) for name in _OF_GEOMETRY}
         shape = {"L_sink": L_sink, "L_recent": L_recent, "K": K, "head_groups": groups}
-        return CacheGeometry(self.policy, self.L_max, len(caches), **shape, **options)
+        return GeometryRecord(self.policy, self.L_max, len(caches), **shape, **options).geometry()
 
     def _voted(self, windows: list[int]) -> list[list[int]]:
         """K of each layer's only cache."""

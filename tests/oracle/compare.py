@@ -91,7 +91,7 @@ def _of_cache(want: OracleRun, case: Case, cache: int) -> list[NDArray[np.float3
     """The prompt's keys and values of the KV heads of a cache."""
     groups = [
         (layer, list(heads))
-        for layer, of_layer in enumerate(case.geometry.head_groups)
+        for layer, of_layer in enumerate(case.geometry.slots.head_groups)
         for heads in of_layer
     ]
     if not groups:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 
 from .on_disk import kept
 from .routing import watched
@@ -165,10 +166,10 @@ class CacheOf(NamedTuple):
 
 def caches_of(geometry: CacheGeometry, layer: int) -> list[CacheOf]:
     """A layer's caches: one, or one for each of its head groups."""
-    if not geometry.head_groups:
+    if not geometry.slots.head_groups:
         return [CacheOf(layer, geometry.layers[layer], slice(None))]
-    first = sum(map(len, geometry.head_groups[:layer]))
-    groups = enumerate(geometry.head_groups[layer], start=first)
+    first = sum(map(len, geometry.slots.head_groups[:layer]))
+    groups = enumerate(geometry.slots.head_groups[layer], start=first)
     return [CacheOf(cache, geometry.layers[cache], list(heads)) for cache, heads in groups]
 
 
@@ -178,7 +179,7 @@ def voted(geometry: CacheGeometry, layer: int, kept: dict[int, Tensor], every: T
         one.cache: (kept[one.cache][:, :, None] == every).any(1)
         for one in caches_of(geometry, layer)
     }
-    if not geometry.head_groups:
+    if not geometry.slots.head_groups:
         return masks[layer]
     rows = [
         (head, row)
@@ -211,7 +212,7 @@ class Memory:
 
     def votes(self) -> tuple[list[NDArray[np.int64]], list[NDArray[np.float64]]]:
         """Positions kept by each cache, and their distances from those dropped."""
-        caches = range(self.geometry.num_layers)
+        caches = range(self.geometry.slots.num_caches)
         kept = [self.kept[cache].numpy() for cache in caches]
         return kept, [self.gaps[cache].numpy() for cache in caches]
 
@@ -224,7 +225,7 @@ class Memory:
         return sink | recent | voted(self.geometry, layer, self.kept, every)
 
     def _remember(self, layer: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
-        window = query[:, -self.geometry.L_obs :]
+        window = query[:, -self.geometry.vote.L_obs :]
         for index, shape, heads in caches_of(self.geometry, layer):
             scores = vote(window, key, shape, self.geometry, *scoring)[heads]
             self.kept[index] = keep(scores, shape)

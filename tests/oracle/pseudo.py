@@ -69,11 +69,11 @@ class VotedAgain(VotedBehind):
         self.decide(layer, self._pooled(of_sets[:, span]))
 
     def _pooled(self, votes: Tensor) -> Tensor:
-        width = self.geometry.pool_kernel
+        width = self.geometry.vote.pool_kernel
         if not votes.shape[1]:
             return votes
         windows = torch.nn.functional.pad(votes, (width // 2, width // 2)).unfold(1, width, 1)
-        return windows.mean(-1) if self.geometry.pool == "avg" else windows.amax(-1)
+        return windows.mean(-1) if self.geometry.vote.pool == "avg" else windows.amax(-1)
 
 
 def run(

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 
 from .raw import Array, Compressed, RawBuild, past, present, run, stacked
 
@@ -23,7 +24,7 @@ class SeveralSlots:
         self.build, self.layers = build, build.caches
         self.sessions = {
             1: build.decode_session,
-            geometry.tokens_per_step: build.session("verify"),
+            geometry.steps.tokens_per_step: build.session("verify"),
         }
         rows = [requests[i if i < len(requests) else 0] for i in range(build.batch)]
         self.lengths = np.array([row.length for row in rows])

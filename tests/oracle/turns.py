@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 
 from .masked import (
     CLEAR_TOKEN,
@@ -70,7 +71,7 @@ def run(
     voters: how many of the last turn's last tokens vote after each turn; none if empty.
     """
     memory, model, past = TurnMemory(geometry, turns), load(model_dir, MASKED), DynamicCache()
-    logits, kept, layers = [], [], range(geometry.num_layers)
+    logits, kept, layers = [], [], range(geometry.slots.num_caches)
     with watched(model) as routing:
         for turn, count in zip(turns, voters or [0] * len(turns), strict=True):
             voting, memory.voters = turns[-1][len(turns[-1]) - count :], count
@@ -116,7 +117,7 @@ class TurnMemory:
 
     def _vote(self, layer: int, query: Tensor, key: Tensor, seen: Tensor, scoring: Scoring) -> None:
         """seen: bool [Hkv,N], or [1,N] for all."""
-        rows, width = query.shape[1], self.geometry.L_obs
+        rows, width = query.shape[1], self.geometry.vote.L_obs
         window = query[:, [rows - 1 - (width - 1 - i) % rows for i in range(width)]]
         queries = query.shape[0] // key.shape[0]
         for index, shape, heads in caches_of(self.geometry, layer):

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.plugins.reference import Vote
 
 
@@ -22,11 +23,11 @@ def vote(
     one_set: all heads are one group, with a key each; the scores are [1, n].
     """
     span = range(layer.L_sink, max(layer.L_sink, key.shape[1] - layer.L_recent))
-    options = Vote(geometry.pool_kernel, scaling, softcap or 0.0, **geometry.vote_options)
+    options = Vote(geometry.vote.pool_kernel, scaling, softcap or 0.0, **geometry.vote.options)
     scores = options.scores(window, key, span)
     if not one_set:
         return scores
-    combine = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}[geometry.group]
+    combine = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}[geometry.vote.group]
     return combine(scores, dim=0, keepdim=True)
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from snapexport.build import build
-from snapexport.contract.geometry import LayerGeometry, pyramid
+from snapexport.contract.budgets import pyramid
+from snapexport.contract.layer_geometry import LayerGeometry
 from tests.graphs.test_functions import run
 from tests.oracle.raw import RawBuild
 

@@ -80,7 +80,7 @@ def test_manifest_lists_the_inputs_and_outputs_of_each_graph(case: Case) -> None
 def test_manifest_holds_geometry_batch_and_prefill_chunk(case: Case) -> None:
     manifest = Build.open(cases.built(case).directory).manifest
     assert manifest.geometry.layers == case.geometry.layers
-    assert manifest.geometry.vote_options == case.geometry.vote_options
+    assert manifest.geometry.vote.options == case.geometry.vote.options
     assert (manifest.batch, manifest.prefill_chunk) == (case.batch, case.prefill_chunk)
 
 

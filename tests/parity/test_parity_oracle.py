@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.slots import Slots
+from snapexport.contract.vote import Vote
 from tests.oracle import cases, masked
 from tests.oracle.checkpoints import ARCHITECTURES
 from tests.oracle.vote import keep, vote
@@ -24,7 +28,7 @@ CLOSE = 5e-4
 
 def geometry(name: str, sink: int, recent: int, K: int, window: int = 8) -> CacheGeometry:
     layers = masked.load(cases.checkpoint(name), "eager").config.num_hidden_layers
-    return CacheGeometry("snapstream", 96, layers, sink, recent, K, window, 5)
+    return GeometryRecord("snapstream", 96, layers, sink, recent, K, window, 5).geometry()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -127,7 +131,7 @@ def test_oracle_vote_equals_a_vote_counted_in_loops(
     layer = LayerGeometry(sink, recent, K)
     options = counted(layer, window, pool, {1: "sum", 2: "sum-squares"}[power], softmax)
     scores = vote(query[:, -window:], key, layer, options, 0.25)
-    slow = looped_vote(query.numpy(), key.numpy(), layer, options, power)
+    slow = looped_vote(query.numpy(), key.numpy(), layer, options.vote, power)
     assert scores.shape == slow.shape
     assert np.allclose(scores, slow, rtol=1e-9)
     for got, row in zip(keep(scores, layer).tolist(), slow, strict=True):
@@ -136,9 +140,8 @@ def test_oracle_vote_equals_a_vote_counted_in_loops(
 
 
 def counted(layer: LayerGeometry, window: int, pool: int, vote: str, softmax: str) -> CacheGeometry:
-    sizes = (layer.L_sink, layer.L_recent, layer.K)
-    options = {"L_obs": window, "pool_kernel": pool}
-    return CacheGeometry("snapstream", 256, 1, *sizes, **options, vote=vote, softmax=softmax)
+    slots = Slots(1, layer.L_sink, layer.L_recent, layer.K)
+    return CacheGeometry("snapstream", 256, slots, Vote(window, pool, vote, softmax=softmax))
 
 
 def random_attention(length: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +155,7 @@ def looped_vote(
     query: NDArray[Any],
     key: NDArray[Any],
     layer: LayerGeometry,
-    options: CacheGeometry,
+    options: Vote,
     power: int,
 ) -> NDArray[Any]:
     """[Hkv, n], one number at a time."""

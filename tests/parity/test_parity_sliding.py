@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, 
 
 from snapexport.build import build
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.exporter.architectures import sliding_windows
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
@@ -95,7 +95,7 @@ def test_ring_of_another_size_than_the_window_is_refused() -> None:
     marker = gs.Node(ATTENTION, domain=TRACE_DOMAIN, attrs=attributes)
     positions = gs.Variable("position_ids", np.int64, (1, 1))
     graph = gs.Graph(nodes=[marker], inputs=[positions])
-    geometry = CacheGeometry("streaming", 96, 1, L_sink=0, L_recent=23, K=0)
+    geometry = GeometryRecord("streaming", 96, 1, L_sink=0, L_recent=23, K=0).geometry()
     with pytest.raises(SurgeryError, match="window of 24 positions"):
         DecodeCache(geometry, GraphOptions()).apply(graph)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from snapexport.cli.app import main
+from snapexport.contract.vote import Vote
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
 from snapexport.runtime.engine.open_executor import open_executor
@@ -194,7 +195,7 @@ def test_manifest_whose_chunks_do_not_fit_the_vote_is_refused(
 
 def test_manifest_with_unknown_vote_queries_is_refused() -> None:
     with pytest.raises(UserError, match="no vote queries 'nobody'"):
-        replace(PSEUDO.geometry, vote_queries="nobody")
+        Vote(vote_queries="nobody")
 
 
 @pytest.mark.parametrize("length", [20, 57])

@@ -79,7 +79,7 @@ class MtpDrafts(SlotFollower):
         buffers = allocate(self._memory, entry, weights)
         self._step = BoundGraph(backend, MTP, entry, buffers)
         pasts = [one for name, one in buffers.items() if names.is_past(name)]
-        batch, self._several = manifest.batch, manifest.geometry.tokens_per_step
+        batch, self._several = manifest.batch, manifest.geometry.steps.tokens_per_step
         self._rings = [[one.rows(slot, slot + 1) for one in pasts] for slot in range(batch)]
         self._slots = [_Slot() for _ in range(batch)]
         entry = manifest.graphs[MTP_PREFILL]

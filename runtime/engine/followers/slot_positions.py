@@ -7,7 +7,8 @@ next step writes over them. A step that would reach beyond the ring's end begins
 import numpy as np
 
 from snapexport.contract import names
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.runtime.engine.bound_graph import HostArrays
 from snapexport.runtime.engine.followers.follower import SlotFollower
 from snapexport.runtime.engine.loaded import Loaded
@@ -23,14 +24,14 @@ class SlotPositions(SlotFollower):
     def __init__(self, geometry: CacheGeometry, batch: int) -> None:
         shapes = dict.fromkeys(geometry.layers)
         self._shapes = [_ShapePositions(shape, batch) for shape in shapes]
-        self._tokens = geometry.tokens_per_step
+        self._tokens = geometry.steps.tokens_per_step
         self._was_fed = np.zeros(batch, bool)
 
     @classmethod
     def of(cls, loaded: Loaded) -> "SlotPositions | None":
         """None for a build whose steps take one token, and for a full cache."""
         geometry = loaded.manifest.geometry
-        if geometry.tokens_per_step == 1 or loaded.graphs.full_cache:
+        if not geometry.steps.several or loaded.graphs.full_cache:
             return None
         return cls(geometry, loaded.limits.batch)
 

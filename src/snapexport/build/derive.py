@@ -9,6 +9,7 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import WEIGHTS
+from snapexport.contract.steps import Steps
 from snapexport.errors import UserError
 from snapexport.exporter.weights import place_again
 from snapexport.graphs.markers import TRACE_DOMAIN
@@ -35,7 +36,7 @@ def derive(
     """
     manifest = build.manifest
     traces = Traces.of(build)
-    geometry = replace(geometry, tokens_per_step=1)  # the other traces are not kept
+    geometry = replace(geometry, steps=Steps())  # the other traces are not kept
     require_chunk(manifest.prefill_chunk, geometry)
     out.mkdir()
     linked = place_again(build.directory / WEIGHTS, out / WEIGHTS, link=link_weights)
@@ -72,9 +73,9 @@ def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
     """Raise UserError if a prefill chunk is shorter than the window W, or does not suit what
     votes behind a prompt."""
     geometry.require_chunks(prefill_chunk)
-    if geometry.compresses and geometry.L_obs > prefill_chunk:
+    if geometry.compresses and geometry.vote.L_obs > prefill_chunk:
         raise UserError(
-            f"a window of {geometry.L_obs} (L_obs) does not fit into the build's prefill chunk of "
-            f"{prefill_chunk}",
+            f"a window of {geometry.vote.L_obs} (L_obs) does not fit into the build's prefill "
+            f"chunk of {prefill_chunk}",
             f"use {prefill_chunk} or less, or build it again with a larger --prefill-chunk",
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.slots import Slots
 from snapexport.errors import UserError
 from snapexport.files.untrusted import read_object
 
@@ -63,8 +64,8 @@ class HeadBudget:
     def of(cls, geometry: CacheGeometry, model: ModelFacts) -> "HeadBudget":
         """The budgets that the head groups of a build have."""
         kv_heads = model.num_key_value_heads
-        rows = [[0.0] * kv_heads for _ in range(geometry.model_layers)]
-        for one, shape in zip(geometry.caches, geometry.layers, strict=True):
+        rows = [[0.0] * kv_heads for _ in range(geometry.slots.num_layers)]
+        for one, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
             for head in range(kv_heads) if one.heads is None else one.heads:
                 rows[one.layer][head] = float(shape.K)
         return cls(kv_heads, tuple(tuple(row) if any(row) else () for row in rows))
@@ -124,14 +125,14 @@ def with_head_groups(
         found = budget.groups(layer, shape.K, most, room) if split else [(every, shape.K)]
         groups.append(found)
     shapes = [shape for shape, own in zip(geometry.layers, groups, strict=True) for _ in own]
-    return replace(
-        geometry,
-        num_layers=len(shapes),
+    slots = Slots(
+        model.num_hidden_layers,
         L_sink=tuple(shape.L_sink for shape in shapes),
         L_recent=tuple(shape.L_recent for shape in shapes),
         K=tuple(K for own in groups for _, K in own),
         head_groups=tuple(tuple(heads for heads, _ in own) for own in groups),
     )
+    return replace(geometry, slots=slots)
 
 
 def _row(path: Path, layer: int, row: Any, kv_heads: int) -> tuple[float, ...]:

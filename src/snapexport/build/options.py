@@ -9,25 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
+from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
 from snapexport.contract.exclusions import require_compatible
-from snapexport.contract.geometry import (
-    BUDGETS,
-    DEFAULT_L_OBS,
-    POLICIES,
-    VOTE_QUERIES,
-    CacheGeometry,
-    Policy,
-    default_pool_kernel,
-    default_ring,
-    too_small,
-    topk_per_layer,
-)
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_small
 from snapexport.contract.graph_options import GraphOptions, require_one_of
 from snapexport.contract.head_groups import MOST_GROUPS
 from snapexport.contract.manifest import QUANTIZATIONS, Quantization
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS
+from snapexport.contract.slots import Slots
+from snapexport.contract.steps import Steps
 from snapexport.contract.targets import TARGETS, Target, capabilities
+from snapexport.contract.vote import DEFAULT_L_OBS, VOTE_QUERIES, Vote
 from snapexport.errors import UserError, flag_of
 from snapexport.files.dtypes import DTYPES, CacheDType, DType
 from snapexport.graphs.functions.vote import DEFAULTS, STAGES
@@ -193,12 +186,11 @@ class BuildOptions:
                 f"use --L-max {limit} or less: the model has not learned longer positions",
             )
         if self.policy == "full":
-            full = CacheGeometry.full(self.L_max, model.num_hidden_layers)
-            return replace(full, tokens_per_step=self.tokens_per_step)
+            return CacheGeometry.full(self.L_max, model.num_hidden_layers, self.tokens_per_step)
         if all(model.sliding_window):
             return self._rings_alone(model)
         geometry = self._compressed(model, template_tail)
-        if geometry.budget != "heads":
+        if geometry.vote.budget != "heads":
             return geometry
         if self.head_budget is not None:
             heads = HeadBudget.read(self.head_budget)
@@ -220,15 +212,9 @@ class BuildOptions:
             )
         layers, rings = model.num_hidden_layers, _column(model.sliding_window)
         L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
+        slots = Slots(layers, L_sink=0, L_recent=rings, K=0)
         return CacheGeometry(
-            self.policy,
-            self.L_max,
-            layers,
-            L_sink=0,
-            L_recent=rings,
-            K=0,
-            L_obs=L_obs,
-            tokens_per_step=self.tokens_per_step,
+            self.policy, self.L_max, slots, Vote(L_obs), Steps(self.tokens_per_step)
         )
 
     def _compressed(self, model: ModelFacts, template_tail: int) -> CacheGeometry:
@@ -238,21 +224,21 @@ class BuildOptions:
         budget = self._value("budget", "heads" if self.head_budget else "uniform")
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, windows.count(0), room))
-        return CacheGeometry(
-            self.policy,
-            self.L_max,
+        slots = Slots(
             model.num_hidden_layers,
             # A ring of w cache slots is exact for a layer with a window of w positions.
             L_sink=_column([0 if window else L_sink for window in windows]),
             L_recent=_column([window or L_recent for window in windows]),
             K=_column([0 if window else next(voted) for window in windows]),
+        )
+        vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
             pool_kernel=self._value("pool_kernel", default_pool_kernel(K)),
             budget=budget,
             vote_queries=self._value("vote_queries", "prompt"),
-            tokens_per_step=self.tokens_per_step,
             **{stage: self._value(stage, default) for stage, default in DEFAULTS.items()},
         )
+        return CacheGeometry(self.policy, self.L_max, slots, vote, Steps(self.tokens_per_step))
 
     def _window(self, template_tail: int, L_recent: int) -> int:
         """W: long enough to see the end of a question behind the template's tail.
@@ -313,7 +299,7 @@ class BuildOptions:
 
     def chunk(self, geometry: CacheGeometry) -> int:
         """C, the tokens of a prefill step. L_max means the single-shot layout."""
-        least = geometry.L_obs if geometry.compresses else 1
+        least = geometry.vote.L_obs if geometry.compresses else 1
         chunk = _or(self.prefill_chunk, max(least, self._usual_chunk))
         if not least <= chunk <= self.L_max:
             raise UserError(

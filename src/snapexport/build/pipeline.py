@@ -152,7 +152,7 @@ def _traced(
     progress.stage("tracing decode")
     parallel = resolved.options.graph.data_parallel_attention
     models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks, parallel)
-    if (tokens := resolved.geometry.tokens_per_step) > 1:
+    if (tokens := resolved.geometry.steps.tokens_per_step) > 1:
         progress.stage("tracing decode of several tokens")
         models[VERIFY] = trace.trace_decode(config, dtype, states, tokens, ranks)
     if states:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 
 SHADES = " ·░▒▓█"
 SINK, RING, KEPT = "cyan", "green", "yellow"

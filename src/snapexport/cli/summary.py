@@ -5,7 +5,8 @@ from typing import Any
 
 from snapexport.cli.console import print_rows
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes, composed_attention
 from snapexport.contract.sizes import spelled
@@ -38,7 +39,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "shared_weights": bool(manifest.graph_options.share_weights),
         "cache_dtype": manifest.cache_dtype,
         "decode_attention": manifest.graph_options.decode_attention,
-        "tokens_per_step": manifest.geometry.tokens_per_step,
+        "tokens_per_step": manifest.geometry.steps.tokens_per_step,
         "top_tokens": manifest.graph_options.top_tokens,
         "draft_ring": _draft_ring(manifest),
         "tensor_parallel": manifest.tensor_parallel,
@@ -128,7 +129,7 @@ def _weights_line(manifest: Manifest, nbytes: int) -> str:
 
 def _decode_line(manifest: Manifest) -> str:
     """How cache slots are stored and read."""
-    line, tokens = f"caches in {manifest.cache_dtype}", manifest.geometry.tokens_per_step
+    line, tokens = f"caches in {manifest.cache_dtype}", manifest.geometry.steps.tokens_per_step
     if manifest.geometry.compresses:
         attention = manifest.graph_options.decode_attention if tokens == 1 else "all"
         line += f", attention over {attention} cache slots"
@@ -157,14 +158,14 @@ def _cache_line(geometry: CacheGeometry) -> str:
     line = f"{geometry.policy}: {parts} for prompts up to {geometry.longest_prompt}"
     if not any(layer.K for layer in layers):
         return line
-    vote = ", ".join(geometry.vote_options.values())
+    vote = ", ".join(geometry.vote.options.values())
     if geometry.repeats:
-        pooled = f"pool {geometry.pool_kernel}; {geometry.pool}"
+        pooled = f"pool {geometry.vote.pool_kernel}; {geometry.vote.pool}"
         return f"{line} (the repeated prompt votes, {pooled})"
-    window = f"window {geometry.L_obs}"
+    window = f"window {geometry.vote.L_obs}"
     if geometry.pseudo_tokens:
         window = f"{geometry.pseudo_tokens} pseudo tokens"
-    return f"{line} ({window}, pool {geometry.pool_kernel}; {vote})"
+    return f"{line} ({window}, pool {geometry.vote.pool_kernel}; {vote})"
 
 
 def _parts(layer: LayerGeometry) -> str:

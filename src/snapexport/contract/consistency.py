@@ -25,7 +25,7 @@ def require_closed(manifest: Manifest) -> None:
 def _require_numbers(manifest: Manifest) -> None:
     model, geometry = manifest.model, manifest.geometry
     _require_range("geometry.L_max", geometry.L_max, 1, model.max_position_embeddings)
-    least = geometry.L_obs if geometry.compresses else 1
+    least = geometry.vote.L_obs if geometry.compresses else 1
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
     geometry.require_chunks(manifest.prefill_chunk)
     for token in model.eos_token_id:
@@ -48,10 +48,10 @@ def _require_layers(manifest: Manifest) -> None:
     """Compare what the model and the geometry say of each layer."""
     model, geometry = manifest.model, manifest.geometry
     layers = model.num_hidden_layers
-    if not layers == geometry.model_layers == len(model.sliding_window):
+    if not layers == geometry.slots.num_layers == len(model.sliding_window):
         raise UserError(
-            f"the manifest's model has {layers} layers, its geometry {geometry.model_layers}, and "
-            f"{len(model.sliding_window)} have windows",
+            f"the manifest's model has {layers} layers, its geometry {geometry.slots.num_layers}, "
+            f"and {len(model.sliding_window)} have windows",
             REBUILD,
         )
     if model.num_attention_heads % model.num_key_value_heads:
@@ -63,7 +63,7 @@ def _require_layers(manifest: Manifest) -> None:
     if model.kv_lora_rank:
         _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, model.head_dim - 1)
         _require_range("model.num_key_value_heads", model.num_key_value_heads, 1, 1)
-    for one, layer in zip(geometry.caches, geometry.layers, strict=True):
+    for one, layer in zip(geometry.slots.caches, geometry.layers, strict=True):
         window = model.sliding_window[one.layer]
         ring = (layer.L_sink, layer.L_recent, layer.K)
         if geometry.compresses and window and ring != (0, window, 0):
@@ -76,7 +76,7 @@ def _require_layers(manifest: Manifest) -> None:
 
 
 def _require_head_groups(manifest: Manifest) -> None:
-    model, groups = manifest.model, manifest.geometry.head_groups
+    model, groups = manifest.model, manifest.geometry.slots.head_groups
     if not groups:
         return
     if sum(map(len, groups[0])) != model.num_key_value_heads:
@@ -103,7 +103,7 @@ def _require_options(manifest: Manifest) -> None:
 
 def _facts(manifest: Manifest) -> Facts:
     """What the table of exclusions asks about."""
-    geometry = manifest.geometry
+    geometry, queries = manifest.geometry, manifest.geometry.vote.vote_queries
     return (
         vars(manifest.graph_options)
         | {
@@ -112,13 +112,13 @@ def _facts(manifest: Manifest) -> Facts:
             "target": manifest.target,
             "dtype": manifest.dtype,
             "tensor_parallel": manifest.tensor_parallel,
-            "tokens_per_step": geometry.tokens_per_step,
+            "tokens_per_step": geometry.steps.tokens_per_step,
             "baseline": bool(manifest.traces),
-            "head_budget": bool(geometry.head_groups),
+            "head_budget": bool(geometry.slots.head_groups),
             "link_weights": manifest.linked_weights,
             "latent": bool(manifest.model.kv_lora_rank),
         }
-        | ({"vote_queries": geometry.vote_queries} if geometry.vote_queries != "prompt" else {})
+        | ({} if queries == "prompt" else {"vote_queries": queries})
     )
 
 

@@ -115,7 +115,7 @@ _TABLE = (
     GraphKind(
         name=VERIFY,
         specs=GraphFacts.verify,
-        built_if=lambda geometry, options, chunk: geometry.tokens_per_step > 1,
+        built_if=lambda geometry, options, chunk: geometry.steps.several,
         loaded_if=lambda run: run.generates,
         rows="batch",
         sized_by="batch",

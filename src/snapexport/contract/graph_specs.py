@@ -141,11 +141,11 @@ class GraphFacts:
 
     def verify(self) -> Tensors:
         """A decode step of several tokens."""
-        return self.decode(self._geometry.tokens_per_step)
+        return self.decode(self._geometry.steps.tokens_per_step)
 
     def decode(self, tokens: int = 1) -> Tensors:
         """A decode step of so many tokens of each batch slot."""
-        batch, several = self._batch, self._geometry.tokens_per_step > 1 and not self._full
+        batch, several = self._batch, self._geometry.steps.several and not self._full
         ids: Shape = (batch, tokens)
         inputs: Specs = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), ("int64", ids))
         if several:
@@ -159,7 +159,7 @@ class GraphFacts:
         inputs |= top_inputs | caches
         outputs |= {names.present_of(name): spec for name, spec in caches.items()}
         if self._options.attends_valid and not several:
-            for index in range(self._geometry.num_layers):
+            for index in range(self._geometry.slots.num_caches):
                 outputs[names.attended_key(index)] = caches[names.past_key(index)]
                 outputs[names.attended_value(index)] = caches[names.past_value(index)]
         return inputs, outputs | self._hidden_states(batch, tokens)
@@ -248,7 +248,7 @@ class GraphFacts:
     def _kv_heads(self) -> tuple[int, ...]:
         """KV heads of each cache of decode."""
         geometry = self._geometry.as_full() if self._full else self._geometry
-        return geometry.heads_held(self._model.num_key_value_heads)
+        return geometry.slots.heads_held(self._model.num_key_value_heads)
 
     @property
     def _stored(self) -> str:
@@ -281,7 +281,7 @@ class GraphFacts:
 
     def _windows(self) -> Specs:
         model = self._model
-        shape = (1, model.num_attention_heads, self._geometry.L_obs, model.head_dim)
+        shape = (1, model.num_attention_heads, self._geometry.vote.L_obs, model.head_dim)
         return {names.query_window(layer): (self._dtype, shape) for layer in range(self._layers)}
 
     def queries(self) -> Specs:

@@ -36,8 +36,13 @@ def caches_of(groups: HeadGroups) -> Iterator[CacheHeads]:
             index += 1
 
 
-def require_groups(groups: HeadGroups, caches: int) -> None:
-    """Raise UserError unless every layer's groups hold each of the same heads once."""
+def require_groups(groups: HeadGroups, num_layers: int) -> None:
+    """Raise UserError unless the groups of each layer hold each of the same heads once."""
+    if groups and len(groups) != num_layers:
+        raise UserError(
+            f"there are head groups of {len(groups)} layers, the model has {num_layers}",
+            "make them with --head-budget",
+        )
     kv_heads = sum(map(len, groups[0])) if groups else 0
     for layer, of_layer in enumerate(groups):
         heads = [head for group in of_layer for head in group]
@@ -52,8 +57,3 @@ def require_groups(groups: HeadGroups, caches: int) -> None:
                 f"layer {layer} has {len(of_layer)} head groups, more than {MOST_GROUPS}",
                 f"use --head-groups {MOST_GROUPS} or less",
             )
-    if groups and sum(map(len, groups)) != caches:
-        raise UserError(
-            f"the head groups need {sum(map(len, groups))} caches, the geometry has {caches}",
-            "make them with --head-budget",
-        )

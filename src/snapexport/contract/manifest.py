@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, PositiveInt, ValidationError
 
 from snapexport.contract.engines import EngineEntry, Strict
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import RecordedGeometry
 from snapexport.contract.graph_kinds import VERIFY, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.model_facts import ModelFacts
@@ -89,7 +89,7 @@ class Manifest(Strict):
 
     format_version: int
     model: ModelFacts
-    geometry: CacheGeometry
+    geometry: RecordedGeometry
     batch: PositiveInt
     prefill_chunk: PositiveInt
     dtype: DType

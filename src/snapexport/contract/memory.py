@@ -44,7 +44,7 @@ def _caches(manifest: Manifest, graph: GraphName) -> list[TensorSpec]:
 def full_cache_bytes(manifest: Manifest) -> int:
     """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype."""
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
-    layers = range(manifest.geometry.num_layers)
+    layers = range(manifest.geometry.slots.num_caches)
     states = [specs[name(n)] for n in layers for name in (names.past_key, names.past_value)]
     dtype, length = BY_FLAG[manifest.dtype].numpy, manifest.geometry.L_max
     return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)

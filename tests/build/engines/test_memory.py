@@ -18,7 +18,7 @@ from snapexport.build.engines.memory import (
     require_room,
 )
 from snapexport.contract.engines import EngineEntry, GraphEngine
-from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import (
     FORMAT_VERSION,
@@ -66,7 +66,7 @@ def manifest() -> Manifest:
     return Manifest(
         format_version=FORMAT_VERSION,
         model=model_facts(1, head_dim=128),
-        geometry=CacheGeometry("snapstream", L_MAX, 1, 4, 4092, 4096),
+        geometry=GeometryRecord("snapstream", L_MAX, 1, 4, 4092, 4096).geometry(),
         batch=BATCH,
         prefill_chunk=CHUNK,
         dtype="bf16",

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.memory import cache_bytes
 from snapexport.files.safetensors import TensorSpan
 from snapexport.measure.bench.costs import Costs, LayerCosts, Weights

@@ -53,7 +53,7 @@ def test_systems_answer_one_prompt_after_the_other(
 def test_an_estimate_counts_what_a_policy_runs_by_itself(
     vault_build: Build, clock: None, plain: str, policy: str, more: float
 ) -> None:
-    assert vault_build.manifest.geometry.L_obs == 8
+    assert vault_build.manifest.geometry.vote.L_obs == 8
     less, all_of_it = (
         estimate(vault_grid(vault_build, lengths=(250,), depths=(0.5,), policies=("full", one)))
         for one in (plain, policy)

@@ -45,7 +45,7 @@ def test_build_takes_what_calibrate_writes(
         assert min(row) >= SAFEGUARD * shape.K - 0.01
     options = {"L_max": 512, "kv_budget": 64, "batch": 1, "prefill_chunk": 128}
     made = build(CHECKPOINT, tmp_path / "b", head_budget=out, **options)
-    assert made.manifest.geometry.head_groups
+    assert made.manifest.geometry.slots.head_groups
 
 
 @pytest.mark.parametrize(

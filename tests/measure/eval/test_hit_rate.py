@@ -73,7 +73,7 @@ def expected(
     model: Path, grid: Grid, geometry: CacheGeometry, theta: float
 ) -> tuple[Bounds, Bounds]:
     """Hits, and all that was looked at."""
-    shape = (2, geometry.num_layers, STEPS)
+    shape = (2, geometry.slots.num_caches, STEPS)
     hits, seen = (Bounds(*np.zeros(shape, np.int64)) for _ in range(2))
     for cell in hit_rate._cells(grid):
         prompt = prompt_of(grid, cell)

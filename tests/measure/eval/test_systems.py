@@ -9,6 +9,7 @@ import pytest
 from snapexport.build.options import BuildOptions
 from snapexport.contract.geometry import POLICIES, CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
+from snapexport.contract.slots import Slots
 from snapexport.errors import UserError
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
 from tests.facts import model_facts
@@ -68,7 +69,7 @@ def test_every_system_has_the_cache_slots_of_its_budget(name: str, windows: str)
         pairs = zip(one.geometry.layers, facts.sliding_window, strict=True)
         slots = [layer.cache_slots for layer, window in pairs if not window]
         assert sum(slots) == one.slots * len(slots)
-        if one.geometry.budget == "uniform":
+        if one.geometry.vote.budget == "uniform":
             assert set(slots) == {one.slots}
 
 
@@ -84,12 +85,13 @@ def test_systems_inherit_the_builds_choices() -> None:
         )
     )
     assert [layer.L_recent for layer in plain.layers] == [10] * 6  # a quarter of 40, as in `own`
-    assert (plain.L_sink, plain.K, plain.L_obs, plain.pool_kernel) == (2, 30, 5, 3)
-    assert (plain.vote, plain.group) == ("sum-squares", "max")
-    assert other == replace(plain, L_obs=9)
-    assert (sage.L_obs, sage.pool_kernel, sage.vote) == (1, 1, "sum")
-    assert (snapkv.L_sink, snapkv.softmax, snapkv.pool_kernel) == (0, "causal", 7)
-    assert (streaming.L_sink, streaming.L_recent, streaming.K) == (2, 40, 0)
+    assert (plain.slots.L_sink, plain.slots.K) == (2, 30)
+    assert (plain.vote.L_obs, plain.vote.pool_kernel) == (5, 3)
+    assert (plain.vote.vote, plain.vote.group) == ("sum-squares", "max")
+    assert other == replace(plain, vote=replace(plain.vote, L_obs=9))
+    assert (sage.vote.L_obs, sage.vote.pool_kernel, sage.vote.vote) == (1, 1, "sum")
+    assert (snapkv.slots.L_sink, snapkv.vote.softmax, snapkv.vote.pool_kernel) == (0, "causal", 7)
+    assert streaming.slots == Slots(facts.num_hidden_layers, L_sink=2, L_recent=40, K=0)
 
 
 def test_choices_that_the_builds_policy_fixes_are_not_inherited() -> None:
@@ -111,7 +113,7 @@ def test_default_ring_and_pool_kernel_follow_the_budget_and_given_ones_are_inher
     ):
         systems = found(own, facts, ["snapstream"], [32, 64, 128])
         assert [one.ring for one in systems] == rings
-        assert [one.geometry.pool_kernel for one in systems] == kernels
+        assert [one.geometry.vote.pool_kernel for one in systems] == kernels
 
 
 def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
@@ -119,7 +121,7 @@ def test_an_inherited_window_shrinks_to_a_smaller_ring() -> None:
     own = geometry(facts, kv_budget=128, L_obs=32)
     for name in ("snapstream", "snapstream:L_recent=7", "snapstream:K=90"):
         small = found(own, facts, [name], [100])[0].geometry
-        assert small.L_obs == min(32, small.layers[0].L_recent)
+        assert small.vote.L_obs == min(32, small.layers[0].L_recent)
 
 
 def test_the_full_cache_is_one_system_at_any_budgets() -> None:
@@ -172,7 +174,7 @@ def test_a_system_may_take_prompts_in_blocks() -> None:
     names = "snapstream", "snapstream:prefill=blocks,L_obs=3", "streaming:prefill=blocks"
     chunks, blocks, streaming = found(geometry(facts), facts, names, [64])
     assert (chunks.in_blocks, blocks.in_blocks, streaming.in_blocks) == (False, True, True)
-    assert blocks.geometry == replace(chunks.geometry, L_obs=3)
+    assert blocks.geometry == replace(chunks.geometry, vote=replace(chunks.geometry.vote, L_obs=3))
     assert [one.report()["prefill"] for one in (chunks, blocks)] == ["chunks", "blocks"]
 
 
@@ -181,6 +183,6 @@ def test_queries_that_vote_are_the_builds_unless_a_policy_names_others() -> None
     own = geometry(facts, kv_budget=64, vote_queries="pseudo")
     names = "snapstream", "snapkv", "snapstream:vote_queries=prompt", "streaming", "full"
     systems = found(own, facts, names, [64])
-    W = own.L_obs
+    W = own.vote.L_obs
     assert [one.geometry.pseudo_tokens for one in systems] == [W, W, 0, 0, 0]
     assert systems[0].report()["vote_queries"] == "pseudo"

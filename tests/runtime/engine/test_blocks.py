@@ -46,7 +46,7 @@ def expected(
 @pytest.mark.parametrize("lengths", [(20,), (32,), (21, 21, 28), (24, 24, 24, 24, 23, 31)])
 @pytest.mark.parametrize("case", [CASE, Case("deepseek-v3", extend=True)], ids=str)
 def test_a_prompt_in_blocks_agrees_with_transformers(case: Case, lengths: tuple[int, ...]) -> None:
-    voters = (*[case.geometry.L_obs] * (len(lengths) - 1), 0)
+    voters = (*[case.geometry.vote.L_obs] * (len(lengths) - 1), 0)
     ids, tokens = expected(lengths, case, voters)
     (answer,) = llm(case, prefill="blocks").generate([joined(ids)], GREEDY)
     assert list(answer.token_ids) == tokens

@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.geometry_record import GeometryRecord
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.runtime.engine.followers.slot_positions import SlotPositions
 
 Held = list[int]
@@ -16,7 +18,7 @@ Step = tuple[int, int, Held]
 @st.composite
 def geometries(draw: st.DrawFn) -> CacheGeometry:
     L_recent = draw(st.integers(1, 12))
-    return CacheGeometry(
+    return GeometryRecord(
         "snapstream",
         L_max=200,
         num_layers=1,
@@ -25,14 +27,14 @@ def geometries(draw: st.DrawFn) -> CacheGeometry:
         K=draw(st.integers(0, 6)),
         L_obs=1,
         tokens_per_step=draw(st.integers(2, 8)),
-    )
+    ).geometry()
 
 
 def steps_of(
     geometry: CacheGeometry, length: int, sizes: list[tuple[bool, int]]
 ) -> Iterator[tuple[int, list[int], Held]]:
     """(first position, accepted, positions held) of each step of one batch slot."""
-    positions, q = SlotPositions(geometry, batch=2), geometry.tokens_per_step
+    positions, q = SlotPositions(geometry, batch=2), geometry.steps.tokens_per_step
     positions.fill(0, length)
     position = length
     for is_single, wanted in sizes:
@@ -91,9 +93,9 @@ def test_kept_positions_stay(geometry: CacheGeometry, length: int) -> None:
 
 
 def test_a_moved_batch_slot_goes_on_as_before() -> None:
-    geometry = CacheGeometry(
+    geometry = GeometryRecord(
         "streaming", 50, 1, L_sink=2, L_recent=5, K=0, L_obs=1, tokens_per_step=4
-    )
+    ).geometry()
     positions = SlotPositions(geometry, 2)
     positions.fill(1, 20)
     positions.move(1, 0)

@@ -309,6 +309,16 @@ def test_running_requests_move_to_lower_slots_that_a_smaller_decode_step_holds()
     assert scheduler.schedule().moves == ((1, 0),)
 
 
+def test_a_cancel_in_prefill_frees_the_slot_for_the_next_request() -> None:
+    scheduler = Scheduler(batch=1, chunk=4)
+    scheduler.add(0, work_of(100, 4))
+    scheduler.add(1, work_of(4, 4))
+    scheduler.schedule()
+    scheduler.finish(0)
+    (work,) = scheduler.schedule().prefill
+    assert (work.request_id, work.slot) == (1, 0)
+
+
 def test_a_token_limit_that_starves_prefill_is_refused() -> None:
     with pytest.raises(
         UserError, match="4 tokens a step leave nothing for prefill beside 4 batch slots"

@@ -27,7 +27,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, scaled_dot_product_atten
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.measure.eval.grid import Grid, make_grid
 from snapexport.measure.eval.options import EvalOptions
 from snapexport.plugins.reference import Vote
@@ -349,7 +349,7 @@ def main() -> None:
     checkpoint: Path = given.checkpoint
     if checkpoint.suffix == ".gguf":
         checkpoint = checkpoint_of(checkpoint, checkpoint.parent / "checkpoints")
-    model = Model(checkpoint, grid.build.manifest.geometry.L_obs)
+    model = Model(checkpoint, grid.build.manifest.geometry.vote.L_obs)
     rows: list[Row] = []
     for sample in samples(grid):
         rows += measured(model, grid, sample, given.choices)

@@ -139,7 +139,9 @@ def _decode(
     def at(batch: int) -> Share:
         return Share(
             "decode",
-            geometry.L_max * geometry.num_layers / sum(one.cache_slots for one in geometry.layers),
+            geometry.L_max
+            * geometry.slots.num_caches
+            / sum(one.cache_slots for one in geometry.layers),
             stored_bytes(share, options),
             PlannedTensors.of(share.facts, options, geometry, 1).request_cache,
             _decode_work(model, share, replace(options, batch=batch), geometry, together),

@@ -129,8 +129,10 @@ class Worker:
 
     def _costs(self, tokens: int, *, absorbed: bool) -> Costs:
         """Of a step of so many tokens. absorbed: the form of latent attention, if it is that."""
-        layers = [self._layer(index, absorbed) for index in range(self.geometry.num_layers)]
-        return Costs(_weights(self.model, self.options, tokens), tuple(layers), self.geometry.L_obs)
+        layers = [self._layer(index, absorbed) for index in range(self.geometry.slots.num_caches)]
+        return Costs(
+            _weights(self.model, self.options, tokens), tuple(layers), self.geometry.vote.L_obs
+        )
 
     def _layer(self, index: int, absorbed: bool) -> LayerCosts:
         facts, item = self.model.facts, BY_FLAG[DTYPE].bytes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.runtime.requests.llm import LLM
 from tools.studies.quality.vote_variants import (
     CHOICES,
@@ -29,11 +29,11 @@ def test_the_simulation_loses_what_the_product_loses(
 ) -> None:
     rng, geometry = np.random.default_rng(length), tiny_build.manifest.geometry
     prompt, rest = (rng.integers(3, 90, n).tolist() for n in (length, 6))
-    model = Model(checkpoint, geometry.L_obs)
+    model = Model(checkpoint, geometry.vote.L_obs)
     masks = []
     for heads, layer in zip(model.prefill(prompt), geometry.layers, strict=True):
         tokens = [""] * (length - layer.L_sink - layer.L_recent)
-        options = {one: getattr(geometry, one) for one in ("pool_kernel", "vote", "softmax")}
+        options = {one: getattr(geometry.vote, one) for one in ("pool_kernel", "vote", "softmax")}
         kept = by_vote(heads, layer, tokens, **options)
         masks.append(held(heads, layer, kept, len(rest) - 1))
     score = LLM(tiny_build.directory).score(prompt, rest)[0]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapexport.contract import names
-from snapexport.contract.geometry import VOTING_ROWS
 from snapexport.contract.graph_kinds import MTP, graph_of
 from snapexport.contract.interface import weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
@@ -19,6 +18,7 @@ from snapexport.contract.memory import composed_attention, fused_scratch_bytes, 
 from snapexport.contract.sizes import spelled, tensor_bytes
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
+from snapexport.contract.vote import VOTING_ROWS
 from snapexport.errors import UserError
 
 LIBRARY_GPU = int(0.6 * 2**30)
@@ -126,9 +126,9 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     layers = [spec for spec in _caches(manifest.graphs[name]) if spec.name.endswith(".key")]
     slots = max((spec.shape[2] for spec in layers), default=0)
     if name == "compress" and not manifest.geometry.repeats:
-        return _vote_scratch(manifest, manifest.geometry.L_obs, slots)
+        return _vote_scratch(manifest, manifest.geometry.vote.L_obs, slots)
     if name == "vote":
-        return _vote_scratch(manifest, min(VOTING_ROWS, manifest.geometry.L_obs), slots)
+        return _vote_scratch(manifest, min(VOTING_ROWS, manifest.geometry.vote.L_obs), slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1
     scores = composed_attention(manifest).get(name, 0)
@@ -137,7 +137,7 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     copied = max(map(tensor_bytes, layers))
     if name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
-        scores = max(scores, _vote_scratch(manifest, manifest.geometry.L_obs, slots))
+        scores = max(scores, _vote_scratch(manifest, manifest.geometry.vote.L_obs, slots))
     return fused_scratch_bytes(2 * copied, rows, slots) + scores
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.weights import largest_dequantized_bytes
-from snapexport.contract.geometry import VOTING_ROWS, CacheGeometry
+from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.memory import fused_scratch_bytes, scores_bytes
 from snapexport.contract.targets import (
     LARGEST_PLUGIN_HEAD,
@@ -18,6 +18,7 @@ from snapexport.contract.targets import (
     TargetCapabilities,
     capabilities,
 )
+from snapexport.contract.vote import VOTING_ROWS
 from snapexport.files.dtypes import BY_FLAG
 
 _FP32 = 4
@@ -65,11 +66,11 @@ class Activations:
         plugin holds votes [H,T] instead (docs/how-to/tensorrt.md).
         """
         facts, geometry = self.model.facts, self.geometry
-        if not any(layer.K for layer in geometry.layers):
+        if not geometry.votes:
             return self._rounding() * _ARENA
         if self._target.plugins and facts.head_dim <= LARGEST_PLUGIN_HEAD:
             return self._scores(1, geometry.L_max)
-        queries = min(geometry.L_obs, VOTING_ROWS) if geometry.repeats else geometry.L_obs
+        queries = min(geometry.vote.L_obs, VOTING_ROWS) if geometry.repeats else geometry.vote.L_obs
         votes = _VOTE_COPIES * self._scores(queries, geometry.L_max)
         keys = facts.num_key_value_heads * geometry.L_max * facts.head_dim * self._working
         return (votes + self._target.vote_key_copies * keys + self._rounding()) * _ARENA

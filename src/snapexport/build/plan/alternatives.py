@@ -69,7 +69,7 @@ class Alternative:
     def compression(self) -> float:
         """Compression: cache slots of the full cache / cache slots of this one."""
         kv_heads, geometry = self.model.facts.num_key_value_heads, self.geometry
-        full = geometry.L_max * geometry.model_layers * kv_heads
+        full = geometry.L_max * geometry.slots.num_layers * kv_heads
         return full / geometry.head_slots(kv_heads)
 
 

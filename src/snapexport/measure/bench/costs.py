@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import LayerGeometry
 from snapexport.contract.head_groups import CacheHeads
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.manifest import Manifest, TensorSpec
 from snapexport.files import safetensors
 from snapexport.files.dtypes import BY_FLAG, BY_NUMPY
@@ -111,12 +111,12 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        held = geometry.heads_held(manifest.model.num_key_value_heads)
+        held = geometry.slots.heads_held(manifest.model.num_key_value_heads)
         layers = (
             _layer(manifest, one, heads, shape, full_cache)
-            for one, heads, shape in zip(geometry.caches, held, geometry.layers, strict=True)
+            for one, heads, shape in zip(geometry.slots.caches, held, geometry.layers, strict=True)
         )
-        return cls(Weights.of(build), tuple(layers), geometry.L_obs)
+        return cls(Weights.of(build), tuple(layers), geometry.vote.L_obs)
 
     def prefill(self, length: int) -> Work:
         """Read the weights once, write the prompt's keys and values; logits of the last token."""

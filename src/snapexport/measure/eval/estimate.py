@@ -73,7 +73,7 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
 
 def _windows(grid: Grid) -> int:
     """Prefill graphs that differ in their outputs: by the window, or without one."""
-    return len({one.geometry.L_obs if one.votes else 0 for one in grid.systems})
+    return len({one.geometry.vote.L_obs if one.votes else 0 for one in grid.systems})
 
 
 def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:

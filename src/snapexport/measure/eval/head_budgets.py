@@ -28,12 +28,12 @@ SAFEGUARD = 0.2
 def require_votes(build: Build) -> None:
     """Raise UserError for a build without votes of single heads on a window."""
     geometry = build.manifest.geometry
-    if "compress" not in build.manifest.graphs or not any(one.K for one in geometry.layers):
+    if "compress" not in build.manifest.graphs or not geometry.votes:
         raise UserError(
             f"{build.directory} has no vote to measure",
             "calibrate with a build of --policy snapstream that prefills chunk by chunk",
         )
-    if geometry.head_groups or geometry.vote_queries != "prompt":
+    if geometry.slots.head_groups or geometry.vote.vote_queries != "prompt":
         raise UserError(
             f"{build.directory} has head groups, or other --vote-queries than prompt",
             "calibrate with a build of the same model without them",
@@ -92,7 +92,7 @@ def _of_prompt(build: Build, runner: GraphRunner, prompt: Sequence[int]) -> list
         )
         span = range(shape.L_sink, len(prompt) - shape.L_recent)
         scale, softcap = scores[layer]
-        vote = Vote(geometry.pool_kernel, scale, softcap, **geometry.vote_options)
+        vote = Vote(geometry.vote.pool_kernel, scale, softcap, **geometry.vote.options)
         found.append(shared(vote.scores(window, key[:, : len(prompt)], span), shape.K))
     return found
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.contract import names
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.measure.eval.grid import Cell, Grid
 from snapexport.measure.eval.sample import Sample
 from snapexport.measure.eval.systems import LoadedSystems, System
@@ -42,7 +43,7 @@ class HitRate:
     @classmethod
     def zero(cls, system: System, steps: int) -> "HitRate":
         """Nothing counted yet."""
-        shape = system.geometry.model_layers, steps
+        shape = system.geometry.slots.num_layers, steps
         hits, seen = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         return cls(system.name, system.slots, hits, seen)
 

@@ -15,16 +15,11 @@ from snapexport.build.derive import derive
 from snapexport.build.head_budget import HeadBudget
 from snapexport.build.options import CACHE_FIELDS, DEFAULT_L_SINK, BuildOptions
 from snapexport.build.staging import scratch
+from snapexport.contract.budgets import default_pool_kernel, default_ring
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import (
-    POLICIES,
-    CacheGeometry,
-    LayerGeometry,
-    Policy,
-    default_pool_kernel,
-    default_ring,
-)
+from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy
 from snapexport.contract.graph_options import PREFILLS, require_one_of
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.presets import PRESET_DEFAULTS, PRESETS, VOTE_FIELDS
 from snapexport.errors import UserError
@@ -66,18 +61,18 @@ class System:
             "slots": self.slots,
             "policy": geometry.policy,
             "L_sink_L_recent_K": layers[0] if len(set(map(tuple, layers))) == 1 else layers,
-            "L_obs": geometry.L_obs,
-            "pool_kernel": geometry.pool_kernel,
-            "vote": geometry.vote_options,
-            "budget": geometry.budget,
-            "vote_queries": geometry.vote_queries,
+            "L_obs": geometry.vote.L_obs,
+            "pool_kernel": geometry.vote.pool_kernel,
+            "vote": geometry.vote.options,
+            "budget": geometry.vote.budget,
+            "vote_queries": geometry.vote.vote_queries,
             "prefill": "blocks" if self.in_blocks else "chunks",
         }
 
     @property
     def votes(self) -> bool:
         """Whether a compress step keeps voted positions: blocks have none."""
-        return not self.in_blocks and any(layer.K for layer in self.geometry.layers)
+        return not self.in_blocks and self.geometry.votes
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,7 @@ class SystemMaker:
 
     def _head_budget(self) -> HeadBudget | None:
         """The budgets of the build's own head groups, if it has some."""
-        return HeadBudget.of(self.own, self.model) if self.own.head_groups else None
+        return HeadBudget.of(self.own, self.model) if self.own.slots.head_groups else None
 
     def _inherited(self, policy: Policy, slots: int, changes: Choices) -> Choices:
         """The build's choices in so many slots, without those that either policy fixes."""
@@ -144,7 +139,7 @@ class SystemMaker:
             if not {"L_recent", "K"} & changes.keys():
                 choices["L_recent"] = ring
             if "L_obs" not in fixed:
-                choices["L_obs"] = max(1, min(self.own.L_obs, ring))
+                choices["L_obs"] = max(1, min(self.own.vote.L_obs, ring))
         return {"kv_budget": slots} | choices
 
     def _fixed_fields(self, policy: Policy, changes: Choices) -> set[str]:
@@ -156,9 +151,9 @@ class SystemMaker:
 
     def _vote_fields(self, own: LayerGeometry) -> Choices:
         """The build's vote; its pool kernel only if it was chosen, as the default follows K."""
-        choices: Choices = {name: getattr(self.own, name) for name in VOTE_FIELDS}
-        if self.own.pool_kernel != default_pool_kernel(own.K):
-            choices["pool_kernel"] = self.own.pool_kernel
+        choices: Choices = {name: getattr(self.own.vote, name) for name in VOTE_FIELDS}
+        if self.own.vote.pool_kernel != default_pool_kernel(own.K):
+            choices["pool_kernel"] = self.own.vote.pool_kernel
         return choices
 
 
@@ -177,10 +172,10 @@ def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
 def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
     """A layer without a sliding window, with the mean K of all heads of such layers. Raises
     UserError."""
-    held = geometry.heads_held(model.num_key_value_heads)
+    held = geometry.slots.heads_held(model.num_key_value_heads)
     layers = [
         layer
-        for one, heads, layer in zip(geometry.caches, held, geometry.layers, strict=True)
+        for one, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
         for _ in range(0 if model.sliding_window[one.layer] else heads)
     ]
     if not layers:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from snapexport.contract.geometry import CacheGeometry, LayerGeometry
+from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 
 
 class Span(NamedTuple):

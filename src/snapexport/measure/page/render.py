@@ -75,11 +75,11 @@ def _cache_facts(geometry: CacheGeometry, length: int, heads: int) -> dict[str, 
         "kept by vote": _span(place.kept(length) for place in layers),
     }
     if any(place.K for place in layers):
-        window = f"{geometry.L_obs}" + " pseudo tokens" * bool(geometry.pseudo_tokens)
-        vote = ", ".join(geometry.vote_options.values())
+        window = f"{geometry.vote.L_obs}" + " pseudo tokens" * bool(geometry.pseudo_tokens)
+        vote = ", ".join(geometry.vote.options.values())
         if geometry.repeats:
-            window, vote = "the repeated prompt", f"max, {geometry.pool}"
-        facts |= {"window W": window, "pool P": f"{geometry.pool_kernel}", "vote": vote}
+            window, vote = "the repeated prompt", f"max, {geometry.vote.pool}"
+        facts |= {"window W": window, "pool P": f"{geometry.vote.pool_kernel}", "vote": vote}
     return facts
 
 

@@ -16,7 +16,7 @@ from onnx import helper
 
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
-from snapexport.contract.geometry import LayerGeometry
+from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.memory import cache_bytes
 from snapexport.contract.targets import Target
 from snapexport.measure.bench import memory

@@ -1,0 +1,84 @@
+"""The object `geometry` of manifest.json: every value of a cache geometry by a flat key."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetPydanticSchema
+from pydantic_core import core_schema
+
+from snapexport.contract.geometry import CacheGeometry, Policy
+from snapexport.contract.head_groups import HeadGroups
+from snapexport.contract.slots import PerCache, Slots
+from snapexport.contract.steps import Steps
+from snapexport.contract.vote import Vote
+from snapexport.errors import UserError
+
+_VOTE = Vote()
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryRecord:
+    """A cache geometry, as a manifest has it.
+
+    num_layers: with head_groups the number of caches, of which L_sink, L_recent and K have a value
+    each. The other values are those of `CacheGeometry` and of its parts.
+    """
+
+    policy: Policy
+    L_max: int
+    num_layers: int
+    L_sink: PerCache
+    L_recent: PerCache
+    K: PerCache
+    L_obs: int = _VOTE.L_obs
+    pool_kernel: int = _VOTE.pool_kernel
+    vote: str = _VOTE.vote
+    pool: str = _VOTE.pool
+    softmax: str = _VOTE.softmax
+    group: str = _VOTE.group
+    budget: str = _VOTE.budget
+    vote_queries: str = _VOTE.vote_queries
+    tokens_per_step: int = Steps().tokens_per_step
+    head_groups: HeadGroups = ()
+
+    def geometry(self) -> CacheGeometry:
+        """The geometry that the record describes. Raises UserError for invalid values."""
+        parts = self._slots(), self._of(Vote), self._of(Steps)
+        return CacheGeometry(self.policy, self.L_max, *parts)
+
+    @classmethod
+    def of(cls, geometry: CacheGeometry) -> "GeometryRecord":
+        """The record of a geometry."""
+        parts = geometry.slots, geometry.vote, geometry.steps
+        values = {name: getattr(part, name) for part in parts for name in part.__slots__}
+        values["num_layers"] = geometry.slots.num_caches
+        return cls(geometry.policy, geometry.L_max, **values)
+
+    def _slots(self) -> Slots:
+        layers = len(self.head_groups) or self.num_layers
+        slots = Slots(layers, self.L_sink, self.L_recent, self.K, self.head_groups)
+        if slots.num_caches != self.num_layers:
+            raise UserError(
+                f"the head groups need {slots.num_caches} caches, the geometry has "
+                f"{self.num_layers}",
+                "make them with --head-budget",
+            )
+        return slots
+
+    def _of(self, part: type[Any]) -> Any:
+        return part(**{name: getattr(self, name) for name in part.__slots__})
+
+
+def _schema(_: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    record = handler(GeometryRecord)
+    return core_schema.json_or_python_schema(
+        core_schema.no_info_after_validator_function(GeometryRecord.geometry, record),
+        core_schema.is_instance_schema(CacheGeometry),
+        serialization=core_schema.plain_serializer_function_ser_schema(
+            GeometryRecord.of, return_schema=record
+        ),
+    )
+
+
+RecordedGeometry = Annotated[CacheGeometry, GetPydanticSchema(_schema)]
+"""A field of a manifest: a CacheGeometry, which JSON has as a GeometryRecord."""
