@@ -85,9 +85,10 @@ soak: $(SERVED)          ## requests of which a third are left, 5 minutes
 planted-faults: $(STAMP) ## plants faults in a copy, and sees that tests catch each, 15 minutes
 	$(BIN)/python tools/planted_faults.py
 
-lint: $(STAMP)           ## ruff
+lint: $(STAMP)           ## ruff, and the bounds of lines, pages and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/house.py --check
 
 types: $(STAMP)          ## mypy
 	$(BIN)/mypy
