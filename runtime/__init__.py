@@ -18,8 +18,8 @@
     ranks/       an executor over several processes
     chat/        from a conversation to a prompt, by the build's chat template
 
-To add work after a prompt's chunks, such as another vote: a row in `pieces.py` (a `Pass`), a taker
-in `engine/takers/` and its row in the table. tests/runtime/test_composes.py does it with toys.
+To add work after a prompt's chunks, such as another vote: `FurtherWork` in `pieces.py`, a taker in
+`engine/takers/` and its row in the table. tests/runtime/test_composes.py does it with toys.
 
 Needs NumPy, tokenizers and a backend's library, never torch or transformers. Importing this package
 loads none of them.

@@ -35,7 +35,7 @@ from snapexport.runtime.engine.takers.chunks import Chunks
 from snapexport.runtime.engine.takers.single_shot import SingleShot
 from snapexport.runtime.engine.takers.table import TAKERS
 from snapexport.runtime.engine.takers.taker import MakeTaker, Taker
-from snapexport.runtime.requests.pieces import BLOCK, CHUNK, Pass, Piece, pieces_of
+from snapexport.runtime.requests.pieces import BLOCK, CHUNK, FurtherWork, Piece, pieces_of
 
 _ALL_ROWS = SlotRows()
 
@@ -61,12 +61,12 @@ class Executor:
         prompt_cache: PromptCache | None = None,
         slot_rows: SlotRows = _ALL_ROWS,
         takers: Sequence[tuple[str, MakeTaker]] = TAKERS,
-        passes: Sequence[Pass] = (),
+        further: Sequence[FurtherWork] = (),
         followers: Sequence[Callable[[Loaded], SlotFollower | None]] = FOLLOWERS,
         make_rows: Callable[..., Rows] = Rows,
     ) -> None:
         """weights: those that the graphs take as inputs, in the backend's memory. prompt_cache:
-        another executor's of the same model, on the same device. passes: further work after each
+        another executor's of the same model, on the same device. further: work after each
         prompt's chunks, which one of `takers` takes. slot_rows, make_rows: of ranks that share the
         batch slots.
 
@@ -77,7 +77,7 @@ class Executor:
             full_cache=graphs.full_cache,
             verifies=bool(graphs.verify),
             form=graphs.form,
-            passes=passes,
+            further=further,
         )
         self.backend = backend
         self._manifest, self._graphs = manifest, graphs

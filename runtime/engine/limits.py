@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.manifest import Manifest
 from snapexport.runtime.engine.graph_set import PrefillForm
-from snapexport.runtime.requests.pieces import Pass, Prefill, PseudoTokens, Repetition
+from snapexport.runtime.requests.pieces import FurtherWork, Prefill, PseudoTokens, Repetition
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Limits:
         full_cache: bool,
         verifies: bool = False,
         form: PrefillForm = "chunks",
-        passes: Sequence[Pass] = (),
+        further: Sequence[FurtherWork] = (),
     ) -> "Limits":
         """A full cache ends at L_max; a compressed one goes on to the model's own limit.
 
-        passes: what follows a prompt's chunks, beside what the build itself asks for.
+        further: what follows a prompt's chunks, beside what the build itself asks for.
         """
         geometry, model = manifest.geometry, manifest.model
         longest = min(geometry.L_max, model.max_position_embeddings)
@@ -67,12 +67,12 @@ class Limits:
                 chunk=manifest.prefill_chunk,
                 longest=0 if form == "blocks" else longest,
                 voters=geometry.block_voters(manifest.prefill_chunk),
-                passes=(*(() if full_cache else _passes(geometry)), *passes),
+                further=(*(() if full_cache else _further_work(geometry)), *further),
             ),
         )
 
 
-def _passes(geometry: CacheGeometry) -> tuple[Pass, ...]:
+def _further_work(geometry: CacheGeometry) -> tuple[FurtherWork, ...]:
     """What follows the chunks of a prompt that is compressed."""
     if geometry.repeats:
         return (Repetition(geometry.held_whole),)

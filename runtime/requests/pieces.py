@@ -5,7 +5,7 @@
     repeat    a chunk of the prompt's repetition, so that the queries of all its tokens vote
     pseudo    tokens that the model writes after the prompt, whose queries vote
 
-Work that follows a prompt's chunks, such as another vote, is a row of `Prefill.passes`; the taker
+Work that follows a prompt's chunks, such as another vote, is a row of `Prefill.further`; the taker
 of its kind does it (`engine/takers/`). Knows no graph and no batch slot.
 """
 
@@ -42,7 +42,7 @@ class Piece:
     is_last: bool = False
 
 
-class Pass(Protocol):
+class FurtherWork(Protocol):
     """Further work after a prompt's chunks."""
 
     def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
@@ -90,13 +90,13 @@ class Prefill:
     chunk: tokens of a chunk or a block.
     longest: tokens of the longest prompt that is taken in chunks; 0: all go in blocks.
     voters: tokens of a prompt's end that each block but the last has room for, and that vote on it.
-    passes: what follows the chunks of a prompt.
+    further: what follows the chunks of a prompt.
     """
 
     chunk: int
     longest: int
     voters: int = 0
-    passes: tuple[Pass, ...] = ()
+    further: tuple[FurtherWork, ...] = ()
 
     def is_too_long(self, prompt_length: int) -> bool:
         """Whether a prompt goes in blocks, even if no row begins it."""
@@ -113,8 +113,8 @@ def pieces(prompt_length: int, done: int, prefill: Prefill, *, onto_row: bool) -
     else:
         assert not done
         found = _chunks(prompt_length, prefill.chunk)
-        for further in prefill.passes:
-            found += further.pieces(prompt_length, prefill.chunk)
+        for work in prefill.further:
+            found += work.pieces(prompt_length, prefill.chunk)
     return (*found[:-1], replace(found[-1], is_last=True))
 
 

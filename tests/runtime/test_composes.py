@@ -48,7 +48,7 @@ def plain(build: Build) -> list[tuple[int, ...]]:
     return tokens(LLM(build.directory, threads=1, speculates=False))
 
 
-class ToyPass:
+class ToyWork:
     """Two pieces after each prompt of more than a chunk."""
 
     def pieces(self, prompt_length: int, chunk: int) -> Sequence[Piece]:
@@ -88,7 +88,7 @@ def test_a_toy_taker_takes_pieces_of_its_own_kind() -> None:
         made.append(ToyTaker(chunks))
         return made[0]
 
-    executor = executor_of(build, takers=(*TAKERS, (TOY, make)), passes=(ToyPass(),))
+    executor = executor_of(build, takers=(*TAKERS, (TOY, make)), further=(ToyWork(),))
     assert tokens(LLM.from_executor(executor)) == plain(build)
     assert made[0].taken == [70, 70, 40, 40, 33, 33]
 

@@ -65,8 +65,8 @@ def work_of(
     length: int, chunk: int, *, onto_row: bool = False, pseudo_tokens: int = 0, done: int = 0
 ) -> tuple[Piece, ...]:
     """Of a prompt of any length, in chunks or in blocks."""
-    passes = (PseudoTokens(pseudo_tokens, 0),) if pseudo_tokens else ()
-    return pieces(length, done, Prefill(chunk, length, passes=passes), onto_row=onto_row)
+    further = (PseudoTokens(pseudo_tokens, 0),) if pseudo_tokens else ()
+    return pieces(length, done, Prefill(chunk, length, further=further), onto_row=onto_row)
 
 
 def expected_chunks(length: int, chunk: int, onto_row: bool) -> list[tuple[int, int]]:
