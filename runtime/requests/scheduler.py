@@ -10,8 +10,9 @@ is then negative, a debt that later steps pay before they prefill again. If noth
 can be stalled, and prefill starts at once.
 
 Invariants
-- A request is waiting, in prefill, running, paused, kept or gone. From prefill on it holds one batch slot,
-  which no other request holds, and which is free again as soon as the request is finished.
+- A request is waiting, in prefill, running, paused, kept or gone. From prefill on it holds one
+  batch slot, which no other request holds, and which is free again as soon as the request is
+  finished.
 - At most one request is in prefill. Requests enter prefill in the order in which they were added.
 - A running request may be extended: it pauses, and goes on when its pieces are done. They come
   before other prompts, and between the pieces of one, but not between those that keep a row.
