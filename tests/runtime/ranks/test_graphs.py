@@ -102,11 +102,11 @@ def test_summary_and_operators_of_a_build_with_ranks_are_shown(
 
 CHANGES: dict[str, tuple[Callable[[Fields], object], str]] = {
     "other ranks": (lambda m: m.update(tensor_parallel=4), "no rank|is missing|its geometry wants"),
-    "one rank": (lambda m: m.update(tensor_parallel=1), "no place of a build's file"),
+    "one rank": (lambda m: m.update(tensor_parallel=1), "its geometry wants"),
     "heads": (lambda m: m["model"].update(num_key_value_heads=1), "cannot be cut for 2 ranks"),
     "outside": (
         lambda m: m["weights"][0].update(file="rank2/weights/x.safetensors"),
-        "of no rank",
+        "is missing",
     ),
     "none": (lambda m: m.update(segments={}), "segments too many, or too few"),
     "of no graph": (lambda m: m["segments"].update(extend=[]), "segments too many"),
