@@ -144,7 +144,7 @@ def test_repository_of_a_build_with_engines_runs_on_the_gpu(build: Path, tmp_pat
     assert (group.kind, list(group.gpus)) == (schema.ModelInstanceGroup.KIND_GPU, [0])
     assert "tensorrt==10.13.3" in (out / "Dockerfile").read_text()
     assert "--gpus all " in (out / "README.md").read_text()
-    with pytest.raises(UserError, match="--threads 2 is for the CPU"):
+    with pytest.raises(UserError, match="--threads 2 is not supported with --device gpu"):
         write_repository(RepositoryOptions(copy, tmp_path / "threads", threads=2))
     on_cpu = RepositoryOptions(copy, tmp_path / "cpu", device="cpu", threads=1)
     cpu = write_repository(on_cpu)
