@@ -129,9 +129,9 @@ def test_fact_that_contradicts_the_graphs_is_refused(mine: Path, fact: str) -> N
     assert message in error.value.message
 
 
-def engine(file: str) -> Fields:
+def engine(file: str = "engines/x/decode.engine", **changes: object) -> Fields:
     plan = {"file": file, "size": 1, "sha256": "0" * 64, "device_memory": 1}
-    return {
+    entry = {
         "version": "10.15.1.29",
         "compute_capabilities": ["9.0"],
         "gpu": "NVIDIA H200",
@@ -141,6 +141,7 @@ def engine(file: str) -> Fields:
         "plugins": None,
         "graphs": {"decode": plan},
     }
+    return entry | changes
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "engines/../../x"])
@@ -150,6 +151,42 @@ def test_engine_outside_of_the_build_is_refused(mine: Path, file: str) -> None:
     Build.open(mine)
     rewrite(mine, lambda fields: fields.update(engines={"x": engine(file)}))
     with pytest.raises(UserError, match="outside of the build"):
+        Build.open(mine)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (engine("engines/x/a\nb"), "file"),
+        (engine(version="10.15\nRUN id"), "version"),
+        (engine(version="10.15 && id"), "version"),
+        (engine(version="10.15\n"), "version"),
+        (engine(gpu="[/b]"), "gpu"),
+        (engine(compute_capabilities=["9.0\n"]), "compute_capabilities"),
+    ],
+)
+def test_engine_whose_texts_could_leave_the_manifest_is_refused(
+    mine: Path, entry: Fields, message: str
+) -> None:
+    rewrite(mine, lambda fields: fields.update(engines={"x": entry}))
+    with pytest.raises(UserError, match=rf"engines\.x\.\S*{message}"):
+        Build.open(mine)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields["versions"].update(torch="2\nRUN id"),
+        lambda fields: fields["versions"].update({"a b": "1"}),
+        lambda fields: fields["model"].update(architecture="[bold]"),
+        lambda fields: fields.update(engines={"x\ny": engine()}),
+    ],
+)
+def test_text_that_could_leave_the_manifest_is_refused(
+    mine: Path, change: Callable[[Fields], object]
+) -> None:
+    rewrite(mine, change)
+    with pytest.raises(UserError, match="is not valid"):
         Build.open(mine)
 
 

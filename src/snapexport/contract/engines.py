@@ -1,8 +1,8 @@
 """The manifest's records of TensorRT engines: their builder, their GPUs and their files."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 Hardware = Literal["none", "ampere_plus", "same_compute_capability"]
 """GPUs that an engine runs on: the same model as the builder's (none), every GPU from Ampere on, or
@@ -15,6 +15,12 @@ ENGINES = "engines"
 """A build's folder of engines."""
 
 
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{1,100}$")]
+Title = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+ ()/@-]{1,100}$")]
+"""Texts of a manifest that reach a Dockerfile, a README or a terminal: no line break, no markup."""
+FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
 class Strict(BaseModel):
     """A part of the manifest. Refuses unknown keys and values of another type."""
 
@@ -24,7 +30,7 @@ class Strict(BaseModel):
 class EngineFile(Strict):
     """A file below the build. size in bytes."""
 
-    file: str
+    file: FileName
     size: int
     sha256: str
 
@@ -45,9 +51,9 @@ class EngineEntry(Strict):
     plugins: the plugin library of their build. graphs: graph name -> engine.
     """
 
-    version: str
-    compute_capabilities: list[str]
-    gpu: str | None
+    version: Word
+    compute_capabilities: list[Word]
+    gpu: Title | None
     hardware_compatibility: Hardware
     version_compatible: bool
     stripped: bool
@@ -55,7 +61,7 @@ class EngineEntry(Strict):
     optimization_level: int = DEFAULT_LEVEL
     workspace: int | None = None
     plugins: EngineFile | None
-    graphs: dict[str, GraphEngine]
+    graphs: dict[Word, GraphEngine]
 
     @property
     def needs_plugins(self) -> bool:

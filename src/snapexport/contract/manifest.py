@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, PositiveInt, ValidationError
 
-from snapexport.contract.engines import EngineEntry, Strict
+from snapexport.contract.engines import EngineEntry, Strict, Word
 from snapexport.contract.geometry_record import RecordedGeometry
 from snapexport.contract.graph_kinds import VERIFY, require_graph_name
 from snapexport.contract.graph_options import GraphOptions
@@ -102,8 +102,8 @@ class Manifest(Strict):
     segments: dict[GraphName, list[GraphEntry]]
     weights: list[WeightFile]
     linked_weights: bool
-    engines: dict[str, EngineEntry]
-    versions: dict[str, str]
+    engines: dict[Word, EngineEntry]
+    versions: dict[Word, Word]
 
     @property
     def folders(self) -> list[str]:

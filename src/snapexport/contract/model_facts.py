@@ -2,7 +2,7 @@
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from snapexport.contract.engines import Strict
+from snapexport.contract.engines import Strict, Word
 from snapexport.contract.latents import LatentSizes
 
 
@@ -16,7 +16,7 @@ class ModelFacts(Strict):
     num_experts: of a layer with experts (MoE); 0: none.
     """
 
-    architecture: str
+    architecture: Word
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt
