@@ -101,7 +101,7 @@ def test_int8_cache_votes_by_the_tokens_that_it_would_have_said() -> None:
     case = Case(cache_dtype="int8", vote_queries="pseudo")
     prompt, executor = cases.prompt(57), opened(case)
     limits = executor.limits
-    executor.limits = replace(limits, prefill=replace(limits.prefill, passes=()))
+    executor.limits = replace(limits, prefill=replace(limits.prefill, further=()))
     said = [int(executor.prefill_prompt(0, prompt).logits.argmax())]
     for _ in range(case.L_obs - 1):
         (row,) = decoded(executor, 0, len(prompt) + len(said) - 1, said[-1:], len(prompt))
