@@ -35,19 +35,19 @@ def whole(part: str) -> str:
     return part.removesuffix(_PACKED).removesuffix(_SCALES)
 
 
-def marked(trace: Traced, kept: str | None = None) -> Traced:
+def marked(trace: Traced) -> Traced:
     """Replace the markers of experts, and every linear layer's matrix product, by a marker.
 
-    kept: the end of the names of matrices that stay whole. The new sources have the new parts, and
-    lack the weights that no node reads any more.
+    The new sources have the new parts, and lack the weights that no node reads any more.
     """
     model, sources = trace.model, trace.sources
+    routers = _routers(model)
     for experts in [n for n in model.graph if (n.domain, n.op_type) == (TRACE_DOMAIN, EXPERTS)]:
         sources = sources | _mark_experts(model, experts, sources)
     for transpose in [n for n in model.graph if n.op_type == "Transpose"]:
         weight, transposed = transpose.inputs[0], transpose.outputs[0]
         assert weight is not None
-        if weight.name in sources and _is_matrix(weight) and not _is_kept(weight, kept):
+        if weight.name in sources and _is_matrix(weight) and weight not in routers:
             made = _parts(model, weight)
             for product in list(transposed.consumers()):
                 _replace(model.graph, product, transposed, made, weight)
@@ -60,8 +60,34 @@ def _is_matrix(weight: ir.Value) -> bool:
     return weight.shape is not None and len(weight.shape) == 2
 
 
-def _is_kept(weight: ir.Value, kept: str | None) -> bool:
-    return kept is not None and str(weight.name).endswith(kept)
+def _routers(model: ir.Model) -> set[ir.Value]:
+    """The matrices whose products choose experts: the nearest ones before each choice."""
+    found: set[ir.Value] = set()
+    seen: set[ir.Value] = set()
+    for experts in [n for n in model.graph if (n.domain, n.op_type) == (TRACE_DOMAIN, EXPERTS)]:
+        waiting = [experts.inputs[1]]
+        while waiting:
+            value = waiting.pop()
+            if value is None or value in seen or (node := value.producer()) is None:
+                continue
+            seen.add(value)
+            if node.op_type in ("MatMul", "Gemm"):
+                found |= {weight for weight in node.inputs if weight and _is_weight(weight)}
+                found |= {_transposed(value) for value in node.inputs if value}
+            else:
+                waiting += node.inputs
+    return found
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return value.producer() is None
+
+
+def _transposed(value: ir.Value) -> ir.Value:
+    """The value that a Transpose reads, or the value itself."""
+    node = value.producer()
+    first = node.inputs[0] if node and node.op_type == "Transpose" else None
+    return value if first is None else first
 
 
 def _mark_experts(model: ir.Model, old: ir.Node, sources: dict[str, str]) -> dict[str, str]:

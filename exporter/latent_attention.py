@@ -23,9 +23,12 @@ from snapexport.graphs.markers import LATENT_ATTENTION, TRACE_DOMAIN
 _STORED, _KEY_UP, _VALUE_UP = "kv_b_proj.weight", "kv_b_proj.key", "kv_b_proj.value"
 
 
-def mark_latent_attention(model: Any) -> None:
-    """Replace the forward of every attention module, and RoPE's by one that gives half widths."""
-    rotary = model.model.rotary_emb
+def mark_latent_attention(model: Any, decoder: Any, interleaved: bool) -> None:
+    """Replace the forward of every attention module, and RoPE's by one that gives half widths.
+
+    decoder: the module with RoPE. interleaved: RoPE turns channels 2i and 2i + 1.
+    """
+    rotary = decoder.rotary_emb
     rotary.forward = functools.partial(_cos_sin, rotary)
     for module in model.modules():
         if hasattr(module, "kv_b_proj"):
@@ -36,7 +39,7 @@ def mark_latent_attention(model: Any) -> None:
             for name, shape in shapes.items():
                 part = nn.Parameter(stored.new_empty(heads, *shape), requires_grad=False)
                 module.kv_b_proj.register_parameter(name, part)
-            module.forward = functools.partial(_forward, module)
+            module.forward = functools.partial(_forward, module, interleaved)
 
 
 def _cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,24 +51,28 @@ def _cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor,
 
 
 def _forward(
-    module: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    module: Any,
+    interleaved: bool,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Hidden states [B,C,E] -> [B,C,E], in the place of transformers' forward."""
     batch, chunk = hidden_states.shape[:2]
-    heads, rank, nope = module.num_heads, module.kv_lora_rank, module.qk_nope_head_dim
+    config, up = module.config, module.kv_b_proj
+    heads, rank, nope = module.num_heads, config.kv_lora_rank, config.qk_nope_head_dim
     rope = functools.partial(
         onnx_ops.rotary_embedding,
         cos_cache=position_embeddings[0],
         sin_cache=position_embeddings[1],
-        interleaved=getattr(module.config, "rope_interleave", True),
+        interleaved=interleaved,
     )
-    queries = _queries(module, hidden_states).view(batch, chunk, heads, -1)
+    queries = queries_of(module, hidden_states).view(batch, chunk, heads, -1)
     latents = module.kv_a_proj_with_mqa(hidden_states)
     c_kv = module.kv_a_layernorm(latents[..., :rank]).view(batch, 1, chunk, rank)
     k_rope = rope(latents[..., rank:].view(batch, 1, chunk, -1))
     q_rope = rope(queries[..., nope:].transpose(1, 2))
     query = torch.cat((queries[..., :nope].transpose(1, 2), q_rope), dim=-1)
-    up = module.kv_b_proj
     attended = onnx_ops.symbolic(
         f"{TRACE_DOMAIN}::{LATENT_ATTENTION}",
         (query, c_kv, k_rope, up.key, up.value),
@@ -77,9 +84,9 @@ def _forward(
     return module.o_proj(attended.reshape(batch, chunk, -1)), None
 
 
-def _queries(module: Any, hidden_states: Tensor) -> Tensor:
-    """[B,C,H*(n+d)]."""
-    if module.q_lora_rank is None:
+def queries_of(module: Any, hidden_states: Tensor) -> Tensor:
+    """The queries before RoPE, [B,C,H*(n+d)]."""
+    if getattr(module, "q_b_proj", None) is None:
         states: Tensor = module.q_proj(hidden_states)
     else:
         states = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden_states)))

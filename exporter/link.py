@@ -2,22 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir.passes import common as common_passes
 from torch._subclasses.fake_tensor import FakeTensor
 
 from snapexport.contract.manifest import WEIGHTS
-from snapexport.exporter.architectures import architecture_of
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import stored_name
 from snapexport.exporter.simplify import simplify
 from snapexport.files.dtypes import BY_SAFETENSORS
 from snapexport.files.safetensors import TensorSpan
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,9 @@ class Traced:
     sources: dict[str, str]
 
     @classmethod
-    def of(cls, model: ir.Model, config: "PretrainedConfig") -> "Traced":
+    def of(cls, model: ir.Model, decoder: Decoder) -> "Traced":
         """The checkpoint has the tensors in these shapes: `shapes.require_tensors` comes first."""
-        tied = architecture_of(config).tied if config.tie_word_embeddings else {}
+        tied = decoder.names.tied
         names = [name for name, value in model.graph.initializers.items() if _is_fake(value)]
         return cls(model, {name: tied.get(name, stored_name(name)) for name in names})
 

@@ -12,12 +12,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from snapexport.contract import names
-from snapexport.exporter.mtp_layer import config_of_layer, put_layer
+from snapexport.exporter.architectures import Decoder
+from snapexport.exporter.mtp_layer import decoder_of_layer, put_layer
 from snapexport.exporter.skeleton import skeleton
-from snapexport.exporter.trace import SLOT_AXES, SLOTS, Step, export, logits_of
+from snapexport.exporter.trace import SLOT_AXES, SLOTS, Step, export
 
 
 class _Step(Step):
@@ -31,7 +31,7 @@ class _Step(Step):
         self, input_ids: Tensor, position_ids: Tensor, hidden_states: Tensor
     ) -> tuple[Tensor, Tensor]:
         states = _run(self.model, input_ids, position_ids, hidden_states)
-        return logits_of(self.model, states), states
+        return self.logits(states), states
 
 
 class _Chunk(Step):
@@ -55,27 +55,27 @@ def _run(model: Any, input_ids: Tensor, position_ids: Tensor, hidden_states: Ten
     return normed
 
 
-def trace_mtp(config: PretrainedConfig, dtype: torch.dtype) -> ir.Model:
+def trace_mtp(decoder: Decoder, dtype: torch.dtype) -> ir.Model:
     """Trace one step for each batch slot. Their number is a dimension: `with_batch`."""
-    return _trace(config, dtype, None)
+    return _trace(decoder, dtype, None)
 
 
-def trace_mtp_prefill(config: PretrainedConfig, dtype: torch.dtype, chunk: int) -> ir.Model:
+def trace_mtp_prefill(decoder: Decoder, dtype: torch.dtype, chunk: int) -> ir.Model:
     """Trace the tokens after those of a prefill chunk."""
-    return _trace(config, dtype, chunk)
+    return _trace(decoder, dtype, chunk)
 
 
-def _trace(config: PretrainedConfig, dtype: torch.dtype, chunk: int | None) -> ir.Model:
+def _trace(decoder: Decoder, dtype: torch.dtype, chunk: int | None) -> ir.Model:
     """chunk: None for a step of each batch slot."""
-    alone, put = config_of_layer(config), partial(put_layer, index=config.num_hidden_layers)
+    alone, put = decoder_of_layer(decoder), partial(put_layer, index=len(decoder.layers))
     with skeleton(alone, dtype, put) as (model, fake), torch.no_grad(), fake:
         rows, tokens = (1, chunk) if chunk else (SLOTS, 1)
         ids = torch.empty(rows, tokens, dtype=torch.int64)
-        states = torch.empty(rows, tokens, config.hidden_size, dtype=dtype)
+        states = torch.empty(rows, tokens, decoder.config.hidden_size, dtype=dtype)
         position = names.PAST_LENGTH if chunk else names.POSITION_IDS
         positions = torch.empty((1,) if chunk else (rows, 1), dtype=torch.int64)
         inputs = {names.INPUT_IDS: ids, position: positions, names.HIDDEN_STATES: states}
-        step = (_Chunk if chunk else _Step)(model, True).eval()
+        step = (_Chunk if chunk else _Step)(model, alone, True).eval()
         outputs = [names.NEXT_HIDDEN_STATES]
         outputs = outputs if chunk else [names.LOGITS, *outputs]
         return export(step, inputs, outputs, None if chunk else dict.fromkeys(inputs, SLOT_AXES))

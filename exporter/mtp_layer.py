@@ -5,27 +5,23 @@ hnorm), a projection (eh_proj) and the head's norm (shared_head.norm). Copies of
 of the head may be there too: the layer shares the model's.
 """
 
-import copy
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 
 from snapexport.errors import UserError
-from snapexport.exporter.architectures import EXPERTS, architecture_of, with_mlp_types
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import Checkpoint
-from snapexport.exporter.shapes import is_same, model_on_meta, require_parameters
+from snapexport.exporter.models import model_on_meta
+from snapexport.exporter.shapes import is_same, require_parameters
 
 _LEAVE_OUT = "leave out --mtp"
 
 
-def config_of_layer(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of a model of one layer, which `put_layer` replaces."""
-    alone = copy.deepcopy(config)
-    alone.num_hidden_layers = 1
-    with_mlp_types(alone, [EXPERTS])
-    return alone
+def decoder_of_layer(decoder: Decoder) -> Decoder:
+    """The decoder of the model's last layer alone, which `put_layer` replaces by one like it."""
+    return decoder.left_with([len(decoder.layers) - 1])
 
 
 def put_layer(model: Any, index: int) -> None:
@@ -49,26 +45,26 @@ def _layer(model: Any, index: int) -> Any:
     return layer
 
 
-def require_layer(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+def require_layer(checkpoint: Checkpoint, decoder: Decoder) -> None:
     """Raise UserError for a checkpoint without such a layer, or one that is not as it should be."""
-    require_present(checkpoint, config)
-    stem = _stem(config)
-    model = model_on_meta(config_of_layer(config))
-    put_layer(model, config.num_hidden_layers)
+    require_present(checkpoint, decoder)
+    stem = _stem(decoder)
+    model = model_on_meta(decoder_of_layer(decoder))
+    put_layer(model, len(decoder.layers))
     shapes = {name: tuple(one.shape) for name, one in model.state_dict().items()}
     require_parameters(
         checkpoint, {name: shape for name, shape in shapes.items() if name.startswith(stem)}
     )
-    _require_shared(checkpoint, config, stem)
+    _require_shared(checkpoint, decoder, stem)
 
 
-def require_present(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+def require_present(checkpoint: Checkpoint, decoder: Decoder) -> None:
     """Raise UserError for a checkpoint without such a layer, by its headers alone."""
-    stem = _stem(config)
-    count = getattr(config, "num_mtp_layers", 0) or 0
-    if not architecture_of(config).mtp:
+    stem = _stem(decoder)
+    count = getattr(decoder.config, "num_mtp_layers", 0) or 0
+    if not decoder.family.mtp:
         raise UserError(
-            f"--mtp is not supported with the architecture {architecture_of(config).name}: its "
+            f"--mtp is not supported with the architecture {decoder.family.name}: its "
             "checkpoints have no layer for multi-token prediction",
             _LEAVE_OUT,
         )
@@ -84,16 +80,15 @@ def require_present(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
         )
 
 
-def _stem(config: PretrainedConfig) -> str:
+def _stem(decoder: Decoder) -> str:
     """The beginning of the names of the layer's tensors."""
-    return f"model.layers.{config.num_hidden_layers}."
+    return f"{decoder.names.layers}.{len(decoder.layers)}."
 
 
-def _require_shared(checkpoint: Checkpoint, config: PretrainedConfig, stem: str) -> None:
+def _require_shared(checkpoint: Checkpoint, decoder: Decoder, stem: str) -> None:
     """Copies of the embedding and of the head are the model's."""
-    architecture = architecture_of(config)
-    head = architecture.embedding if config.tie_word_embeddings else architecture.head
-    copies = {"embed_tokens.weight": architecture.embedding, "shared_head.head.weight": head}
+    head = decoder.embedding if decoder.tied else decoder.head
+    copies = {"embed_tokens.weight": decoder.embedding, "shared_head.head.weight": head}
     for name, original in copies.items():
         stored = stem + name in checkpoint.tensors
         if stored and not is_same(checkpoint, stem + name, original):

@@ -4,31 +4,23 @@ Every parameter of the model has a tensor of its shape, whose values are not all
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
 from snapexport.errors import UserError
-from snapexport.exporter.architectures import architecture_of
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.experts import stored_shapes
-from snapexport.exporter.quiet import quiet
+from snapexport.exporter.models import model_on_meta
 from snapexport.exporter.tensor_file import NUMPY_DTYPE, Tensor, blocks
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 _SLICE = 1 << 16
 """Values read at a time until one is finite: nearly always the first ones suffice."""
 
 
-def require_tensors(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
+def require_tensors(checkpoint: Checkpoint, decoder: Decoder) -> None:
     """Raise UserError for a tensor that is missing, misshapen, without values, or tied wrongly."""
-    require_depth(config, len(checkpoint.tensors))
-    tied = architecture_of(config).tied if config.tie_word_embeddings else {}
-    found = parameters(config)
+    tied, found = decoder.names.tied, parameters(decoder)
     require_parameters(checkpoint, {tied.get(name, name): shape for name, shape in found.items()})
     for name, source in tied.items():
         if name in found and name in checkpoint.tensors:
@@ -42,16 +34,6 @@ def require_parameters(checkpoint: Checkpoint, parameters: Mapping[str, tuple[in
     for name, shape in shapes.items():
         _require_shape(name, shape, checkpoint.tensors[name])
         _require_numbers(name, checkpoint.tensors[name])
-
-
-def require_depth(config: "PretrainedConfig", tensors: int) -> None:
-    """Raise UserError for more layers than tensors, before a model of them is made."""
-    if config.num_hidden_layers > tensors:
-        raise UserError(
-            f"config.json wants {config.num_hidden_layers} layers, and the checkpoint has "
-            f"{tensors} tensors",
-            "check config.json against the checkpoint",
-        )
 
 
 def _require_present(names: Iterable[str], checkpoint: Checkpoint) -> None:
@@ -72,27 +54,13 @@ def _require_shape(name: str, expected: tuple[int, ...], tensor: Tensor) -> None
         )
 
 
-def parameters(config: "PretrainedConfig") -> dict[str, tuple[int, ...]]:
-    """Shapes of the model's parameters, by the checkpoint's names; nothing is allocated.
+def parameters(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's parameters, by their names in it; nothing is allocated.
 
     Buffers that a checkpoint holds count too, such as a router's bias (DeepSeek-V3).
     """
-    return {
-        name: tuple(tensor.shape) for name, tensor in model_on_meta(config).state_dict().items()
-    }
-
-
-def model_on_meta(config: "PretrainedConfig") -> Any:
-    """transformers' model without memory. Raises UserError."""
-    try:
-        with quiet(), torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # whatever a constructor does with values that it never expected
-        kind = type(error).__name__
-        raise UserError(
-            f"transformers cannot make the model of config.json: {kind}: {error!s:.200}",
-            "correct config.json",
-        ) from None
+    state = model_on_meta(decoder).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def _require_numbers(name: str, tensor: Tensor) -> None:

@@ -1,12 +1,11 @@
-"""Makes a checkpoint's transformers model without weights and with markers for attention.
+"""Makes a decoder's transformers model without weights and with markers for attention.
 
 All tensors are fake (shape and dtype, no memory). While the model is traced, attention becomes a
 marker that `graphs/` replaces, and RoPE and RMSNorm become the standard ONNX operators, which no
-exporter emits by itself. Differences between architectures are in their records.
+exporter emits by itself. What a model's parts compute was seen before (`probe/`).
 """
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,14 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx import ops as onnx_ops
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+from transformers import AttentionInterface
 
-from snapexport.exporter.architectures import RMSNorm, architecture_of, window_of
+from snapexport.exporter.architectures import Decoder, RMSNorm, Rope
+from snapexport.exporter.buffers import compute_buffers
 from snapexport.exporter.experts import mark_experts
 from snapexport.exporter.latent_attention import mark_latent_attention
+from snapexport.exporter.models import in_users_words, keep_layers, make_model, modeling_of
+from snapexport.exporter.probe.rope import APPLY, angles_of
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 
 ATTENTION_IMPLEMENTATION = "snapexport_marker"
+_PLACE = "snapexport_place"
+"""Attribute of an attention module: its layer's place and window, as `Decoder.layers` has them."""
 
 
 def _attention_marker(
@@ -31,8 +35,7 @@ def _attention_marker(
     key: Tensor,
     value: Tensor,
     *_: Any,
-    scaling: float,
-    sliding_window: int | None = None,
+    scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **__: Any,
@@ -42,10 +45,11 @@ def _attention_marker(
     Queries and keys arrive after RoPE; caches hold such keys. s_aux: the sink of each head, [H].
     """
     batch, heads, chunk, head_dim = query.shape
+    place, window = getattr(module, _PLACE)
     attributes: dict[str, Any] = {
-        "layer": _layer_index(module),
-        "scale": float(scaling),
-        "window": window_of(module.config, sliding_window),
+        "layer": place,
+        "scale": float(head_dim**-0.5 if scaling is None else scaling),
+        "window": window,
         "softcap": float(softcap or 0.0),
         "latent": 0,
     }
@@ -54,16 +58,10 @@ def _attention_marker(
         (query, key, value) if s_aux is None else (query, key, value, s_aux),
         attributes,
         dtype=query.dtype,
-        shape=(batch, chunk, heads, head_dim),
+        shape=(batch, chunk, heads, value.shape[-1]),
         version=1,
     )
     return out, None
-
-
-def _layer_index(module: nn.Module) -> int:
-    index: Any = module.layer_idx
-    assert isinstance(index, int)
-    return index
 
 
 # No mask function is registered under this name, so transformers builds no mask.
@@ -87,64 +85,80 @@ def _rms_norm(norm: RMSNorm, module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _apply_rotary_pos_emb(
-    query: Tensor,
-    key: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    unsqueeze_dim: int = 1,
-    *,
-    by_pair: bool = False,
+    form: Rope, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, Tensor]:
-    # transformers mostly repeats the frequencies for both halves of a head; the operator takes one.
-    width = 2 * cos.shape[-1] if by_pair else cos.shape[-1]
-    cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-    partial = width if width < query.shape[-1] else 0  # 0: all of a head is rotated
-    return (
-        onnx_ops.rotary_embedding(query, cos, sin, rotary_embedding_dim=partial),
-        onnx_ops.rotary_embedding(key, cos, sin, rotary_embedding_dim=partial),
+    cos, sin = angles_of(form, cos), angles_of(form, sin)
+    rotated = 2 * cos.shape[-1]
+    rotate = functools.partial(
+        onnx_ops.rotary_embedding,
+        cos_cache=cos,
+        sin_cache=sin,
+        rotary_embedding_dim=rotated if rotated < query.shape[-1] else 0,  # 0: all of a head
+        interleaved=form.interleaved,
     )
+    return rotate(query), rotate(key)
 
 
 @contextmanager
 def skeleton(
-    config: PretrainedConfig, dtype: torch.dtype, change: Callable[[Any], None] | None = None
+    decoder: Decoder, dtype: torch.dtype, change: Callable[[Any], None] | None = None
 ) -> Iterator[tuple[Any, FakeTensorMode]]:
     """Yield the model with markers and the mode of its inputs; restore transformers at the end.
 
     change: of transformers' model, before anything is marked.
     """
-    config._attn_implementation = ATTENTION_IMPLEMENTATION
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake, config = FakeTensorMode(allow_non_fake_inputs=True), decoder.config
+    names = decoder.names
+    with fake, in_users_words(), _attending_by_markers(config):
+        model = make_model(config, decoder.whole, dtype=dtype)
+    keep_layers(model, names.decoder, names.layers, decoder.depth)
     with fake:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
         if change:
             change(model)
     model.eval()
-    architecture = architecture_of(config)
-    _compute_buffers(model, config, architecture.scaled_embedding)
-    _mark_norms(model, architecture.norm)
-    if architecture.latent:
-        mark_latent_attention(model)
-    if architecture.experts:
-        mark_experts(model)
+    inside = model.get_submodule(names.decoder)
+    compute_buffers(model)
+    _mark_places(model, decoder)
+    _mark_norms(model, decoder)
+    if decoder.latent:
+        mark_latent_attention(model, inside, decoder.interleaved_latents)
+    mark_experts(model)
     _keep_in_fp32(model)
-    modeling: Any = sys.modules[type(model).__module__]
-    original = getattr(modeling, "apply_rotary_pos_emb", None)
-    modeling.apply_rotary_pos_emb = functools.partial(
-        _apply_rotary_pos_emb, by_pair=architecture.rope_by_pair
-    )
+    modeling: Any = modeling_of(model, names.decoder)
+    original = getattr(modeling, APPLY, None)
+    if decoder.rope:
+        setattr(modeling, APPLY, functools.partial(_apply_rotary_pos_emb, decoder.rope))
     try:
         yield model, fake
     finally:
-        modeling.apply_rotary_pos_emb = original
+        if decoder.rope:
+            setattr(modeling, APPLY, original)
 
 
-def _compute_buffers(model: Any, config: PretrainedConfig, scaled_embedding: bool) -> None:
-    """Make computed buffers real tensors, so that they become constants of the graph."""
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    if scaled_embedding:
-        embedding = model.model.embed_tokens
-        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
+@contextmanager
+def _attending_by_markers(config: Any) -> Iterator[None]:
+    usual = config._attn_implementation
+    config._attn_implementation = ATTENTION_IMPLEMENTATION
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
+
+
+def _mark_places(model: Any, decoder: Decoder) -> None:
+    """Attention modules learn which layer is theirs, and the window that it was seen to have."""
+    listed = model.get_submodule(decoder.names.layers).named_children()
+    for (place, module), layer in zip(listed, decoder.layers, strict=True):
+        for part in module.modules():
+            if hasattr(part, "layer_idx"):
+                setattr(part, _PLACE, (int(place), layer.window))
+
+
+def _mark_norms(model: nn.Module, decoder: Decoder) -> None:
+    for module in model.modules():
+        norm = decoder.norms.get(type(module).__name__)
+        if norm and getattr(module, "weight", None) is not None:
+            module.forward = functools.partial(_rms_norm, norm, module)
 
 
 def _keep_in_fp32(model: Any) -> None:
@@ -153,9 +167,3 @@ def _keep_in_fp32(model: Any) -> None:
         owner, _, attribute = name.rpartition(".")
         if attribute in (model._keep_in_fp32_modules_strict or ()):
             setattr(model.get_submodule(owner), attribute, buffer.float())
-
-
-def _mark_norms(model: nn.Module, norm: RMSNorm) -> None:
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = functools.partial(_rms_norm, norm, module)

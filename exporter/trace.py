@@ -11,14 +11,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from snapexport.contract import names
-from snapexport.exporter.architectures import architecture_of
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.batch import BATCH
+from snapexport.exporter.head import logits_of
 from snapexport.exporter.quiet import quiet
 from snapexport.exporter.ranks import cut_model, rename_whole
-from snapexport.exporter.repeated_layers import repeat_layers, shallow
+from snapexport.exporter.repeated_layers import repeat_layers, traced_places
 from snapexport.exporter.skeleton import skeleton
 
 OPSET = 24
@@ -37,9 +37,20 @@ DynamicShapes = dict[str, Any]
 class Step(nn.Module):
     """What a graph calculates, of weights below `model`. hidden_states: make them an output."""
 
-    def __init__(self, model: Any, hidden_states: bool) -> None:
+    def __init__(self, model: Any, decoder: Decoder, hidden_states: bool) -> None:
         super().__init__()
-        self.model, self.hidden_states = model, hidden_states
+        self.model, self.decoder, self.hidden_states = model, decoder, hidden_states
+
+    def run(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """The hidden states [B,C,E] of tokens [B,C] at positions [B,C]."""
+        inside = self.model.get_submodule(self.decoder.names.decoder)
+        output = inside(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """float32 [B,C,V] of hidden states [B,C,E], or [B,V] of one token each."""
+        return logits_of(self.model, self.decoder, hidden_states)
 
 
 class _Prefill(Step):
@@ -51,9 +62,9 @@ class _Prefill(Step):
 
     def forward(self, input_ids: Tensor, past_length: Tensor, chunk_length: Tensor) -> Outputs:
         position_ids = past_length[:, None] + torch.arange(input_ids.shape[1])[None]
-        hidden = _hidden_states(self.model, input_ids, position_ids)
+        hidden = self.run(input_ids, position_ids)
         # The model's own logits_to_keep would transpose the whole chunk, twice.
-        logits = logits_of(self.model, hidden.index_select(1, chunk_length - 1))
+        logits = self.logits(hidden.index_select(1, chunk_length - 1))
         return (logits, hidden) if self.hidden_states else logits
 
 
@@ -65,28 +76,13 @@ class _Decode(Step):
     """
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Outputs:
-        hidden = _hidden_states(self.model, input_ids, position_ids)
-        logits = logits_of(self.model, hidden)
+        hidden = self.run(input_ids, position_ids)
+        logits = self.logits(hidden)
         return (logits, hidden) if self.hidden_states else logits
 
 
-def _hidden_states(model: Any, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-    output = model.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-    states: Tensor = output.last_hidden_state
-    return states
-
-
-def logits_of(model: Any, hidden_states: Tensor) -> Tensor:
-    """Hidden states [B,C,E] -> logits [B,C,V], or [B,V] for one token."""
-    logits: Tensor = model.lm_head(hidden_states)
-    logits = (logits[:, 0] if hidden_states.shape[1] == 1 else logits).float()
-    attribute = architecture_of(model.config).logit_softcap
-    softcap = getattr(model.config, attribute) if attribute else None
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
 def trace_prefill(
-    config: PretrainedConfig,
+    decoder: Decoder,
     dtype: torch.dtype,
     chunk: int,
     hidden_states: bool = False,
@@ -98,11 +94,11 @@ def trace_prefill(
     """
     shapes = {names.INPUT_IDS: (1, chunk), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
     cut = partial(cut_model, ranks=ranks)
-    return _trace(config, dtype, _Prefill, shapes, hidden_states=hidden_states, cut=cut)
+    return _trace(decoder, dtype, _Prefill, shapes, hidden_states=hidden_states, cut=cut)
 
 
 def trace_decode(
-    config: PretrainedConfig,
+    decoder: Decoder,
     dtype: torch.dtype,
     hidden_states: bool = False,
     tokens: int = 1,
@@ -116,16 +112,16 @@ def trace_decode(
     shapes = dict.fromkeys((names.INPUT_IDS, names.POSITION_IDS), (SLOTS, tokens))
     dynamic = dict.fromkeys(shapes, SLOT_AXES)
     cut = partial(cut_model, ranks=ranks, every_head_attends=batch_parallel)
-    traced = _trace(config, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states, cut=cut)
+    traced = _trace(decoder, dtype, _Decode, shapes, dynamic, hidden_states=hidden_states, cut=cut)
     if batch_parallel:
         rename_whole(traced)
     return traced
 
 
 def _trace(
-    config: PretrainedConfig,
+    decoder: Decoder,
     dtype: torch.dtype,
-    step: Callable[[Any, bool], nn.Module],
+    step: Callable[[Any, Decoder, bool], nn.Module],
     shapes: Mapping[str, tuple[int, ...]],
     dynamic: DynamicShapes | None = None,
     *,
@@ -133,10 +129,13 @@ def _trace(
     cut: Callable[[Any], None] | None = None,
 ) -> ir.Model:
     outputs = [names.LOGITS, *([names.HIDDEN_STATES] if hidden_states else [])]
-    with skeleton(shallow(config), dtype, cut) as (model, fake), torch.no_grad(), fake:
+    places = traced_places(decoder)
+    few = decoder if places is None else decoder.left_with(places)
+    with skeleton(few, dtype, cut) as (model, fake), torch.no_grad(), fake:
         inputs = {name: torch.empty(shape, dtype=torch.int64) for name, shape in shapes.items()}
-        traced = export(step(model, hidden_states).eval(), inputs, outputs, dynamic)
-    repeat_layers(traced, config)
+        traced = export(step(model, few, hidden_states).eval(), inputs, outputs, dynamic)
+    if places is not None:
+        repeat_layers(traced, decoder, places)
     return traced
 
 

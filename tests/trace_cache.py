@@ -66,11 +66,11 @@ def caching(trace: Trace, folder: Path) -> Trace:
     """The same function, which looks into `folder` first."""
 
     @wraps(trace)
-    def cached(config: Any, dtype: torch.dtype, *tokens: int) -> ir.Model:
-        path = folder / f"{key(trace.__name__, config, dtype, *tokens)}.onnx"
+    def cached(decoder: Any, dtype: torch.dtype, *tokens: int) -> ir.Model:
+        path = folder / f"{key(trace.__name__, decoder, dtype, *tokens)}.onnx"
         if path.is_file():
             return load(path)
-        model = trace(config, dtype, *tokens)
+        model = trace(decoder, dtype, *tokens)
         without_places(model)
         save(model, path)
         return model
@@ -79,7 +79,7 @@ def caching(trace: Trace, folder: Path) -> Trace:
 
 
 def of_one_process(
-    traces: Callable[[], dict[str, ir.Model]], config: Any, dtype: torch.dtype, *made_by: object
+    traces: Callable[[], dict[str, ir.Model]], decoder: Any, dtype: torch.dtype, *made_by: object
 ) -> dict[str, ir.Model]:
     """`traces()` of a model, which one process made, now or before. made_by: what else did.
 
@@ -88,7 +88,7 @@ def of_one_process(
     """
     if not _folders:
         return traces()
-    stem = key("traces", config, dtype, *made_by)
+    stem = key("traces", decoder, dtype, *made_by)
     folder = _folders[-1] / stem
     if not folder.is_dir():
         partial = folder.with_suffix(f".{os.getpid()}")
@@ -122,9 +122,10 @@ def once(make: Callable[..., Any]) -> Any:
     return staticmethod(cache(make))
 
 
-def key(name: str, config: Any, dtype: torch.dtype, *tokens: object) -> str:
+def key(name: str, decoder: Any, dtype: torch.dtype, *tokens: object) -> str:
     """Two checkpoints of one config have one key, wherever they lie."""
-    described = type(config).__name__, config.to_dict() | {"_name_or_path": ""}
+    config = decoder.config
+    described = type(config).__name__, config.to_dict() | {"_name_or_path": ""}, decoder.layers
     made_by = [name, described, str(dtype), tokens, sources(), libraries()]
     return hashlib.sha256(json.dumps(made_by, sort_keys=True, default=str).encode()).hexdigest()
 

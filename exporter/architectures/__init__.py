@@ -1,42 +1,31 @@
-"""Architectures as data: a record for each verified one, and the checks of a config.
+"""What a checkpoint's decoder is: transformers' config, and what was seen in its model.
 
-To add one, add its record to `registry.py`, and a test checkpoint. No code outside of
-this package names an architecture.
+`load_decoder` checks a config and looks at its model (`exporter/probe/`). No code names an
+architecture but `families.py`, which holds what can't be seen.
 """
 
-from snapexport.exporter.architectures.architecture import Architecture, Experts, InGguf, RMSNorm
-from snapexport.exporter.architectures.config import (
-    layer_types,
-    load_config,
-    model_facts,
-    require_verified,
-    sliding_windows,
-    window_of,
+from snapexport.exporter.architectures.config import load_decoder, model_facts, require_readable
+from snapexport.exporter.architectures.decoder import (
+    Decoder,
+    ExpertSizes,
+    Layer,
+    Names,
+    RMSNorm,
+    Rope,
 )
-from snapexport.exporter.architectures.mlp_types import (
-    EXPERTS,
-    experts_of,
-    mlp_types,
-    with_mlp_types,
-)
-from snapexport.exporter.architectures.registry import VERIFIED, architecture_of, register
+from snapexport.exporter.architectures.families import HELD, Family, InGguf
 
 __all__ = [
-    "EXPERTS",
-    "VERIFIED",
-    "Architecture",
-    "Experts",
+    "HELD",
+    "Decoder",
+    "ExpertSizes",
+    "Family",
     "InGguf",
+    "Layer",
+    "Names",
     "RMSNorm",
-    "architecture_of",
-    "experts_of",
-    "layer_types",
-    "load_config",
-    "mlp_types",
+    "Rope",
+    "load_decoder",
     "model_facts",
-    "register",
-    "require_verified",
-    "sliding_windows",
-    "window_of",
-    "with_mlp_types",
+    "require_readable",
 ]

@@ -1,16 +1,18 @@
-"""Checks a checkpoint's config against the record of its architecture, and reads the model's facts.
+"""Checks a checkpoint's config, looks at the model that it makes, and reads the model's facts.
 
-Refuses what is not verified and what a static graph cannot express. Names no architecture.
+Refuses what a static graph cannot express. Names no architecture.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
+from snapexport.exporter.architectures.decoder import Decoder
+from snapexport.exporter.architectures.families import Family, family_of
 from snapexport.exporter.architectures.fields import (
     CORRECT,
     POSITIONS,
-    number_of_experts,
+    STATIC_ROPE,
     require_activation,
     require_experts,
     require_groups,
@@ -18,45 +20,60 @@ from snapexport.exporter.architectures.fields import (
     require_ranges,
     require_rope,
 )
-from snapexport.exporter.architectures.registry import VERIFIED, architecture_of
 from snapexport.exporter.checkpoint import GENERATION_CONFIG, Checkpoint
 from snapexport.exporter.quantized import read_quantization
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""RoPE variants whose frequencies don't depend on how long the sequence has become."""
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-"""transformers' names of layer types."""
-
-
-def require_verified(checkpoint: Checkpoint) -> str:
-    """The class that the checkpoint names. Raises UserError, with the verified ones, for others."""
+def require_readable(checkpoint: Checkpoint) -> Family:
+    """The family that the checkpoint names. Raises UserError for one that cannot be read."""
     config = checkpoint.config
     listed = config.get("architectures") or ["(none named in config.json)"]
     named = listed[0] if isinstance(listed, list) else listed
-    known = VERIFIED.get(named) if isinstance(named, str) else None
-    if known is None or config.get("model_type") != known.model_type:
+    model_type = config.get("model_type")
+    if not isinstance(named, str) or not isinstance(model_type, str):
         raise UserError(
-            f"the architecture {named!s:.100} of a model_type '{config.get('model_type')!s:.100}' "
-            "is not supported",
-            f"these are verified: {', '.join(VERIFIED)}",
+            f"config.json names the architecture {named!r:.100} of a model_type "
+            f"{model_type!r:.100}",
+            CORRECT,
         )
+    family = family_of(named, model_type)
     quantization = read_quantization(config)
-    if quantization and quantization.kind not in known.quantized:
+    if quantization and quantization.kind not in family.quantized:
         raise UserError(
             f"the checkpoint is quantized by the method {quantization.kind}, which is not "
-            f"supported with the architecture {known.name}",
+            f"supported with the architecture {named:.100}",
             "start from the original checkpoint",
         )
     require_ranges(config)
-    return known.name
+    return family
 
 
-def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
-    """transformers' config, checked for what a static graph can't express. Runs no foreign code."""
+def load_decoder(checkpoint: Checkpoint, tensors: int = 0) -> Decoder:
+    """Look at a checkpoint's decoder. Runs no foreign code. Raises UserError.
+
+    tensors: how many there are, if the checkpoint has not read them yet.
+    """
+    from snapexport.exporter.probe import look
+
+    family, found = require_readable(checkpoint), _config(checkpoint)
+    text = found.get_text_config(decoder=True)
+    whole = None if text is found else found
+    _require_known_class(family, found, is_whole=whole is not None)
+    require_ranges(vars(text))
+    _require_depth(text, tensors or len(checkpoint.tensors))
+    require_heads(text)
+    require_activation(text)
+    require_experts(text)
+    require_groups(text)
+    _require_causal(text)
+    _require_static_rope(text)
+    return look(text, family, whole)
+
+
+def _config(checkpoint: Checkpoint) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     try:
@@ -65,83 +82,59 @@ def load_config(checkpoint: Checkpoint) -> "PretrainedConfig":
         )
     except Exception as error:  # transformers raises whatever its validators raise
         raise UserError(
-            f"transformers refuses config.json: {' '.join(str(error).split())!s:.300}",
-            "correct config.json",
+            f"transformers refuses config.json: {' '.join(str(error).split())!s:.300}", CORRECT
         ) from None
-    _require_verified_type(config)
-    require_ranges(vars(config))
-    require_heads(config)
-    require_activation(config)
-    if experts := architecture_of(config).experts:
-        require_experts(config)
-        require_groups(config, experts.grouped)
-    _require_causal(config)
-    _require_known_layers(config)
-    _require_static_rope(config)
     return config
 
 
-def _require_verified_type(config: "PretrainedConfig") -> None:
-    """Check the model_type that transformers chose: it may differ from the file's."""
-    verified = [record.model_type for record in VERIFIED.values()]
-    if config.model_type not in verified:
+def _require_known_class(family: Family, config: "PretrainedConfig", *, is_whole: bool) -> None:
+    """transformers has one class of causal decoders for each model_type."""
+    from transformers.models.auto import modeling_auto
+
+    table = (
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        if is_whole
+        else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
+    known = table.get(config.model_type)
+    if known != family.name:
         raise UserError(
-            f"transformers reads config.json as model_type '{config.model_type}', "
-            "which is not supported",
-            f"these are verified: {', '.join(verified)}",
+            f"the architecture {family.name:.100} of a model_type '{family.model_type:.100}' is "
+            "no decoder of transformers"
+            + (f", which reads it as {known} ('{config.model_type}')" if known else ""),
+            "use a checkpoint of a causal language model; code that comes with a checkpoint is "
+            "never run",
+        )
+
+
+def _require_depth(config: "PretrainedConfig", tensors: int) -> None:
+    """Raise UserError for more layers than tensors, before a model of them is made."""
+    layers: Any = getattr(config, "num_hidden_layers", None)
+    if type(layers) is not int:
+        raise UserError("config.json does not say how many layers there are", CORRECT)
+    if tensors and layers > tensors:
+        raise UserError(
+            f"config.json wants {layers} layers, and the checkpoint has {tensors} tensors",
+            "check config.json against the checkpoint",
         )
 
 
 def _require_causal(config: "PretrainedConfig") -> None:
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise UserError(
             "the checkpoint attends in both directions (use_bidirectional_attention)",
             "use a causal model: only those can be decoded token by token",
         )
-
-
-def _require_known_layers(config: "PretrainedConfig") -> None:
-    slides = architecture_of(config).slides != "never"
-    known = (FULL, SLIDING) if slides else (FULL,)
-    others = sorted(set(layer_types(config)) - set(known))
-    if others:
-        raise UserError(
-            f"layers of type '{others[0]}' are not supported in a model_type '{config.model_type}'",
-            f"these are: {', '.join(known)}",
-        )
+    layers = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    if SLIDING in layer_types(config) and (window is None or window < 1):
+    if layers and "sliding_attention" in layers and (window is None or window < 1):
         raise UserError(
-            f"layers are of type '{SLIDING}', but sliding_window is {window}", "correct config.json"
+            f"layers are of type 'sliding_attention', but sliding_window is {window}", CORRECT
         )
-
-
-def layer_types(config: "PretrainedConfig") -> list[str]:
-    """Each layer's type, from `layer_types`; without that key all layers have the same type."""
-    throughout = architecture_of(config).slides == "throughout"
-    usual = SLIDING if throughout and config.sliding_window is not None else FULL
-    return getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-
-
-def sliding_windows(config: "PretrainedConfig") -> list[int]:
-    """Each layer's window in positions, the row's own included; 0: no window."""
-    windows = {FULL: 0, SLIDING: window_of(config, getattr(config, "sliding_window", None))}
-    return [windows[kind] for kind in layer_types(config)]
-
-
-def window_of(config: "PretrainedConfig", window: int | None) -> int:
-    """transformers' window of a layer; 0 if the model's longest sequence fits into it."""
-    return 0 if window is None or window >= _position_limit(config) else window
 
 
 def _require_static_rope(config: "PretrainedConfig") -> None:
     for rope in _ropes(config):
-        if any(isinstance(value, dict) for value in rope.values()):
-            raise UserError(
-                f"config.json gives a RoPE for each type of layer; a model_type "
-                f"'{config.model_type}' has only one",
-                "correct rope_parameters in config.json",
-            )
         rope_type = rope.get("rope_type", "default")
         if rope_type not in STATIC_ROPE:
             raise UserError(
@@ -153,52 +146,56 @@ def _require_static_rope(config: "PretrainedConfig") -> None:
 
 
 def _ropes(config: "PretrainedConfig") -> list[dict[str, Any]]:
-    """The model's RoPE, or one for each of its layer types."""
-    rope: dict[str, Any] = config.rope_parameters or {}
-    if not architecture_of(config).rope_per_layer_type:
-        return [rope]
-    return [rope[kind] for kind in sorted(set(layer_types(config)))]
+    """The model's RoPE, or one for each of its layer types; none without RoPE."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if not rope:
+        return []
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return nested if len(nested) == len(rope) else [rope]
 
 
-def model_facts(
-    architecture: str, config: "PretrainedConfig", checkpoint: Checkpoint
-) -> ModelFacts:
+def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
     """The manifest's facts of the model. Raises UserError."""
+    config, layers = decoder.config, decoder.layers
     eos = checkpoint.generation_config.get("eos_token_id", config.eos_token_id)
     return ModelFacts(
-        architecture=architecture,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        **_cached_heads(config),
+        architecture=decoder.family.name,
+        num_hidden_layers=len(layers),
+        num_attention_heads=layers[0].heads,
+        **_cached_heads(decoder),
         vocab_size=config.vocab_size,
-        max_position_embeddings=_position_limit(config),
-        sliding_window=sliding_windows(config),
-        attention_sinks=architecture_of(config).attention_sinks,
-        num_experts=number_of_experts(config) or 0 if architecture_of(config).experts else 0,
+        max_position_embeddings=position_limit(config),
+        sliding_window=[layer.window for layer in layers],
+        attention_sinks=layers[0].sinks,
+        num_experts=decoder.experts.experts if decoder.experts else 0,
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
 
 
-def _cached_heads(config: "PretrainedConfig") -> dict[str, int]:
+def _cached_heads(decoder: Decoder) -> dict[str, int]:
     """The facts of a cache's heads: of keys and values, or of latents."""
-    if architecture_of(config).latent:
-        rank = config.kv_lora_rank
+    sizes: Any = decoder.config
+    if decoder.latent:
         return {
             "num_key_value_heads": 1,
-            "head_dim": rank + config.qk_rope_head_dim,
-            "kv_lora_rank": rank,
-            "qk_nope_head_dim": config.qk_nope_head_dim,
-            "v_head_dim": config.v_head_dim,
+            "head_dim": sizes.kv_lora_rank + sizes.qk_rope_head_dim,
+            "kv_lora_rank": sizes.kv_lora_rank,
+            "qk_nope_head_dim": sizes.qk_nope_head_dim,
+            "v_head_dim": sizes.v_head_dim,
         }
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    facts = {"num_key_value_heads": config.num_key_value_heads, "head_dim": width}
+    first = decoder.layers[0]
+    facts = {"num_key_value_heads": first.kv_heads, "head_dim": first.key_dim}
     return facts | dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0)
 
 
-def _position_limit(config: "PretrainedConfig") -> int:
-    """The longest sequence of the model, in tokens."""
-    limit = int(config.max_position_embeddings)
-    longest = max(_stretched(limit, rope) for rope in _ropes(config))
+def position_limit(config: "PretrainedConfig") -> int:
+    """The longest sequence of the model, in tokens. Raises UserError."""
+    limit: Any = getattr(config, "max_position_embeddings", None)
+    if type(limit) is not int:
+        raise UserError(
+            "config.json does not say how long a sequence may be (max_position_embeddings)", CORRECT
+        )
+    longest = max((_stretched(limit, rope) for rope in _ropes(config)), default=limit)
     if longest > POSITIONS:
         raise UserError(
             f"config.json: its RoPE's factor makes {longest} positions, at most {POSITIONS} are "

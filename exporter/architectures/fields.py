@@ -14,6 +14,9 @@ POSITIONS = (1 << 31) - 1
 """Positions are int64 in the graphs, and int32 in some of the backends' kernels."""
 CORRECT = "correct config.json: compare it with the original checkpoint's"
 
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
+"""RoPE variants whose frequencies don't depend on how long the sequence has become."""
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -59,12 +62,12 @@ FIELDS: Mapping[str, Range] = {
     "qk_nope_head_dim": Whole(1, 1 << 13),
     "qk_rope_head_dim": Whole(2, 1 << 13),
     "v_head_dim": Whole(1, 1 << 14),
-    "num_experts": Whole(1, 1 << 16),
-    "num_local_experts": Whole(1, 1 << 16),
-    "n_routed_experts": Whole(1, 1 << 16),
+    "num_experts": Whole(0, 1 << 16),
+    "num_local_experts": Whole(0, 1 << 16),
+    "n_routed_experts": Whole(0, 1 << 16),
     "n_group": Whole(1, 1 << 16),
     "topk_group": Whole(1, 1 << 16),
-    "num_experts_per_tok": Whole(1, 1 << 12),
+    "num_experts_per_tok": Whole(0, 1 << 12),
     "moe_intermediate_size": Whole(1, 1 << 22),
     "decoder_sparse_step": Whole(1, 1 << 12),
     "first_k_dense_replace": Whole(0, 1 << 12),
@@ -106,6 +109,7 @@ ROPE_NEEDS: Mapping[str, Iterable[str]] = {
         "original_max_position_embeddings",
     ],
     "yarn": ["rope_theta", "factor"],
+    "proportional": ["rope_theta"],
 }
 """The fields that a type of RoPE can't do without."""
 
@@ -134,7 +138,10 @@ def require_rope(rope: Mapping[str, Any]) -> None:
 
 def require_heads(config: Any) -> None:
     """Raise UserError for heads that cannot be divided as attention does."""
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    heads = getattr(config, "num_attention_heads", None)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if type(heads) is not int or type(kv_heads) is not int:
+        return  # the model's constructor judges
     if heads % kv_heads:
         raise UserError(
             f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads "
@@ -169,25 +176,14 @@ def require_activation(config: Any) -> None:
 _NUMBERS_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
-def number_of_experts(config: Any) -> int | None:
-    """Experts of a layer, by whichever of transformers' names the config has."""
-    named = (getattr(config, name, None) for name in _NUMBERS_OF_EXPERTS)
-    return next((number for number in named if number is not None), None)
-
-
 def require_experts(config: Any) -> None:
-    """Raise UserError for experts (MoE) that no graph computes."""
-    experts, chosen = number_of_experts(config), config.num_experts_per_tok
-    if experts is None or chosen is None:
-        raise UserError("config.json does not say how many experts there are and work", CORRECT)
-    if chosen > experts:
+    """Raise UserError for numbers of experts (MoE) that no router can choose."""
+    named = (getattr(config, name, None) for name in _NUMBERS_OF_EXPERTS)
+    experts = next((number for number in named if number), None)
+    chosen = getattr(config, "num_experts_per_tok", None)
+    if type(experts) is int and type(chosen) is int and chosen > experts:
         raise UserError(
             f"config.json: num_experts_per_tok {chosen} is more than the {experts} experts", CORRECT
-        )
-    if getattr(config, "hidden_act", "silu") != "silu":
-        raise UserError(
-            f"config.json: experts with hidden_act '{config.hidden_act}' are not supported",
-            "use a model whose experts have 'silu'",
         )
     listed = getattr(config, "mlp_only_layers", None) or []
     if not isinstance(listed, list) or any(type(layer) is not int for layer in listed):
@@ -202,22 +198,18 @@ _RANKED_BY = 2
 """Experts of a group whose scores rank it (DeepSeek-V3)."""
 
 
-def require_groups(config: Any, grouped: str) -> None:
-    """Raise UserError for groups of experts that a router cannot choose from.
-
-    grouped: as an architecture's record has it.
-    """
-    if grouped == "by topk_method":
-        method = config.topk_method
-        if method not in (_GREEDY, _BY_GROUPS):
-            raise UserError(
-                f"config.json: topk_method is {method!r:.100}, neither {_GREEDY} nor {_BY_GROUPS}",
-                CORRECT,
-            )
-        grouped = "always" if method == _BY_GROUPS else "never"
-    if grouped == "never":
+def require_groups(config: Any) -> None:
+    """Raise UserError for groups of experts that a router cannot choose from."""
+    method = getattr(config, "topk_method", None)
+    if method is not None and method not in (_GREEDY, _BY_GROUPS, "noaux_tc"):
+        raise UserError(
+            f"config.json: topk_method is {method!r:.100}, neither {_GREEDY} nor {_BY_GROUPS}",
+            CORRECT,
+        )
+    names = ("n_group", "topk_group", "n_routed_experts")
+    groups, chosen, experts = (getattr(config, name, None) for name in names)
+    if method == _GREEDY or not experts or not all(hasattr(config, name) for name in names):
         return
-    groups, chosen, experts = config.n_group, config.topk_group, config.n_routed_experts
     if groups is None or chosen is None or chosen > groups:
         raise UserError(f"config.json: topk_group {chosen} of n_group {groups} groups", CORRECT)
     size = experts // groups

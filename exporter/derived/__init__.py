@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snapexport.exporter.architectures import architecture_of
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived.experts import stacked_experts, unstacked_experts
 from snapexport.exporter.derived.swapped_experts import swapped_back, swapped_experts
@@ -11,26 +11,25 @@ from snapexport.exporter.latent_attention import joined_up_projections, split_up
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PretrainedConfig
 
 
-def with_derived(checkpoint: Checkpoint, config: "PretrainedConfig") -> Checkpoint:
-    """The checkpoint with the tensors that the traces of its architecture need."""
-    architecture, tensors = architecture_of(config), dict(checkpoint.tensors)
-    if architecture.latent:
-        tensors |= split_up_projections(checkpoint.tensors, config)
-    if architecture.experts:
-        stacks = swapped_experts if architecture.experts.swapped else stacked_experts
+def with_derived(checkpoint: Checkpoint, decoder: Decoder) -> Checkpoint:
+    """The checkpoint with the tensors that the decoder's traces need."""
+    tensors = dict(checkpoint.tensors)
+    if decoder.latent:
+        tensors |= split_up_projections(checkpoint.tensors, decoder.config)
+    if decoder.experts:
+        stacks = swapped_experts if decoder.swapped_experts else stacked_experts
         tensors |= stacks(checkpoint.tensors)
     return replace(checkpoint, tensors=tensors)
 
 
-def originals(stored: "dict[str, Tensor]", config: "PretrainedConfig") -> "dict[str, Tensor]":
+def originals(stored: "dict[str, Tensor]", decoder: Decoder) -> "dict[str, Tensor]":
     """A build's tensors, with those that the derived ones were made of."""
-    architecture, found = architecture_of(config), dict(stored)
-    if architecture.latent:
+    found = dict(stored)
+    if decoder.latent:
         found |= joined_up_projections(stored)
-    if architecture.experts:
-        stacks = swapped_back if architecture.experts.swapped else unstacked_experts
+    if decoder.experts:
+        stacks = swapped_back if decoder.swapped_experts else unstacked_experts
         found |= stacks(stored)
     return found

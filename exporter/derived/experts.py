@@ -16,7 +16,7 @@ from math import prod
 
 import torch
 
-from snapexport.exporter.derived.stack import InTurn, Stack
+from snapexport.exporter.derived.stack import InTurn, Rows, RowsInTurn, Stack
 from snapexport.exporter.tensor_file import Tensor
 from snapexport.files.safetensors import TensorSpan
 
@@ -65,10 +65,23 @@ def stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             stacks[f"{found['stem']}.{whole}"] = Stack(
                 tuple(_of_experts(found["stem"], whole, tensors))
             )
-        elif (found := _STACK.fullmatch(name)) and isinstance(tensor, TensorSpan):
+        elif found := _STACK.fullmatch(name):
             whole = WEIGHTS[found["name"]]
-            stacks[f"{found['stem']}.{whole}"] = Stack(tuple(_of_stack(tensor, whole)))
+            stacks[f"{found['stem']}.{whole}"] = _in_turn(tensor, whole)
     return stacks
+
+
+def _in_turn(stack: Tensor, whole: str) -> Tensor:
+    """A stack of transformers' as the graphs read it."""
+    match stack:
+        case TensorSpan():
+            return Stack(tuple(_of_stack(stack, whole)))
+        case _ if whole == DOWN:
+            return stack
+        case Stack(parts) if all(isinstance(part, Rows) for part in parts):
+            pairs = (part for part in parts if isinstance(part, Rows))
+            return Stack(tuple(InTurn(part.first, part.second) for part in pairs))
+    return RowsInTurn(stack)
 
 
 def _of_experts(stem: str, whole: str, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:

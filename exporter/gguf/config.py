@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapexport.errors import UserError
-from snapexport.exporter.architectures import VERIFIED, Architecture
+from snapexport.exporter.architectures import HELD, Family
 from snapexport.exporter.architectures.fields import require_ranges
 from snapexport.exporter.gguf.cursor import Listed, Value
 from snapexport.exporter.gguf.header import DOWNLOAD_AGAIN, GgufHeader
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _END_OF_TEXT, _END_OF_TURN = "ggml.eos_token_id", "ggml.eot_token_id"
 
 
-def record_of(header: GgufHeader) -> Architecture:
-    """The architecture that the file names. Raises UserError for any that is not verified."""
+def record_of(header: GgufHeader) -> Family:
+    """The family that the file names. Raises UserError for any other."""
     name = header.metadata.get("general.architecture")
-    known = {one.gguf.name: one for one in VERIFIED.values() if one.gguf}
+    known = {one.gguf.name: one for one in HELD.values() if one.gguf}
     if not isinstance(name, str) or name not in known:
         raise UserError(
             f"the architecture {name!r:.100} of {header.file} is not supported",
@@ -45,7 +45,7 @@ def record_of(header: GgufHeader) -> Architecture:
 
 
 def model_config(
-    header: GgufHeader, record: Architecture, rope_factors: NDArray[np.float32] | None
+    header: GgufHeader, record: Family, rope_factors: NDArray[np.float32] | None
 ) -> "PretrainedConfig":
     """transformers' config, the ranges of its numbers checked. Raises UserError.
 

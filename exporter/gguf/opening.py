@@ -29,10 +29,9 @@ def open_gguf(path: Path) -> Checkpoint:
         made = config.model_config(read, record, tensors.rope_factors(read))
         texts.write_configs(read, made, Path(folder.name))
         alone = Checkpoint.of_configs(Path(folder.name), {})
-        made = architectures.load_config(alone)
-        architectures.model_facts(record.name, made, alone)
-        shapes.require_depth(made, len(read.tensors))
-        found = tensors.read_tensors(read, made, shapes.parameters(made))
+        decoder = architectures.load_decoder(alone, len(read.tensors))
+        architectures.model_facts(decoder, alone)
+        found = tensors.read_tensors(read, decoder.config, shapes.parameters(decoder))
     return replace(alone, tensors=found, gguf=read, folder=folder)
 
 

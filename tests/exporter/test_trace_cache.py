@@ -13,7 +13,7 @@ import torch
 
 import snapexport
 from snapexport.exporter import link, trace
-from snapexport.exporter.architectures import load_config
+from snapexport.exporter.architectures import load_decoder
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.opening import open_checkpoint
@@ -22,47 +22,47 @@ from tests import trace_cache
 from tests.oracle import on_disk
 
 
-def linked(model: ir.Model, checkpoint: Checkpoint, config: Any) -> bytes:
-    sources = link.Traced.of(model, config).sources
+def linked(model: ir.Model, checkpoint: Checkpoint, decoder: Any) -> bytes:
+    sources = link.Traced.of(model, decoder).sources
     assert len(sources) > 15
     link.link(model, sources, checkpoint.tensors)
     return ir.to_proto(model).SerializeToString(deterministic=True)
 
 
-def elsewhere(config: Any) -> Any:
+def elsewhere(decoder: Any) -> Any:
     """The same config, of a checkpoint in another directory."""
-    moved = copy.deepcopy(config)
-    moved._name_or_path = "/another/checkpoint"
+    moved = copy.deepcopy(decoder)
+    moved.config._name_or_path = "/another/checkpoint"
     return moved
 
 
 def test_a_cached_trace_links_to_the_same_graph(checkpoint: Path, tmp_path: Path) -> None:
     """Also as the trace of the same config in another directory."""
     found = open_checkpoint(checkpoint)
-    config = load_config(found)
+    decoder = load_decoder(found)
     make = inspect.unwrap(trace.trace_decode)
     cached = trace_cache.caching(make, tmp_path)
-    traced, loaded = cached(config, torch.float32), cached(elsewhere(config), torch.float32)
+    traced, loaded = cached(decoder, torch.float32), cached(elsewhere(decoder), torch.float32)
     assert len(list(tmp_path.iterdir())) == 1
-    anew = make(elsewhere(config), torch.float32)
-    graphs = {linked(with_batch(model, 2), found, config) for model in (traced, loaded, anew)}
+    anew = make(elsewhere(decoder), torch.float32)
+    graphs = {linked(with_batch(model, 2), found, decoder) for model in (traced, loaded, anew)}
     assert len(graphs) == 1
 
 
 def test_trace_cache_key_changes_with_every_input_of_the_trace(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(open_checkpoint(checkpoint))
-    other = copy.deepcopy(config)
-    other.rms_norm_eps *= 2
-    made = ("decode", config, torch.float32, 2)
+    decoder = load_decoder(open_checkpoint(checkpoint))
+    other = copy.deepcopy(decoder)
+    other.config.rms_norm_eps *= 2
+    made = ("decode", decoder, torch.float32, 2)
     assert trace_cache.key(*made) == trace_cache.key(*copy.deepcopy(made))
     keys = {
         trace_cache.key(*made),
         trace_cache.key("prefill", *made[1:]),
         trace_cache.key("decode", other, torch.float32, 2),
-        trace_cache.key("decode", config, torch.float16, 2),
-        trace_cache.key("decode", config, torch.float32, 3),
+        trace_cache.key("decode", decoder, torch.float16, 2),
+        trace_cache.key("decode", decoder, torch.float32, 3),
     }
     monkeypatch.setattr(trace_cache, "sources", lambda: "edited")
     keys.add(trace_cache.key(*made))
@@ -75,12 +75,12 @@ def test_a_trace_that_was_simplified_before_links_to_the_same_graph(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = open_checkpoint(checkpoint)
-    config = load_config(found)
-    traced, graphs = trace.trace_decode(config, torch.float32), set()
+    decoder = load_decoder(found)
+    traced, graphs = trace.trace_decode(decoder, torch.float32), set()
     cached = trace_cache.caching_simplify(simplify, tmp_path)
     for made_by in (simplify, cached, cached):
         monkeypatch.setattr(link, "simplify", made_by)
-        graphs.add(linked(with_batch(traced, 2), found, config))
+        graphs.add(linked(with_batch(traced, 2), found, decoder))
     assert len(list(tmp_path.iterdir())) == len(graphs) == 1
     keys = {trace_cache.simplify_key(with_batch(traced, batch)) for batch in (2, 2, 3)}
     monkeypatch.setattr(trace_cache, "sources", lambda: "edited")

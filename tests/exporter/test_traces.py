@@ -11,7 +11,7 @@ import torch
 
 from snapexport.contract import names
 from snapexport.exporter import link, trace
-from snapexport.exporter.architectures import load_config
+from snapexport.exporter.architectures import load_decoder
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.derived import with_derived
 from snapexport.exporter.opening import open_checkpoint
@@ -45,19 +45,19 @@ class Model:
         recipe, self.dtype, changes = MODELS[name]
         made = checkpoints.make(recipe, directory, dtype=self.dtype, **changes)
         self.checkpoint = open_checkpoint(made)
-        self.config = load_config(self.checkpoint)
+        self.decoder = load_decoder(self.checkpoint)
 
     def traces(self) -> dict[str, ir.Model]:
         return of_one_process(
-            lambda: traces_of(self.config, self.dtype),
-            self.config,
+            lambda: traces_of(self.decoder, self.dtype),
+            self.decoder,
             self.dtype,
             Path(__file__).read_text(),
         )
 
     def linked(self, model: ir.Model) -> list[object]:
-        sources = link.Traced.of(model, self.config).sources
-        stored = with_derived(self.checkpoint, self.config).tensors
+        sources = link.Traced.of(model, self.decoder).sources
+        stored = with_derived(self.checkpoint, self.decoder).tensors
         # Only places are compared: a stack stands for its file.
         places = {name: place(name, stored[name]) for name in sources.values()}
         link.link(model, sources, places)
@@ -109,24 +109,23 @@ def test_prefill_equals_a_trace_of_every_layer(model: Model) -> None:
     assert model.linked(traces["prefill"]) == model.linked(traces["whole prefill"])
 
 
-def traces_of(config: Any, dtype: torch.dtype) -> dict[str, ir.Model]:
+def traces_of(decoder: Any, dtype: torch.dtype) -> dict[str, ir.Model]:
     """Traces of a few layers, and whole ones of every layer."""
     with pytest.MonkeyPatch.context() as every_layer:
-        every_layer.setattr(trace, "shallow", lambda config: config)
-        every_layer.setattr(trace, "repeat_layers", lambda traced, config: None)
-        whole = {f"whole decode {batch}": whole_decode(config, dtype, batch) for batch in BATCHES}
-        whole["whole prefill"] = whole_prefill(config, dtype)
-    return whole | {"decode": DECODE(config, dtype), "prefill": PREFILL(config, dtype, CHUNK)}
+        every_layer.setattr(trace, "traced_places", lambda decoder: None)
+        whole = {f"whole decode {batch}": whole_decode(decoder, dtype, batch) for batch in BATCHES}
+        whole["whole prefill"] = whole_prefill(decoder, dtype)
+    return whole | {"decode": DECODE(decoder, dtype), "prefill": PREFILL(decoder, dtype, CHUNK)}
 
 
-def whole_decode(config: Any, dtype: torch.dtype, batch: int) -> ir.Model:
+def whole_decode(decoder: Any, dtype: torch.dtype, batch: int) -> ir.Model:
     shapes = {names.INPUT_IDS: (batch, 1), names.POSITION_IDS: (batch, 1)}
-    return trace._trace(config, dtype, trace._Decode, shapes)
+    return trace._trace(decoder, dtype, trace._Decode, shapes)
 
 
-def whole_prefill(config: Any, dtype: torch.dtype) -> ir.Model:
+def whole_prefill(decoder: Any, dtype: torch.dtype) -> ir.Model:
     shapes = {names.INPUT_IDS: (1, CHUNK), names.PAST_LENGTH: (1,), names.CHUNK_LENGTH: (1,)}
-    return trace._trace(config, dtype, trace._Prefill, shapes)
+    return trace._trace(decoder, dtype, trace._Prefill, shapes)
 
 
 def shown(traced: ir.Model) -> list[str]:
@@ -136,7 +135,7 @@ def shown(traced: ir.Model) -> list[str]:
 
 def test_a_trace_stays_the_same_when_a_batch_is_fixed_in_a_copy(tmp_path: Path) -> None:
     model = Model("one-layer", tmp_path)
-    traced = DECODE(model.config, model.dtype)
+    traced = DECODE(model.decoder, model.dtype)
     before = shown(traced)
     model.linked(with_batch(traced, 2))
     assert shown(traced) == before

@@ -53,7 +53,7 @@ class GgufHeaders:
 
         opened = open_checkpoint(directory / FILE)
         read_texts(with_tokenizer(opened))
-        shapes.require_tensors(opened, architectures.load_config(opened))
+        shapes.require_tensors(opened, architectures.load_decoder(opened))
         assert opened.gguf is not None
         self._require_as_library(opened.gguf.tensors, directory / FILE)
         if (directory / FILE).read_bytes() != self._raw:

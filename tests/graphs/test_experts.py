@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 from snapexport.build import build
 from snapexport.errors import UserError
 from snapexport.exporter import shapes, weights
-from snapexport.exporter.architectures import load_config
+from snapexport.exporter.architectures import load_decoder
 from snapexport.exporter.architectures.fields import require_groups
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.derived import with_derived
@@ -163,7 +163,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def placed(model: Path, out: Path, dtype: Any = "fp32") -> dict[str, Array]:
     """The stacked weights of a checkpoint, written as a build has them."""
     checkpoint = open_checkpoint(model)
-    derived = with_derived(checkpoint, load_config(checkpoint))
+    derived = with_derived(checkpoint, load_decoder(checkpoint))
     names = sorted(set(derived.tensors) - set(checkpoint.tensors))
     made = weights.place(derived, names, dtype, out, lambda _: None)
     return {name: load_file(span.file)[name] for name, span in made.tensors.items()}

@@ -20,7 +20,6 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.presets import VOTE_FIELDS
-from snapexport.exporter.architectures import sliding_windows
 
 from . import checkpoints, masked
 from .masked import OracleRun
@@ -95,8 +94,7 @@ class Case:
     @cached_property
     def geometry(self) -> CacheGeometry:
         """The case's geometry, computed here independently of the builder."""
-        config = masked.load(checkpoint(self.checkpoint), masked.MASKED).config
-        windows = sliding_windows(config)
+        windows = _windows(masked.load(checkpoint(self.checkpoint), masked.MASKED).config)
         if self.policy == "full":
             return CacheGeometry.full(self.L_max, len(windows), self.tokens_per_step)
         sizes = [sorted(set(row)) for row in self.head_budget] or self._voted(windows)
@@ -126,6 +124,16 @@ class Case:
         plain = asdict(Case())
         changes = {k: v for k, v in asdict(self).items() if v != plain[k]}
         return ",".join(f"{k}={v}" for k, v in changes.items()) or "default"
+
+
+def _windows(config: Any) -> list[int]:
+    """Each layer's window by config.json; 0: none, or longer than the model's sequences."""
+    window = getattr(config, "sliding_window", None) or 0
+    window = 0 if window >= config.max_position_embeddings else window
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return [window if config.model_type == "mistral" else 0] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else 0 for kind in types]
 
 
 def build_checkpoint(model_dir: Path, out: Path, case: Case) -> None:

@@ -14,7 +14,8 @@ from snapexport.build import build
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry_record import GeometryRecord
 from snapexport.contract.graph_options import GraphOptions
-from snapexport.exporter.architectures import sliding_windows
+from snapexport.exporter.architectures.families import family_of
+from snapexport.exporter.probe import look
 from snapexport.graphs.markers import ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import SurgeryError
 from snapexport.graphs.passes.decode_cache import DecodeCache
@@ -129,4 +130,5 @@ def test_ring_of_another_size_than_the_window_is_refused() -> None:
 def test_sliding_windows_are_read_from_the_config_by_layer(
     config: PretrainedConfig, windows: list[int]
 ) -> None:
-    assert sliding_windows(config) == windows
+    decoder = look(config, family_of("", config.model_type))
+    assert [layer.window for layer in decoder.layers] == windows

@@ -13,7 +13,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import torch
-from transformers import PretrainedConfig
 
 from snapexport.build.copied import read_texts
 from snapexport.build.graph_files import Traces, finished_graphs, write_graph
@@ -36,6 +35,7 @@ from snapexport.contract.manifest import (
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.exporter import (
     architectures,
+    conversion,
     derived,
     fp8,
     hub,
@@ -68,7 +68,7 @@ class ResolvedBuild:
     options: BuildOptions
     checkpoint: Checkpoint
     texts: dict[str, bytes]
-    config: PretrainedConfig
+    decoder: architectures.Decoder
     model: ModelFacts
     geometry: CacheGeometry
     prefill_chunk: int
@@ -97,22 +97,22 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         weights.require_linkable(checkpoint)
     if options.weights == "fp8":
         fp8.require_fp8(checkpoint)
-    architecture = architectures.require_verified(checkpoint)
-    config = architectures.load_config(checkpoint)
-    model = architectures.model_facts(architecture, config, checkpoint)
+    decoder = architectures.load_decoder(checkpoint)
+    model = architectures.model_facts(decoder, checkpoint)
     texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))
     options.graph.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
-    require_ranks(checkpoint, config, options.tensor_parallel)
+    require_ranks(checkpoint, decoder, options.tensor_parallel)
     batches = [*options.smaller_batches, options.batch]
     options.graph.require_ranks(options.tensor_parallel, batches)
-    shapes.require_tensors(checkpoint, config)
+    checkpoint = conversion.by_model_names(checkpoint, decoder)
+    shapes.require_tensors(checkpoint, decoder)
     if options.graph.mtp:
-        mtp_layer.require_layer(checkpoint, config)
-    checkpoint = derived.with_derived(checkpoint, config)
+        mtp_layer.require_layer(checkpoint, decoder)
+    checkpoint = derived.with_derived(checkpoint, decoder)
     chunk = options.chunk(geometry)
     capacities = options.capacities(chunk)
-    return ResolvedBuild(options, checkpoint, texts, config, model, geometry, chunk, capacities)
+    return ResolvedBuild(options, checkpoint, texts, decoder, model, geometry, chunk, capacities)
 
 
 def trace_model(
@@ -145,21 +145,21 @@ def _traced(
     resolved: ResolvedBuild, dtype: torch.dtype, progress: Progress
 ) -> dict[GraphName, Traced]:
     """A trace of each kind of graph that the build has."""
-    config, chunk, states = resolved.config, resolved.prefill_chunk, resolved.options.graph.mtp
+    decoder, chunk, states = resolved.decoder, resolved.prefill_chunk, resolved.options.graph.mtp
     ranks = resolved.options.tensor_parallel
     progress.stage("tracing prefill")
-    models = {"prefill": trace.trace_prefill(config, dtype, chunk, states, ranks)}
+    models = {"prefill": trace.trace_prefill(decoder, dtype, chunk, states, ranks)}
     progress.stage("tracing decode")
     parallel = resolved.options.graph.data_parallel_attention
-    models["decode"] = trace.trace_decode(config, dtype, states, 1, ranks, parallel)
+    models["decode"] = trace.trace_decode(decoder, dtype, states, 1, ranks, parallel)
     if (tokens := resolved.geometry.steps.tokens_per_step) > 1:
         progress.stage("tracing decode of several tokens")
-        models[VERIFY] = trace.trace_decode(config, dtype, states, tokens, ranks)
+        models[VERIFY] = trace.trace_decode(decoder, dtype, states, tokens, ranks)
     if states:
         progress.stage("tracing multi-token prediction")
-        models[MTP] = mtp.trace_mtp(config, dtype)
-        models[MTP_PREFILL] = mtp.trace_mtp_prefill(config, dtype, chunk)
-    return {name: Traced.of(model, config) for name, model in models.items()}
+        models[MTP] = mtp.trace_mtp(decoder, dtype)
+        models[MTP_PREFILL] = mtp.trace_mtp_prefill(decoder, dtype, chunk)
+    return {name: Traced.of(model, decoder) for name, model in models.items()}
 
 
 def _quantized(
@@ -170,9 +170,7 @@ def _quantized(
     if options.weights == "fp8":
         return fp8.keep(traced, checkpoint, options.dtype)
     if options.weights == "int4":
-        experts = architectures.architecture_of(resolved.config).experts
-        router = experts.router if experts else None
-        traced = {name: int4.marked(trace, router) for name, trace in traced.items()}
+        traced = {name: int4.marked(trace) for name, trace in traced.items()}
     return checkpoint, traced
 
 

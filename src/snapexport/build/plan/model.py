@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ from snapexport.files.dtypes import BY_FLAG, DTYPES, DType
 from snapexport.files.safetensors import TensorSpan
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from snapexport.exporter.architectures import Decoder
 
 _STORED: dict[str, DType] = {BY_FLAG[dtype].safetensors: dtype for dtype in DTYPES}
 
@@ -104,17 +105,17 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
     path = hub.resolve(model)
     checkpoint = _of_config(path) if _has_config_alone(path) else open_checkpoint(path)
     with needs_extra("build"):
-        from snapexport.exporter import architectures
+        from snapexport.exporter import architectures, conversion
         from snapexport.exporter.quantized import read_quantization
 
-        architecture = architectures.VERIFIED[architectures.require_verified(checkpoint)]
-        config = architectures.load_config(checkpoint)
+        decoder = architectures.load_decoder(checkpoint)
         if mtp:
-            _require_mtp(checkpoint, config)
-    embedding_name, head_name = architecture.embedding, architecture.head
-    tied = bool(config.tie_word_embeddings)
+            _require_mtp(checkpoint, decoder)
+        checkpoint = conversion.by_model_names(checkpoint, decoder)
+    config, tied = decoder.config, decoder.tied
+    embedding_name, head_name = decoder.embedding, decoder.head
     _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
-    layers = config.num_hidden_layers + mtp
+    layers = len(decoder.layers) + mtp
     wanted = {
         name: span.shape
         for name, span in checkpoint.tensors.items()
@@ -126,24 +127,30 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
     linear = [(rows, columns) for rows, columns in matrices.values()]
     linear.append((embedding[0], embedding[1]) if tied else (head[0], head[1]))
     return PlannedModel(
-        facts=architectures.model_facts(architecture.name, config, checkpoint),
+        facts=architectures.model_facts(decoder, checkpoint),
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=_width(decoder, matrices),
         linear=tuple(linear),
-        experts=_experts(config, mtp),
+        experts=_experts(decoder, mtp),
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
-        softcapped=_value(config, architecture.score_softcap) is not None,
+        softcapped=any(layer.softcapped for layer in decoder.layers),
         stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
         fp8=_fp8(checkpoint),
         names=tuple(matrices),
     )
 
 
-def _require_mtp(checkpoint: Checkpoint, config: "PretrainedConfig") -> None:
+def _require_mtp(checkpoint: Checkpoint, decoder: "Decoder") -> None:
     from snapexport.exporter import mtp_layer
 
-    mtp_layer.require_present(checkpoint, config)
+    mtp_layer.require_present(checkpoint, decoder)
+
+
+def _width(decoder: "Decoder", matrices: Mapping[str, tuple[int, ...]]) -> int:
+    """The widest layer of an MLP, as config.json says, or else the longest side of a matrix."""
+    said: Any = getattr(decoder.config, "intermediate_size", None)
+    return said if isinstance(said, int) else max(map(max, matrices.values()))
 
 
 def _is_read(name: str, layers: int) -> bool:
@@ -166,27 +173,23 @@ def _of_config(directory: Path) -> Checkpoint:
         from snapexport.exporter import architectures, shapes
 
     checkpoint = Checkpoint.of_configs(directory, {})
-    architectures.require_verified(checkpoint)
-    config = architectures.load_config(checkpoint)
+    decoder = architectures.load_decoder(checkpoint)
     tensors = {
         name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
-        for name, shape in shapes.parameters(config).items()
+        for name, shape in shapes.parameters(decoder).items()
     }
     return replace(checkpoint, tensors=tensors)
 
 
-def _experts(config: "PretrainedConfig", mtp: bool) -> PlannedExperts | None:
-    from snapexport.exporter import architectures
-
-    found = architectures.experts_of(config)
-    layers = architectures.mlp_types(config).count(architectures.EXPERTS) + mtp
-    if found is None or not layers:
+def _experts(decoder: "Decoder", mtp: bool) -> PlannedExperts | None:
+    if (found := decoder.experts) is None:
         return None
+    layers = sum(bool(layer.experts) for layer in decoder.layers) + mtp
     return PlannedExperts(
         layers=layers,
         count=found.experts,
         chosen=found.chosen,
-        hidden_size=config.hidden_size,
+        hidden_size=decoder.config.hidden_size,
         width=found.width,
     )
 
@@ -216,11 +219,6 @@ def _fp8(checkpoint: Checkpoint) -> PlannedFp8 | None:
         width=quantization.block[1],
         names=tuple(linear),
     )
-
-
-def _value(config: "PretrainedConfig", attribute: str | None) -> Any:
-    """An attribute of the config, or None if the architecture has none."""
-    return getattr(config, attribute) if attribute else None
 
 
 def _require_weights(checkpoint: Checkpoint, names: tuple[str, ...]) -> None:

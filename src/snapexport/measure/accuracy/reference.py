@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
 from snapexport.exporter import architectures, derived, fp8, hub
+from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
+from snapexport.exporter.models import make_model
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.quiet import quiet
 from snapexport.measure.accuracy.sequence import Array, SequenceRunner
@@ -67,13 +69,12 @@ def reference_model(build: Build, checkpoint: str | None) -> Any:
 
 def _model_of(build: Build, model: str) -> Any:
     checkpoint = open_checkpoint(hub.resolve(model))
-    architectures.require_verified(checkpoint)
-    config = _matching_config(build, checkpoint)
+    decoder = _matching_decoder(build, checkpoint)
     if checkpoint.gguf:
-        return _gguf_model(checkpoint.gguf.file, config)
+        return _gguf_model(checkpoint.gguf.file, decoder)
     try:
         return AutoModelForCausalLM.from_pretrained(
-            checkpoint.directory, config=config, dtype=torch.float32
+            checkpoint.directory, config=decoder.config, dtype=torch.float32
         ).eval()
     except ImportError as error:  # of a package that transformers needs for quantized weights
         raise UserError(
@@ -89,12 +90,12 @@ def _model_of(build: Build, model: str) -> Any:
         ) from None
 
 
-def _gguf_model(file: Path, config: PretrainedConfig) -> Any:
+def _gguf_model(file: Path, decoder: Decoder) -> Any:
     """The model with the tensors that transformers itself reads from a GGUF file."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     # from_pretrained would do the same, and ask for `accelerate`.
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = make_model(decoder.config, dtype=torch.float32).eval()
     with quiet():
         read = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)
     model.load_state_dict(read["tensors"], strict=False, assign=True)
@@ -109,11 +110,11 @@ def _own_model(build: Build) -> Any:
             "pass the checkpoint that was built as --model",
         )
     config_alone = Checkpoint.of_configs(build.directory, tensors={})
-    config = _matching_config(build, config_alone)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    decoder = _matching_decoder(build, config_alone)
+    model = make_model(decoder.config, decoder.whole, dtype=torch.float32).eval()
     files = [build.directory / file.file for file in build.manifest.weights]
     stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    tensors = derived.originals(fp8.dequantized(stored, config_alone.config), config)
+    tensors = derived.originals(fp8.dequantized(stored, config_alone.config), decoder)
     missing = sorted(n for n in set(model.state_dict()) - set(tensors) if ".layers." in n)
     if missing:
         raise UserError(
@@ -125,15 +126,14 @@ def _own_model(build: Build) -> Any:
     return model
 
 
-def _matching_config(build: Build, checkpoint: Checkpoint) -> PretrainedConfig:
-    config = architectures.load_config(checkpoint)
+def _matching_decoder(build: Build, checkpoint: Checkpoint) -> Decoder:
+    decoder = architectures.load_decoder(checkpoint)
     built = build.manifest.model
-    architecture = (config.architectures or ["(none)"])[0]
-    _require_same(checkpoint, "architecture", architecture, built.architecture)
-    facts = architectures.model_facts(architecture, config, checkpoint)
+    _require_same(checkpoint, "architecture", decoder.family.name, built.architecture)
+    facts = architectures.model_facts(decoder, checkpoint)
     for name in _SAME:
         _require_same(checkpoint, name, getattr(facts, name), getattr(built, name))
-    return config
+    return decoder
 
 
 def _require_same(checkpoint: Checkpoint, name: str, value: object, built: object) -> None:

@@ -1,0 +1,124 @@
+"""Makes transformers' model of a decoder, without memory for weights. Runs no foreign code."""
+
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from snapexport.errors import UserError
+from snapexport.exporter.architectures.fields import CORRECT
+from snapexport.exporter.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from snapexport.exporter.architectures import Decoder
+
+_LISTS = ("layers", "h", "blocks")
+"""transformers' names of a decoder's list of layers."""
+
+
+def make_model(
+    config: "PretrainedConfig",
+    whole: "PretrainedConfig | None" = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The model of a text config; with `whole`, the language part of that vision-language model.
+
+    Under whatever device or mode is set. Raises what transformers' constructors raise.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = copy.deepcopy(config)
+    if whole is None:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    whole = copy.deepcopy(whole)
+    whole.text_config = config
+    whole._attn_implementation = config._attn_implementation
+    model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
+    # Text never passes through the other parts, and their weights are not built.
+    parts = [name for name, _ in model.model.named_children() if name != "language_model"]
+    for name in parts:
+        delattr(model.model, name)
+    return model
+
+
+def model_on_meta(decoder: "Decoder", dtype: torch.dtype | None = None) -> Any:
+    """The decoder's model on the meta device. Raises UserError."""
+    with in_users_words(), torch.device("meta"):
+        model = make_model(decoder.config, decoder.whole, dtype=dtype)
+    keep_layers(model, decoder.names.decoder, decoder.names.layers, decoder.depth)
+    return model
+
+
+@contextmanager
+def in_users_words() -> Iterator[None]:
+    """Whatever a constructor raises with values that it never expected is the config's fault."""
+    try:
+        with quiet():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"transformers cannot make the model of config.json: {type(error).__name__}: "
+            f"{error!s:.200}",
+            CORRECT,
+        ) from None
+
+
+def path_of_decoder(model: Any) -> str:
+    """The path of the module that makes hidden states of tokens."""
+    language = getattr(getattr(model, "model", None), "language_model", None)
+    found = language if language is not None else model.get_decoder()
+    for name, module in model.named_modules():
+        if name and module is found:
+            return str(name)
+    return str(model.base_model_prefix)
+
+
+def path_of_layers(model: Any, decoder: str) -> str:
+    """The path of the decoder's list of layers. Raises UserError for none, or several."""
+    inside = model.get_submodule(decoder)
+    lists = [
+        name
+        for name, module in inside.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) and name.split(".")[-1] in _LISTS
+    ]
+    least = min((name.count(".") for name in lists), default=0)
+    outer = [name for name in lists if name.count(".") == least]
+    if len(outer) != 1:
+        raise UserError(
+            f"the model has {len(outer)} lists of layers, one after another or none",
+            "only decoders whose layers follow one another can be built",
+        )
+    return f"{decoder}.{outer[0]}"
+
+
+def modeling_of(model: Any, decoder: str) -> ModuleType:
+    """The module of transformers in which the decoder's functions are."""
+    return sys.modules[type(model.get_submodule(decoder)).__module__]
+
+
+def keep_layers(model: Any, decoder: str, layers: str, depth: Sequence[int]) -> None:
+    """Leave some of a model's layers, by their indices, which they keep. One may come twice."""
+    listed, config = model.get_submodule(layers), model.get_submodule(decoder).config
+    if list(depth) == list(range(len(listed))):
+        return
+    kept: list[nn.Module] = []
+    for index in depth:
+        layer = listed[index]
+        kept.append(copy.deepcopy(layer) if any(layer is other for other in kept) else layer)
+    for name in ("layer_types", "mlp_layer_types"):
+        types = getattr(config, name, None)
+        if isinstance(types, list) and len(types) == len(listed):
+            setattr(config, name, [types[index] for index in depth])
+    config.num_hidden_layers = len(kept)
+    del listed[:]
+    listed.extend(kept)

@@ -1,0 +1,143 @@
+"""Looks at transformers' model of a config: which form each of its parts has.
+
+The model is made on the meta device, so no weight is in memory. Its forward runs once with an
+attention that records. Norms, RoPE and experts are confirmed by their numbers, never by name: what
+is not confirmed is traced as it is, or refused.
+"""
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from snapexport.errors import UserError
+from snapexport.exporter.architectures.config import position_limit
+from snapexport.exporter.architectures.decoder import Decoder, Layer, Names
+from snapexport.exporter.models import (
+    in_users_words,
+    make_model,
+    modeling_of,
+    path_of_decoder,
+    path_of_layers,
+)
+from snapexport.exporter.probe.attention import IMPLEMENTATION, record
+from snapexport.exporter.probe.experts import require_gated
+from snapexport.exporter.probe.latent import interleaves, is_latent
+from snapexport.exporter.probe.layers import layers_of, read_their_own, require_no_states
+from snapexport.exporter.probe.norms import norms_of
+from snapexport.exporter.probe.rope import rope_of
+from snapexport.exporter.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from snapexport.exporter.architectures.families import Family
+
+_looked_at: dict[str, Decoder] = {}
+"""{config as JSON: what was seen}: a process looks at each model once."""
+
+
+def look(
+    config: "PretrainedConfig", family: "Family", whole: "PretrainedConfig | None" = None
+) -> Decoder:
+    """Look at the model of a config, or at the text part of `whole`. Raises UserError."""
+    described = json.dumps(
+        [family.name, config.to_dict(), whole and whole.to_dict()], sort_keys=True, default=str
+    )
+    if described not in _looked_at:
+        _looked_at[described] = _look(config, family, whole)
+    return _looked_at[described]
+
+
+def _look(
+    config: "PretrainedConfig", family: "Family", whole: "PretrainedConfig | None"
+) -> Decoder:
+    probed = copy.deepcopy(config)
+    probed._attn_implementation = IMPLEMENTATION
+    model = _made(probed, whole)
+    names = names_of(model)
+    inside = model.get_submodule(names.decoder)
+    require_no_states(model, names.layers)
+    with quiet():
+        norms = norms_of(model)
+        swapped = require_gated(model)
+        recorded = record(model, names.decoder, names.layers)
+        layers = layers_of(model, recorded, names.layers, position_limit(config))
+        _require_alike(layers)
+        widest = max(layers, key=lambda layer: layer.key_dim)
+        latent = is_latent(model)
+        return Decoder(
+            config=config,
+            family=family,
+            names=names,
+            layers=layers,
+            depth=tuple(range(len(layers))),
+            whole=whole,
+            norms=norms,
+            rope=None if latent else rope_of(modeling_of(model, names.decoder), inside, widest),
+            latent=latent,
+            interleaved_latents=latent and interleaves(model, names.decoder),
+            swapped_experts=swapped,
+            layers_read_their_own=read_their_own(recorded, layers),
+        )
+
+
+def _made(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:
+    with in_users_words(), torch.device("meta"):
+        try:
+            return make_model(config, whole).eval()
+        except KeyError as error:
+            if IMPLEMENTATION not in str(error):
+                raise
+            raise UserError(
+                "the model computes attention in code of its own, not by transformers' interface",
+                "only decoders that call transformers' attention interface can be built",
+            ) from None
+
+
+def names_of(model: Any) -> Names:
+    """Where a model has its parts. Raises UserError."""
+    decoder = path_of_decoder(model)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    paths = {module: path for path, module in model.named_modules() if path}
+    if embedding not in paths or head not in paths:
+        raise UserError(
+            "the model has no embedding of tokens, or no head", "use a causal language model"
+        )
+    tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    return Names(
+        decoder=decoder,
+        layers=path_of_layers(model, decoder),
+        embedding=paths[embedding],
+        head=paths[head],
+        tied=tied,
+    )
+
+
+def _require_alike(layers: tuple[Layer, ...]) -> None:
+    """Raise UserError for layers that differ in what every layer of a build has in common."""
+    for index, layer in enumerate(layers):
+        first = layers[0]
+        heads = [(one.heads, one.kv_heads, one.key_dim, one.value_dim) for one in (first, layer)]
+        if heads[0] != heads[1]:
+            raise UserError(
+                f"layer {index} has other heads than layer 0: {heads[1]} and {heads[0]} (query "
+                "heads, KV heads, widths of keys and values)",
+                "only decoders whose layers have the same heads can be built",
+            )
+        if layer.cache_of != index:
+            raise UserError(
+                f"layer {index} reads the keys and values of layer {layer.cache_of}",
+                "only decoders whose layers have keys and values of their own can be built",
+            )
+        if layer.chunk:
+            raise UserError(
+                f"layer {index} attends to chunks of {layer.chunk} positions",
+                "only causal attention to all positions or to a window can be built",
+            )
+        if layer.sinks != first.sinks:
+            raise UserError(
+                f"layer {index} has learned sinks and layer 0 has none, or the reverse",
+                "only decoders whose layers all have sinks, or none, can be built",
+            )

@@ -1,0 +1,202 @@
+"""Records how each layer of a model calls attention, on tensors without memory."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from snapexport.errors import UserError
+from snapexport.exporter.models import modeling_of
+
+IMPLEMENTATION = "snapexport_probe"
+_TOKENS = 8
+
+_KNOWN = ("scaling", "sliding_window", "softcap", "s_aux")
+"""Arguments of attention that markers express."""
+_IDLE = (
+    *("position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
+    *("cache_position", "is_causal", "output_router_logits", "layer_idx", "position_embeddings"),
+    *("dropout", "num_items_in_batch", "logits_to_keep"),
+)
+"""Arguments that change nothing here."""
+_FULL, _SLIDING, _CHUNKED = (
+    "create_causal_mask",
+    "create_sliding_window_causal_mask",
+    "create_chunked_causal_mask",
+)
+_UNLIKE = "only layers that call transformers' attention once can be built"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Stands for the mask that a function would make. narrowed: by a further function."""
+
+    kind: str
+    narrowed: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attention. key: the tensor itself, by which shared keys are found."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    mask: Mask | None
+    scale: float
+    window: int
+    softcap: float
+    sinks: bool
+    key: Tensor
+
+
+@dataclass
+class Recorded:
+    """What a model did. chosen: {experts module's path: experts that a token chooses}."""
+
+    calls: list[Call] = field(default_factory=list)
+    chosen: dict[str, int] = field(default_factory=dict)
+    inputs: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+_recorded = Recorded()
+
+
+def _record(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **given: Any
+) -> tuple[Tensor, None]:
+    for name, argument in given.items():
+        if name not in _KNOWN and name not in _IDLE and argument is not None:
+            raise UserError(
+                f"layer {getattr(module, 'layer_idx', '?')} hands attention the argument {name}, "
+                "which no graph knows",
+                _UNLIKE,
+            )
+    if mask is not None and not isinstance(mask, Mask):
+        raise UserError(
+            f"layer {getattr(module, 'layer_idx', '?')} makes an attention mask of its own",
+            "only causal attention, to all positions, to a window or to a chunk, can be built",
+        )
+    sinks = given.get("s_aux")
+    _recorded.calls.append(
+        Call(
+            layer=getattr(module, "layer_idx", -1),
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            key_dim=key.shape[-1],
+            value_dim=value.shape[-1],
+            mask=mask,
+            scale=float(given.get("scaling") or query.shape[-1] ** -0.5),
+            window=int(given.get("sliding_window") or 0),
+            softcap=float(given.get("softcap") or 0.0),
+            sinks=sinks is not None,
+            key=key,
+        )
+    )
+    batch, heads, chunk, _width = query.shape
+    if key.shape[2] != chunk:
+        raise UserError(
+            f"layer {_recorded.calls[-1].layer} attends to {key.shape[2]} keys of {chunk} tokens",
+            "only layers with a key for each token can be built",
+        )
+    return query.new_empty(batch, chunk, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _record)
+
+
+def record(model: Any, decoder: str, layers: str) -> Recorded:
+    """Run a model on the meta device, made with the implementation above. Raises UserError."""
+    global _recorded
+    _recorded = Recorded()
+    modeling = modeling_of(model, decoder)
+    _stub_experts(model)
+    for layer in model.get_submodule(layers):
+        layer.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
+    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta")
+    try:
+        with _marked_masks(modeling), torch.no_grad(), torch.device("meta"):
+            model.get_submodule(decoder)(input_ids=ids, position_ids=ids, use_cache=False)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the model's forward needs more than tokens and positions: {type(error).__name__}: "
+            f"{' '.join(str(error).split())!s:.160}",
+            _UNLIKE,
+        ) from None
+    return _recorded
+
+
+def _remember_inputs(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Tensors that a layer gets beside the hidden states."""
+    rest = {str(place): value for place, value in enumerate(positional[1:], start=1)}
+    _recorded.inputs.append(rest | named)
+
+
+def _stub_experts(model: nn.Module) -> None:
+    """Experts loop over what routers chose, which meta tensors don't know."""
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith("Experts"):
+
+            def stub(
+                states: Tensor, chosen: Any = None, *_: Any, path: str = path, **__: Any
+            ) -> Tensor:
+                if isinstance(chosen, Tensor):
+                    _recorded.chosen[path] = chosen.shape[-1]
+                return torch.empty_like(states)
+
+            module.forward = stub
+
+
+@contextmanager
+def _marked_masks(modeling: ModuleType) -> Iterator[None]:
+    """Functions that make masks return what stands for them."""
+    functions = {n: f for n, f in vars(modeling).items() if re.fullmatch(r"create_\w*mask\w*", n)}
+
+    def stand_in(name: str) -> Any:
+        def make(*_: Any, **given: Any) -> Mask:
+            narrowed = given.get("or_mask_function") or given.get("and_mask_function")
+            return Mask(name, bool(narrowed))
+
+        return make
+
+    for name in functions:
+        setattr(modeling, name, stand_in(name))
+    try:
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(modeling, name, function)
+
+
+def require_causal(call: Call) -> None:
+    """Raise UserError for a mask that graphs don't have."""
+    mask = call.mask
+    if mask is None:
+        return
+    if mask.narrowed or mask.kind not in (_FULL, _SLIDING, _CHUNKED):
+        kind = mask.kind.removeprefix("create_").removesuffix("_mask").replace("_", " ")
+        raise UserError(
+            f"layer {call.layer} attends by a mask of another kind ({kind}"
+            + (", narrowed by a function)" if mask.narrowed else ")"),
+            "only causal attention, to all positions, to a window or to a chunk, can be built",
+        )
+
+
+def window_and_chunk(call: Call, config: Any) -> tuple[int, int]:
+    """Positions that a call of attention sees: of a window, or since a multiple; 0: all."""
+    kind = call.mask.kind if call.mask else _FULL
+    if kind == _CHUNKED:
+        return 0, int(config.attention_chunk_size)
+    if kind == _SLIDING or call.window:
+        return call.window or int(config.sliding_window), 0
+    return 0, 0

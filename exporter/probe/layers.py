@@ -1,0 +1,128 @@
+"""Tells which layers of a model differ in their weights alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from snapexport.errors import UserError
+from snapexport.exporter.architectures.decoder import ExpertSizes, Layer
+from snapexport.exporter.probe.attention import Call, Recorded, require_causal, window_and_chunk
+
+_INDICES = ("layer_idx", "layer_id", "layer_number", "training")
+
+
+def layers_of(model: Any, recorded: Recorded, layers: str, limit: int) -> tuple[Layer, ...]:
+    """The model's layers. limit: its longest sequence. Raises UserError for unlike ones."""
+    modules = list(model.get_submodule(layers))
+    calls = _one_call_each(recorded.calls, modules)
+    config = model.get_submodule(layers.rpartition(".")[0]).config
+    kinds: dict[str, int] = {}
+    found: list[Layer] = []
+    for index, (module, call) in enumerate(zip(modules, calls, strict=True)):
+        require_causal(call)
+        window, chunk = window_and_chunk(call, config)
+        described = _described(module, call, (window, chunk))
+        found.append(
+            Layer(
+                kind=kinds.setdefault(described, len(kinds)),
+                heads=call.heads,
+                kv_heads=call.kv_heads,
+                key_dim=call.key_dim,
+                value_dim=call.value_dim,
+                window=0 if window >= limit else window,
+                chunk=0 if chunk >= limit else chunk,
+                sinks=call.sinks,
+                softcapped=bool(call.softcap),
+                cache_of=_first_with(calls, call),
+                experts=_experts(module, f"{layers}.{index}", recorded.chosen),
+            )
+        )
+    return tuple(found)
+
+
+def read_their_own(recorded: Recorded, layers: Sequence[Layer]) -> bool:
+    """Whether a layer gets a tensor that others of its kind don't, or another layer's cache."""
+    if any(layer.cache_of != index for index, layer in enumerate(layers)):
+        return True
+    first: dict[int, Mapping[str, Any]] = {}
+    for layer, given in zip(layers, recorded.inputs, strict=True):
+        others = first.setdefault(layer.kind, given)
+        if any(_tensors(given[name]) != _tensors(others.get(name)) for name in given):
+            return True
+    return False
+
+
+def _tensors(value: Any) -> list[int]:
+    """The identities of the tensors that an argument holds."""
+    if isinstance(value, Tensor):
+        return [id(value)]
+    if isinstance(value, tuple | list):
+        return [found for item in value for found in _tensors(item)]
+    return []
+
+
+def _one_call_each(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Sequence[Call]:
+    made = [call.layer for call in calls]
+    if made == list(range(len(modules))):
+        return calls
+    counts = [made.count(index) for index in range(len(modules))]
+    odd = next((index for index, count in enumerate(counts) if count != 1), 0)
+    what = "holds no keys and values" if not counts[odd] else f"attends {counts[odd]} times"
+    state = _state(modules[odd])
+    raise UserError(
+        f"layer {odd} {what}" + (f": it has a recurrent state ({state})" if state else ""),
+        "only decoders each of whose layers calls transformers' attention once can be built",
+    )
+
+
+def _state(layer: nn.Module) -> str:
+    """The class of a module that mixes positions in another way than attention."""
+    for module in layer.modules():
+        children = [type(child) for child in module.children()]
+        if nn.Conv1d in children:
+            return type(module).__name__
+    return ""
+
+
+def require_no_states(model: Any, layers: str) -> None:
+    """Raise UserError for layers that mix positions by a convolution."""
+    for index, layer in enumerate(model.get_submodule(layers)):
+        if state := _state(layer):
+            raise UserError(
+                f"layer {index} mixes positions outside of attention: a recurrent state ({state})",
+                "only decoders whose layers hold keys and values alone can be built",
+            )
+
+
+def _first_with(calls: Sequence[Call], call: Call) -> int:
+    """The layer that made the keys that a call attends to."""
+    return next(index for index, other in enumerate(calls) if other.key is call.key)
+
+
+def _experts(layer: nn.Module, path: str, chosen: Mapping[str, int]) -> ExpertSizes | None:
+    for name, module in layer.named_modules():
+        if (count := chosen.get(f"{path}.{name}")) is not None:
+            down: Any = module.down_proj
+            width = down.shape[1] if getattr(module, "is_transposed", False) else down.shape[2]
+            return ExpertSizes(int(down.shape[0]), count, int(width))
+    return None
+
+
+def _described(layer: nn.Module, call: Call, sight: tuple[int, int]) -> str:
+    """All that makes a layer's graph: its modules, their shapes and numbers, and its attention."""
+    parts: list[object] = [sight, call.heads, call.kv_heads, call.key_dim, call.value_dim]
+    parts += [call.scale, call.softcap, call.sinks]
+    for path, module in layer.named_modules():
+        numbers = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, int | float | str) and name not in _INDICES
+        }
+        weights = {
+            name: tuple(weight.shape)
+            for name, weight in module._parameters.items()
+            if weight is not None
+        }
+        parts += [path, type(module).__name__, sorted(numbers.items()), sorted(weights.items())]
+    return repr(parts)

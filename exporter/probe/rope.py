@@ -1,0 +1,87 @@
+"""Confirms how a model's `apply_rotary_pos_emb` rotates, by its numbers.
+
+Some twenty different functions of transformers have this name: channels are paired by halves or
+by neighbours, frequencies are repeated in one of three ways, and parts of a head may be left out.
+"""
+
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snapexport.exporter.architectures.decoder import Frequencies, Layer, Rope
+
+APPLY = "apply_rotary_pos_emb"
+_TOKENS, _FIRST = 7, 3
+_ABSOLUTE = 1e-5
+
+
+@torch.no_grad()
+def rope_of(modeling: ModuleType, decoder: Any, layer: Layer) -> Rope | None:
+    """The form of a decoder's RoPE; None: not confirmed, so traced as it is."""
+    width = layer.key_dim
+    apply, module = getattr(modeling, APPLY, None), getattr(decoder, "rotary_emb", None)
+    if apply is None or module is None:
+        return None
+    if list(inspect.signature(apply).parameters)[:4] != ["q", "k", "cos", "sin"]:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, layer.heads, _TOKENS, width, generator=generator)
+    key = torch.randn(1, layer.kv_heads, _TOKENS, width, generator=generator)
+    try:
+        cos, sin = _cos_sin(module, decoder.config)
+        expected = apply(query, key, cos, sin)
+        for form, channels in _forms(cos, width):
+            found = [rotated(form, states, cos, sin, channels) for states in (query, key)]
+            if all(_is_close(*pair) for pair in zip(found, expected, strict=True)):
+                return form
+    except Exception:  # it takes other tensors: traced as it is
+        return None
+    return None
+
+
+def _cos_sin(module: Any, config: Any) -> tuple[Tensor, Tensor]:
+    """Of a few positions, by the model's own module."""
+    real: Any = type(module)(config)
+    by_type = "layer_type" in inspect.signature(type(module).forward).parameters
+    named = {"layer_type": config.layer_types[0]} if by_type else {}
+    positions = torch.arange(_FIRST, _FIRST + _TOKENS)[None]
+    cos, sin = real(torch.zeros(1), positions, **named)
+    return cos, sin
+
+
+def _forms(cos: Tensor, width: int) -> Iterator[tuple[Rope, int]]:
+    """Every form, and how many channels of a head it rotates."""
+    listed = cos.shape[-1]
+    turned: dict[Frequencies, int] = {"halves": listed, "steps": listed, "pairs": 2 * listed}
+    for frequencies, channels in turned.items():
+        for interleaved in (False, True):
+            if channels <= width:
+                yield Rope(frequencies, interleaved), channels
+
+
+def angles_of(form: Rope, table: Tensor) -> Tensor:
+    """A table of cosines or sines [B,C,n] with one number for each pair."""
+    if form.frequencies == "halves":
+        return table[..., : table.shape[-1] // 2]
+    return table[..., ::2] if form.frequencies == "steps" else table
+
+
+def rotated(form: Rope, states: Tensor, cos: Tensor, sin: Tensor, channels: int) -> Tensor:
+    """As ONNX's RotaryEmbedding calculates."""
+    cos, sin = (angles_of(form, table)[:, None] for table in (cos, sin))
+    turned, rest = states[..., :channels], states[..., channels:]
+    if form.interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, dim=-1)
+    pair = first * cos - second * sin, first * sin + second * cos
+    joined = torch.stack(pair, -1).flatten(-2) if form.interleaved else torch.cat(pair, -1)
+    return torch.cat((joined, rest), -1)
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and float((found - expected).abs().max()) < _ABSOLUTE
