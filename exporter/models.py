@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LISTS = ("layers", "h", "blocks")
 """transformers' names of a decoder's list of layers."""
+_WARNS_OF_PADS = "warn_if_padding_and_no_attention_mask"
 
 
 def make_model(
@@ -37,16 +38,24 @@ def make_model(
 
     config = copy.deepcopy(config)
     if whole is None:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    whole = copy.deepcopy(whole)
-    whole.text_config = config
-    whole._attn_implementation = config._attn_implementation
-    model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
-    # Text never passes through the other parts, and their weights are not built.
-    parts = [name for name, _ in model.model.named_children() if name != "language_model"]
-    for name in parts:
-        delattr(model.model, name)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    else:
+        whole = copy.deepcopy(whole)
+        whole.text_config = config
+        whole._attn_implementation = config._attn_implementation
+        model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
+        # Text never passes through the other parts, and their weights are not built.
+        parts = [name for name, _ in model.model.named_children() if name != "language_model"]
+        for name in parts:
+            delattr(model.model, name)
+    for module in model.modules():
+        if hasattr(module, _WARNS_OF_PADS):  # it reads token ids, which a trace doesn't have
+            setattr(module, _WARNS_OF_PADS, _do_nothing)
     return model
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 def model_on_meta(decoder: "Decoder", dtype: torch.dtype | None = None) -> Any:
@@ -77,10 +86,9 @@ def path_of_decoder(model: Any) -> str:
     """The path of the module that makes hidden states of tokens."""
     language = getattr(getattr(model, "model", None), "language_model", None)
     found = language if language is not None else model.get_decoder()
-    for name, module in model.named_modules():
-        if name and module is found:
-            return str(name)
-    return str(model.base_model_prefix)
+    paths = {module: str(path) for path, module in model.named_modules() if path}
+    usual = str(model.base_model_prefix)
+    return paths.get(found) or (usual if hasattr(model, usual) else "model")
 
 
 def path_of_layers(model: Any, decoder: str) -> str:

@@ -136,10 +136,18 @@ def require_rope(rope: Mapping[str, Any]) -> None:
         )
 
 
+def field_of(config: Any, name: str) -> Any:
+    """A field of transformers' config; None if it has none, or another one for each layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # of configs whose layers differ: the model's constructor judges
+        return None
+
+
 def require_heads(config: Any) -> None:
     """Raise UserError for heads that cannot be divided as attention does."""
-    heads = getattr(config, "num_attention_heads", None)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    heads = field_of(config, "num_attention_heads")
+    kv_heads = field_of(config, "num_key_value_heads") or heads
     if type(heads) is not int or type(kv_heads) is not int:
         return  # the model's constructor judges
     if heads % kv_heads:
@@ -148,7 +156,7 @@ def require_heads(config: Any) -> None:
             f"{kv_heads}",
             CORRECT,
         )
-    head_dim = getattr(config, "head_dim", None)
+    head_dim = field_of(config, "head_dim")
     if head_dim is None and config.hidden_size % heads:
         raise UserError(
             f"config.json: hidden_size {config.hidden_size} is no multiple of "

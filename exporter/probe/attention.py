@@ -40,6 +40,9 @@ class Mask:
     kind: str
     narrowed: bool
 
+    def __getitem__(self, _: Any) -> "Mask":
+        return self
+
 
 @dataclass(frozen=True)
 class Call:

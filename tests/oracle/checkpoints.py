@@ -183,8 +183,7 @@ def make(
     each attention and MLP, so that a token mostly follows from the one before, and MTP often drafts
     the right one.
     """
-    kind, recipe = _RECIPES[architecture]
-    config = kind(**_COMMON | recipe | changes)
+    config = _config(architecture, changes)
     config.num_hidden_layers += mtp
     model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
@@ -196,6 +195,15 @@ def make(
     if mostly_embedding is not None:
         _make_mostly_embedding(directory, mostly_embedding)
     return directory
+
+
+def _config(architecture: str, changes: dict[str, Any]) -> PretrainedConfig:
+    from .families import config_of
+
+    if architecture not in _RECIPES:
+        return config_of(architecture, **changes)
+    kind, recipe = _RECIPES[architecture]
+    return kind(**_COMMON | recipe | changes)
 
 
 def _make_mostly_embedding(directory: Path, share: float) -> None:
@@ -243,7 +251,7 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     added = 1.0 if gemma else 0.0  # to the weight of a norm
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") or _is_norm(model, name):
             parameter.copy_(_norm_mean(name) - added + 0.25 * noise)
         elif name.endswith(".sinks"):
             parameter.copy_(2.0 + noise)
@@ -271,8 +279,13 @@ def _norm_mean(name: str) -> float:
 
 def _scale(name: str, parameter: torch.Tensor) -> float:
     *_, module, last = name.split(".")
-    gain = _GAINS[last if module == "experts" else module]
+    gain = _GAINS.get(last if module == "experts" else module, 1.5)
     return gain if "embed_tokens" in name else gain / math.sqrt(parameter.shape[-1])
+
+
+def _is_norm(model: PreTrainedModel, name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return last == "weight" and "Norm" in type(model.get_submodule(module)).__name__
 
 
 @torch.no_grad()

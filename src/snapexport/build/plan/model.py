@@ -111,7 +111,7 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
         decoder = architectures.load_decoder(checkpoint)
         if mtp:
             _require_mtp(checkpoint, decoder)
-        checkpoint = conversion.by_model_names(checkpoint, decoder)
+        stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
     config, tied = decoder.config, decoder.tied
     embedding_name, head_name = decoder.embedding, decoder.head
     _require_weights(checkpoint, (embedding_name,) if tied else (embedding_name, head_name))
@@ -135,8 +135,8 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
         others=sum(shape[0] for shape in wanted.values() if len(shape) == 1),
         tied=tied,
         softcapped=any(layer.softcapped for layer in decoder.layers),
-        stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(checkpoint),
-        fp8=_fp8(checkpoint),
+        stored="bf16" if read_quantization(checkpoint.config) else _mostly_stored(stored),
+        fp8=_fp8(stored),
         names=tuple(matrices),
     )
 
