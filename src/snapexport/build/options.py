@@ -306,7 +306,7 @@ class BuildOptions:
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        geometry.require_chunks(chunk)
+        require_compatible(geometry.chunk_facts(chunk))
         return chunk
 
     @property

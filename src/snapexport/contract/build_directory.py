@@ -75,9 +75,11 @@ class Build:
         of_build = {
             "tensor_parallel": manifest.tensor_parallel,
             "target": manifest.target,
+            "dtype": manifest.dtype,
             "compresses": manifest.geometry.compresses,
             "has_extend": "extend" in manifest.graphs,
             "has_baseline": self.has_baseline or not manifest.geometry.compresses,
+            "has_engines": bool(manifest.engines),
         }
         require_compatible({**options, **of_build, "run_baseline": baseline})
 

@@ -1,13 +1,14 @@
 """The rules of a build: flags of `build` and `plan` that exclude each other.
 
 Facts are flags by field, and of the model: `latent`, whether its attention is; `gguf`, `quantized`,
-`attention_sinks`, `mlp_bias`.
+`attention_sinks`, `mlp_bias`; `CacheGeometry.chunk_facts` adds those of prefill's chunks, and
+`uneven_slots` are batch slots that ranks cannot share equally.
 """
 
 from collections.abc import Callable
 
 from snapexport.contract.presets import PRESETS
-from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, value
+from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
 from snapexport.errors import flag_of
 
@@ -58,12 +59,8 @@ FP16_CACHE = Choice(
     lambda f: f.get("cache_dtype") == "fp16" != f.get("dtype"),
 )
 VALID, ALL = value("decode_attention", "valid"), value("decode_attention", "all")
-CAPACITIES = Choice(
-    "--prefill-capacities",
-    {"prefill_capacities": (64,)},
-    lambda f: bool(f.get("prefill_capacities")),
-)
-KEPT = Choice("--K {K}", {"K": 16}, lambda f: bool(f.get("K")))
+CAPACITIES = some("--prefill-capacities", "prefill_capacities", (64,))
+KEPT = some("--K {K}", "K", 16)
 FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
 LATENT = fact("latent attention", "latent", joined="for")
 KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
@@ -76,6 +73,18 @@ NO_HEADS = Choice(
     lambda f: "head_budget" in f and not HEADS.holds(f),
     joined="without",
 )
+AFTER_PROMPT = Choice(
+    "--vote-queries {vote_queries}",
+    {"vote_queries": "repeat"},
+    lambda f: f.get("vote_queries") in ("pseudo", "repeat"),
+)
+SINGLE_SHOT = fact("a prefill chunk of L_max", "single_shot")
+OTHER_CHUNKS = Choice(
+    "a prefill chunk of {prefill_chunk} for --L-obs {voters}",
+    {"voters": 8, "prefill_chunk": 16},
+    lambda f: "voters" in f and f["voters"] != f["prefill_chunk"],
+)
+UNEVEN = some("{uneven_slots} batch slots", "uneven_slots", 3)
 UNCUT = (
     fact("GGUF files", "gguf", joined="for"),
     fact("quantized checkpoints", "quantized", joined="for"),
@@ -238,6 +247,13 @@ BUILD_RULES: tuple[Rule, ...] = (
             "group": "max",
         }.items()
     ),
+    Rule(
+        AFTER_PROMPT,
+        SINGLE_SHOT,
+        "a single shot keeps no full-length cache of the prompt",
+        "use a --prefill-chunk below --L-max",
+    ),
+    Rule(REPEAT, OTHER_CHUNKS, "all tokens of a prefill chunk vote", "leave --L-obs out"),
     # Ranks.
     *(
         Rule(choice, RANKS, "")
@@ -246,4 +262,10 @@ BUILD_RULES: tuple[Rule, ...] = (
     *(Rule(RANKS, model, "", LEAVE_OUT) for model in UNCUT),
     Rule(SHARED_SLOTS, KV_HEADS, "each rank has KV heads of its own", LEAVE_OUT),
     Rule(SHARED_SLOTS, NO_RANKS, "it is for latent attention with --tensor-parallel", LEAVE_OUT),
+    Rule(
+        SHARED_SLOTS,
+        UNEVEN,
+        "each rank has as many of them",
+        "use multiples of --tensor-parallel for --batch and --decode-batches",
+    ),
 )

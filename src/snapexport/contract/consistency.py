@@ -27,7 +27,7 @@ def _require_numbers(manifest: Manifest) -> None:
     _require_range("geometry.L_max", geometry.L_max, 1, model.max_position_embeddings)
     least = geometry.vote.L_obs if geometry.compresses else 1
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
-    geometry.require_chunks(manifest.prefill_chunk)
+    require_compatible(geometry.chunk_facts(manifest.prefill_chunk))
     for token in model.eos_token_id:
         _require_range("model.eos_token_id", token, 0, model.vocab_size - 1)
 

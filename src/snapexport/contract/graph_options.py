@@ -135,14 +135,8 @@ class GraphOptions:
 
         batches: batch slots of each decode graph.
         """
-        if not self.data_parallel_attention:
-            return
-        if uneven := [count for count in batches if count % ranks]:
-            raise UserError(
-                f"--data-parallel-attention: {uneven[0]} batch slots are no multiple of the "
-                f"{ranks} ranks that share them",
-                f"use multiples of {ranks} for --batch and --decode-batches",
-            )
+        uneven = next((count for count in batches if count % ranks), None)
+        require_compatible(vars(self) | {"uneven_slots": uneven})
 
     @property
     def attends_valid(self) -> bool:

@@ -35,9 +35,7 @@ class LoadPlan:
 
     @classmethod
     def of(cls, build: Build, options: LoadOptions) -> "LoadPlan":
-        from snapexport.runtime.ort.backend import require_runnable
-
-        require_runnable(build)
+        build.require_run(backend="onnxruntime")
         return cls(build, replace(options, prompt_tokens=_prompt_tokens(build, options)))
 
     def about(self) -> Row:

@@ -27,7 +27,6 @@ from snapexport.measure.eval.sample import Frame, Sample, Task, as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
 from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
-from snapexport.runtime.ort.backend import require_runnable
 from snapexport.runtime.requests.prompts import load_tokenizer
 
 SLACK = 16
@@ -226,7 +225,7 @@ def _require_usable(build: Build) -> None:
             f"{build.directory} has no baseline, and other caches are made from its traces",
             "build it again with --baseline (and any policy but full)",
         )
-    require_runnable(build, baseline=False)
+    build.require_run(backend="onnxruntime")
 
 
 def _require_full(options: EvalOptions) -> None:
