@@ -257,24 +257,25 @@ class BuildOptions:
         if self.L_recent is not None and K is not None:
             return self.L_recent, K
         budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
+        self._require_slots(budget, L_sink, K)
         free = budget - L_sink
         if self.L_recent is not None:
-            recent, topk = self.L_recent, free - self.L_recent
-        else:
-            topk = _or(K, free - default_ring(free))
-            recent = free - topk
-        if recent < 1 or topk < 0:
-            by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
-            others = [f"{L_sink} sinks"]
-            others += [] if self.L_recent is None else [f"a ring of {self.L_recent}"]
-            others += [] if K is None else [f"{K} kept positions"]
-            lacking = "the ring" if recent < 1 else "top-k"
-            raise UserError(
-                f"--kv-budget {budget}{by_default} leaves no slot for {lacking} beside "
-                f"{' and '.join(others)}",
-                "raise --kv-budget, or lower --L-sink, --L-recent or --K",
-            )
-        return recent, topk
+            return self.L_recent, free - self.L_recent
+        topk = _or(K, free - default_ring(free))
+        return free - topk, topk
+
+    def _require_slots(self, budget: int, L_sink: int, K: int | None) -> None:
+        """Refuse a budget without a slot for each part that is given, and one for the ring."""
+        least = L_sink + _or(self.L_recent, 1) + (K or 0)
+        if budget >= least:
+            return
+        by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
+        ring = "a ring of at least 1" if self.L_recent is None else f"a ring of {self.L_recent}"
+        parts = [f"{L_sink} sinks", ring, *([f"{K} kept positions"] if K else [])]
+        raise UserError(
+            f"--kv-budget {budget}{by_default} is below {least}, the sum of {' and '.join(parts)}",
+            f"use --kv-budget {least} or more, or lower --L-sink, --L-recent or --K",
+        )
 
     @property
     def stored_cache_dtype(self) -> CacheDType:

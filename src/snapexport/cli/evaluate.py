@@ -40,7 +40,7 @@ HELP = "accuracy on long-context tasks: the full cache, SnapStream and other pol
 
 CHOICES = {
     "tasks": f"one or more of {', '.join(TASKS)} (default: {' '.join(DEFAULT_TASKS)}; "
-    "with --documents none)",
+    "with the bundled checkpoint vault; with --documents none)",
     "lengths": "tokens of a prompt (default: a little less than half of L_max, and more than the "
     "cache)",
     "depths": "where the needle is, as shares of the context",

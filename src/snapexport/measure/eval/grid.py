@@ -6,7 +6,8 @@ A cell of the grid is one sample. Knows neither how it is run nor what comes of 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from filecmp import cmp
 from functools import cached_property
 from itertools import product
 
@@ -18,16 +19,18 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
+from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.answers import Instruction, instruct
 from snapexport.measure.eval.chat_form import frame_of
 from snapexport.measure.eval.continuations import Prompt
 from snapexport.measure.eval.documents import Document, Passage, lines_of, passages, read_documents
-from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.options import DEFAULT_TASKS, EvalOptions
 from snapexport.measure.eval.sample import Frame, Sample, Task, as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
 from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
 from snapexport.runtime.requests.prompts import load_tokenizer
+from snapexport.vault import CHECKPOINT
 
 SLACK = 16
 """Tokens by which the answers of two samples of one task may differ in length."""
@@ -192,6 +195,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     """The grid of an evaluation. Raises UserError where the build can't run it."""
     _require_usable(build)
     _require_full(options)
+    options = _with_tasks(build, options)
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
     budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
@@ -217,6 +221,15 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
     hit_samples = 0 if has_other_scores else options.hit_samples
     return Grid(build, options, requests, tuple(systems), hit_samples)
+
+
+def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:
+    """The options, by default with the one task whose words the bundled tokenizer knows."""
+    if options.tasks is not None or options.documents:
+        return options
+    own, bundled = build.directory / TOKENIZER, CHECKPOINT / TOKENIZER
+    is_bundled = own.is_file() and cmp(own, bundled, shallow=False)
+    return replace(options, tasks=("vault",) if is_bundled else DEFAULT_TASKS)
 
 
 def _require_usable(build: Build) -> None:

@@ -104,9 +104,10 @@ class SystemMaker:
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
             raise UserError(
-                f"{where}: {error.message}",
-                f"{error.hint}; here a field is written as in snapstream:L_obs=8, and the budget "
-                "is one of --budgets",
+                f"{where}: {error.message}".replace("--kv-budget", "--budgets"),
+                f"{error.hint}; here a field is written as in snapstream:L_obs=8".replace(
+                    "--kv-budget", "--budgets"
+                ),
             ) from None
         return System(name, slots or self.L_max, geometry, in_blocks)
 
@@ -165,7 +166,7 @@ def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
         return free - changes["K"]
     voted = own.L_recent + own.K
     if own.L_recent == default_ring(voted):
-        return default_ring(free)
+        return max(1, default_ring(free))
     return max(1, round(free * own.L_recent / voted))
 
 
