@@ -179,7 +179,7 @@ def model_facts(
     )
 
 
-def _cached_heads(config: "PretrainedConfig") -> dict[str, int]:
+def _cached_heads(config: "PretrainedConfig") -> dict[str, Any]:
     """The facts of a cache's heads: of keys and values, or of latents."""
     if architecture_of(config).latent:
         rank = config.kv_lora_rank

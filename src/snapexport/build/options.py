@@ -10,6 +10,7 @@ from typing import Any
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
+from snapexport.contract.columns import folded
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_small
 from snapexport.contract.graph_options import GraphOptions, require_one_of
@@ -179,6 +180,7 @@ class BuildOptions:
         template_tail: tokens between a user's message and the answer in the chat template. heads:
         in place of the file of --head-budget.
         """
+        require_compatible(vars(self) | vars(self.graph) | model.features)
         if self.L_max > model.max_position_embeddings:
             limit = model.max_position_embeddings
             raise UserError(
@@ -210,7 +212,7 @@ class BuildOptions:
                 f"positions: {given[0]} has nothing to divide",
                 f"drop {given[0]}: a ring of that size is exact",
             )
-        layers, rings = model.num_hidden_layers, _column(model.sliding_window)
+        layers, rings = model.num_hidden_layers, folded(model.sliding_window)
         L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
         slots = Slots(layers, L_sink=0, L_recent=rings, K=0)
         return CacheGeometry(
@@ -227,9 +229,9 @@ class BuildOptions:
         slots = Slots(
             model.num_hidden_layers,
             # A ring of w cache slots is exact for a layer with a window of w positions.
-            L_sink=_column([0 if window else L_sink for window in windows]),
-            L_recent=_column([window or L_recent for window in windows]),
-            K=_column([0 if window else next(voted) for window in windows]),
+            L_sink=folded([0 if window else L_sink for window in windows]),
+            L_recent=folded([window or L_recent for window in windows]),
+            K=folded([0 if window else next(voted) for window in windows]),
         )
         vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
@@ -357,8 +359,3 @@ def _or(given: int | None, default: int) -> int:
 def _powers_of_4(limit: int) -> list[int]:
     """1, 4, 16 ... below the limit, so that a step runs at most 4 times the batch slots in use."""
     return [4**n for n in range(limit.bit_length()) if 4**n < limit]
-
-
-def _column(values: list[int]) -> int | tuple[int, ...]:
-    """One value if all layers have the same, else one for each."""
-    return values[0] if len(set(values)) == 1 else tuple(values)

@@ -102,7 +102,7 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
     model = architectures.model_facts(architecture, config, checkpoint)
     texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))
-    options.graph.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    options.graph.require_vocabulary(model.vocab_size)
     require_ranks(checkpoint, config, options.tensor_parallel)
     batches = [*options.smaller_batches, options.batch]
     options.graph.require_ranks(options.tensor_parallel, batches)

@@ -1,6 +1,6 @@
 """The rules of a build: flags of `build` and `plan` that exclude each other.
 
-Facts are flags by field, and of the model: `latent`, whether its attention is; `gguf`, `quantized`,
+Facts are flags by field, and of the model: those of `ModelFacts.features`; `gguf`, `quantized`,
 `attention_sinks`, `mlp_bias`; `CacheGeometry.chunk_facts` adds those of prefill's chunks, and
 `uneven_slots` are batch slots that ranks cannot share equally.
 """
@@ -64,6 +64,9 @@ KEPT = some("--K {K}", "K", 16)
 FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
 LATENT = fact("latent attention", "latent", joined="for")
 KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
+OTHER_HEADS = fact("models whose layers have different heads", "uneven_heads", joined="for")
+WIDTHS = fact("keys and values of different widths", "unequal_widths", joined="for")
+SHARED_CACHES = fact("models whose layers share caches", "shared_caches", joined="for")
 SHARED_SLOTS = flag("data_parallel_attention")
 NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
 GROUPED = flag("head_groups", 2)
@@ -90,6 +93,7 @@ UNCUT = (
     fact("quantized checkpoints", "quantized", joined="for"),
     fact("models with attention sinks", "attention_sinks", joined="for"),
     fact("models with biases in their MLPs", "mlp_bias", joined="for"),
+    *(OTHER_HEADS, WIDTHS, SHARED_CACHES),
 )
 
 _VOTES = {
@@ -193,6 +197,10 @@ BUILD_RULES: tuple[Rule, ...] = (
         "leave it out, or use --cache-dtype fp16",
     ),
     Rule(VALID, LATENT, "ONNX Runtime has no operator for it", LEAVE_OUT),
+    *(
+        Rule(choice, WIDTHS, "ONNX Runtime's operator for valid slots takes one width", LEAVE_OUT)
+        for choice in (VALID, INT8)
+    ),
     Rule(
         CAPACITIES,
         _targets(lambda target, f: not target.attends_to_capacity),
@@ -229,6 +237,8 @@ BUILD_RULES: tuple[Rule, ...] = (
         "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
     ),
     Rule(HEADS, EQUAL_HEADS, "it shares K among KV heads"),
+    Rule(HEADS, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
+    Rule(HEADS, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
     Rule(HEADS, REPEAT, ""),
     Rule(EXTEND, PSEUDO, "the end of a block or of its prompt votes"),
     Rule(EXTEND, REPEAT, "the end of a block or of its prompt votes"),
@@ -247,6 +257,7 @@ BUILD_RULES: tuple[Rule, ...] = (
             "group": "max",
         }.items()
     ),
+    *(Rule(MTP, model, "", LEAVE_OUT) for model in (OTHER_HEADS, WIDTHS, SHARED_CACHES)),
     Rule(
         AFTER_PROMPT,
         SINGLE_SHOT,

@@ -3,7 +3,7 @@
 The full cache is the geometry L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -86,8 +86,8 @@ class CacheGeometry:
             by_layer.setdefault(cache.layer, []).append(shape)
         return tuple(max(shapes, key=lambda shape: shape.K) for shapes in by_layer.values())
 
-    def head_slots(self, kv_heads: int) -> int:
-        """Cache slots of all KV heads of all layers."""
+    def head_slots(self, kv_heads: Sequence[int]) -> int:
+        """Cache slots of all KV heads of all layers. kv_heads: of each layer."""
         held = zip(self.slots.heads_held(kv_heads), self.layers, strict=True)
         return sum(heads * layer.cache_slots for heads, layer in held)
 

@@ -3,7 +3,7 @@
 Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline
 and `dynamo` for what that command starts (`worker_flag`, `cluster_flag`: flags of the two); and of
 the build: `tensor_parallel`, `target`, `dtype`, `compresses`, `has_extend`, `has_baseline`,
-`has_engines`. `Build.require_run` makes them.
+`has_engines`. `Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
 from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
@@ -179,6 +179,12 @@ RUN_RULES: tuple[Rule, ...] = (
         RTX,
         "its engines run the functions' bodies",
         "leave it out, or build the graphs with --target tensorrt",
+    ),
+    Rule(
+        flag("plugins", "FILE"),
+        fact("keys and values of different widths", "unequal_widths", joined="for"),
+        "the plugins copy both alike",
+        "leave it out: TensorRT then runs the functions' bodies",
     ),
     *(
         Rule(flag(field, example), RTX, "it has no such choice", LEAVE_OUT)

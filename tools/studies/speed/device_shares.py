@@ -170,7 +170,7 @@ def _decode_work(
 
 
 def _heads(model: PlannedModel) -> dict[str, int]:
-    return {"num_attention_heads": model.facts.num_attention_heads}
+    return {"num_attention_heads": model.facts.layer(0).heads}
 
 
 def _groups(

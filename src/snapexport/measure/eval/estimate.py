@@ -106,7 +106,9 @@ def _bytes(grid: Grid) -> int:
 
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:
-    model = manifest.model
-    slots = system.geometry.head_slots(model.num_key_value_heads)
-    slot_values = model.position_values // model.num_key_value_heads
-    return manifest.batch * slots * slot_values * BY_FLAG[manifest.cache_dtype].bytes
+    layers, geometry = manifest.model.layers, system.geometry
+    values = sum(
+        one.count(layers[one.layer].kv_heads) * shape.cache_slots * sum(layers[one.layer].widths)
+        for one, shape in zip(geometry.slots.caches, geometry.layers, strict=True)
+    )
+    return manifest.batch * values * BY_FLAG[manifest.cache_dtype].bytes

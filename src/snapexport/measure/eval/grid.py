@@ -218,7 +218,9 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     systems = SystemMaker(model, L_max, own, build.manifest.prefill_chunk).systems(
         options.policies, budgets
     )
-    has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
+    has_other_scores = is_soft_capped(build) or any(
+        layer.sinks for layer in build.manifest.model.layers
+    )
     hit_samples = 0 if has_other_scores else options.hit_samples
     return Grid(build, options, requests, tuple(systems), hit_samples)
 

@@ -173,7 +173,7 @@ def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
 def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
     """A layer without a sliding window, with the mean K of all heads of such layers. Raises
     UserError."""
-    held = geometry.slots.heads_held(model.num_key_value_heads)
+    held = geometry.slots.heads_held(model.kv_heads)
     layers = [
         layer
         for one, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
