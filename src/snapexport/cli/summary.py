@@ -113,7 +113,7 @@ def _prefill_line(manifest: Manifest) -> str:
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
     heads = Counter(_heads(model, layer) for layer in model.layers)
-    listed = ", ".join(f"{one}{_times(heads, one)}" for one in heads)
+    listed = ", ".join(f"{head}{_times(heads, head)}" for head in heads)
     return f"{model.architecture}, {model.num_hidden_layers} layers, {listed}"
 
 

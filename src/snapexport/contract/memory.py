@@ -69,7 +69,7 @@ def weights_bytes(manifest: Manifest) -> int:
 def full_cache_bytes(manifest: Manifest) -> int:
     """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype."""
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
-    caches = [one.cache for one in manifest.geometry.slots.caches]
+    caches = [cache.cache for cache in manifest.geometry.slots.caches]
     states = [specs[name(n)] for n in caches for name in (names.past_key, names.past_value)]
     dtype, length = BY_FLAG[manifest.dtype].numpy, manifest.geometry.L_max
     return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)

@@ -87,7 +87,7 @@ class Activations:
         of [rows,H*D] (queries before and after RoPE, attended), four of [rows,Hkv*D].
         """
         model, layers = self.model, self.model.facts.layers
-        heads = max((3 * one.heads + 4 * one.kv_heads) * one.widest for one in layers)
+        heads = max((3 * layer.heads + 4 * layer.kv_heads) * layer.widest for layer in layers)
         width = 4 * model.intermediate_size + 5 * model.hidden_size + heads
         return rows * width * self._working
 

@@ -69,13 +69,13 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
     groups = math.ceil(len(grid.requests.instructions) / grid.build.manifest.batch)
     asked = len(options.instructions or ())
     prefill += sum(_continuation(grid, length, chunks[length], step) * asked for length in lengths)
-    passages = len({one.passage for one in grid.requests.instructions})
+    passages = len({instruction.passage for instruction in grid.requests.instructions})
     return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
 
 def _windows(grid: Grid) -> int:
     """Prefill graphs that differ in their outputs: by the window, or without one."""
-    return len({one.geometry.vote.L_obs if one.votes else 0 for one in grid.systems})
+    return len({system.geometry.vote.L_obs if system.votes else 0 for system in grid.systems})
 
 
 def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
@@ -84,10 +84,10 @@ def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
     Pseudo tokens are decode steps and a chunk, a repetition is all chunks again. Blocks are shared
     with no other system.
     """
-    counts = [one.geometry.pseudo_tokens for one in grid.systems]
-    repeats = sum(one.geometry.repeats for one in grid.systems)
+    counts = [system.geometry.pseudo_tokens for system in grid.systems]
+    repeats = sum(system.geometry.repeats for system in grid.systems)
     again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
-    again += sum(_blocks(grid, one, length) for one in grid.systems if one.in_blocks)
+    again += sum(_blocks(grid, system, length) for system in grid.systems if system.in_blocks)
     return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)
 
 
