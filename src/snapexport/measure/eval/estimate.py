@@ -5,8 +5,10 @@ A chunk and a decode step are timed on this machine; the rest is counted.
 
 import math
 
+from snapexport.contract import names
+from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import Manifest
-from snapexport.files.dtypes import BY_FLAG
+from snapexport.contract.memory import planned_bytes, weights_bytes
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
@@ -101,14 +103,12 @@ def _chunks(grid: Grid, tokens: int) -> int:
 def _bytes(grid: Grid) -> int:
     """Weights, the caches of all systems and the prompt's. Scratch memory is not in it."""
     manifest = grid.build.manifest
-    weights = sum(file.size for file in manifest.weights)
-    return weights + sum(_cache_bytes(manifest, one) for one in grid.systems)
+    caches = (_cache_bytes(manifest, system) for system in grid.systems)
+    return weights_bytes(manifest) + sum(caches)
 
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:
-    layers, geometry = manifest.model.layers, system.geometry
-    values = sum(
-        one.count(layers[one.layer].kv_heads) * shape.cache_slots * sum(layers[one.layer].widths)
-        for one, shape in zip(geometry.slots.caches, geometry.layers, strict=True)
-    )
-    return manifest.batch * values * BY_FLAG[manifest.cache_dtype].bytes
+    """Bytes of decode's caches in a build of the system's geometry."""
+    made = manifest.model_copy(update={"geometry": system.geometry, "graphs": {}})
+    inputs = next(given for name, given, _ in graph_specs(made) if name == "decode")
+    return planned_bytes(spec for name, spec in inputs.items() if names.is_past(name))
