@@ -305,10 +305,8 @@ def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
     reason = deltas[-1].finish_reason
     assert reason is not None
-    drafted, accepted = (
-        sum(delta.drafted for delta in deltas),
-        sum(delta.accepted for delta in deltas),
-    )
+    drafted = sum(delta.drafted for delta in deltas)
+    accepted = sum(delta.accepted for delta in deltas)
     return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
 
 
