@@ -112,7 +112,7 @@ def figures(root: Path) -> list[Figure]:
         Figure("shipped lines", _lines(shipped), 44_500),
         *(Figure(f"  {name}", _lines(_files(root / name), SOURCES)) for name in SHIPPED),
         Figure("files of the wheel", sum(1 for _ in _wheel(root))),
-        Figure("lines that LLM reaches", _lines(of_llm), 9_750),
+        Figure("lines that LLM reaches", _lines(of_llm), 9_850),
         Figure("  files", len(of_llm)),
         Figure("lines of tests", _lines(tests), 35_700),
         Figure("  files flat in tests/", sum(file.parent == root / "tests" for file in tests)),

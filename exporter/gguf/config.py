@@ -29,7 +29,11 @@ _END_OF_TEXT, _END_OF_TURN = "ggml.eos_token_id", "ggml.eot_token_id"
 def record_of(header: GgufHeader) -> Architecture:
     """The architecture that the file names. Raises UserError for any that is not verified."""
     name = header.metadata.get("general.architecture")
-    known = {one.gguf.name: one for one in VERIFIED.values() if one.gguf}
+    known = {
+        architecture.gguf.name: architecture
+        for architecture in VERIFIED.values()
+        if architecture.gguf
+    }
     if not isinstance(name, str) or name not in known:
         raise UserError(
             f"the architecture {name!r:.100} of {header.file} is not supported",

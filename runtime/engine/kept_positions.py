@@ -19,7 +19,9 @@ UNUSED = -1
 def kept_of_caches(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
     """[Hkv,K] of each cache. buffers: outputs of the compress step."""
     caches, kv_heads = manifest.geometry.slots.caches, manifest.model.kv_heads
-    return [_kept(memory, buffers, one.cache, one.count(kv_heads[one.layer])) for one in caches]
+    return [
+        _kept(memory, buffers, cache.cache, cache.count(kv_heads[cache.layer])) for cache in caches
+    ]
 
 
 def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:

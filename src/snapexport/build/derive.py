@@ -67,7 +67,11 @@ def is_soft_capped(build: Build) -> bool:
     nodes = [
         node for node in Traces.of(build).models["decode"].graph.node if node.domain == TRACE_DOMAIN
     ]
-    return any(one.name == "softcap" and one.f > 0 for node in nodes for one in node.attribute)
+    return any(
+        attribute.name == "softcap" and attribute.f > 0
+        for node in nodes
+        for attribute in node.attribute
+    )
 
 
 def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:

@@ -72,7 +72,7 @@ class HeadBudget:
 
     def text(self, calibration: dict[str, Any]) -> str:
         """The content of a file. calibration: what was measured."""
-        layers = [[round(one, 2) for one in row] for row in self.layers]
+        layers = [[round(budget, 2) for budget in row] for row in self.layers]
         found = {"format": FORMAT, "kv_heads": self.kv_heads, "calibration": calibration}
         return json.dumps(found | {"layers": layers}) + "\n"
 
@@ -103,7 +103,7 @@ class HeadBudget:
         room: the most eligible positions that a prompt can have.
         """
         row = self.layers[layer]
-        wanted = [one * K * len(row) / sum(row) for one in row]
+        wanted = [budget * K * len(row) / sum(row) for budget in row]
         runs = _runs(wanted, most)
         merged: dict[int, list[int]] = {}
         for heads, size in zip(runs, _sizes(runs, wanted, K, room), strict=True):
@@ -139,7 +139,7 @@ def with_head_groups(
 def _row(path: Path, layer: int, row: Any, kv_heads: int) -> tuple[float, ...]:
     if not isinstance(row, list) or len(row) not in (0, kv_heads):
         raise UserError(f"{path}: layer {layer} has no budgets of {kv_heads} KV heads", _FORM)
-    if row and not (all(_is_budget(one) for one in row) and any(row)):
+    if row and not (all(_is_budget(budget) for budget in row) and any(row)):
         raise UserError(
             f"{path}: layer {layer} has a budget that is no number from 0 on, or only zeros",
             _FORM,

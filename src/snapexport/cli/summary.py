@@ -9,7 +9,7 @@ from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.memory import cache_bytes, composed_attention
+from snapexport.contract.memory import cache_bytes, composed_attention, weights_bytes
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import spelled
 
@@ -51,7 +51,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "tokenizer": (build.directory / TOKENIZER).is_file(),
         "composed_attention_bytes": composed_attention(manifest.of_rank()),
         "memory": {
-            "weights_bytes": sum(weights.size for weights in manifest.weights),
+            "weights_bytes": weights_bytes(manifest),
             "full_cache_bytes_per_request": cache.full // manifest.batch,
             "cache_bytes_per_request": cache.decode // manifest.batch,
             "compression": cache.full / cache.decode,
@@ -84,7 +84,7 @@ def print_summary(build: Build) -> None:
     if ring := summary["draft_ring"]:
         rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
     if manifest.tensor_parallel > 1:
-        own = spelled(sum(weights.size for weights in manifest.of_rank().weights))
+        own = spelled(weights_bytes(manifest.of_rank()))
         rows["ranks"] = (
             f"{manifest.tensor_parallel}, each with {own} of the weights; caches are one rank's"
         )
@@ -113,7 +113,7 @@ def _prefill_line(manifest: Manifest) -> str:
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
     heads = Counter(_heads(model, layer) for layer in model.layers)
-    listed = ", ".join(f"{one}{_times(heads, one)}" for one in heads)
+    listed = ", ".join(f"{head}{_times(heads, head)}" for head in heads)
     return f"{model.architecture}, {model.num_hidden_layers} layers, {listed}"
 
 

@@ -45,13 +45,13 @@ class Build:
         require_closed(build.manifest)
         require_interface(build.manifest)
         require_segments(build.manifest)
-        for one in build.ranks:
-            for entry in one.files_of_graphs():
-                one._check_graph(entry)
+        for rank in build.ranks:
+            for entry in rank.files_of_graphs():
+                rank._check_graph(entry)
         for weights in build.manifest.weights:
             build._check_weights(weights)
-        for one in build.ranks:
-            one._require_known_weights()
+        for rank in build.ranks:
+            rank._require_known_weights()
         return build
 
     @property

@@ -80,6 +80,7 @@ def _require_heads(model: ModelFacts, index: int, heads: LayerHeads) -> None:
     if model.kv_lora_rank:
         _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, heads.query_dim - 1)
         _require_range("model.num_key_value_heads", heads.kv_heads, 1, 1)
+        _require_range("model.value_head_dim", sum(heads.widths), heads.query_dim, heads.query_dim)
 
 
 def _require_head_groups(manifest: Manifest) -> None:

@@ -138,9 +138,9 @@ class GraphFacts:
             names.CHUNK_LENGTH: ("int64", (1,)),
         }
         states = self._caches(1)
-        for one in self._held:
-            shape = (1, one.kv_heads, one.shape.cache_slots)
-            states[names.slot_positions(one.cache)] = ("int64", shape)
+        for cache in self._held:
+            shape = (1, cache.kv_heads, cache.shape.cache_slots)
+            states[names.slot_positions(cache.cache)] = ("int64", shape)
         presents = {names.present_of(name): spec for name, spec in states.items()}
         outputs |= self._hidden_states(1, chunk)
         return inputs | top_inputs | states, outputs | presents
@@ -165,9 +165,9 @@ class GraphFacts:
         inputs |= top_inputs | caches
         outputs |= {names.present_of(name): spec for name, spec in caches.items()}
         if self._options.attends_valid and not several:
-            for one in self._held:
-                outputs[names.attended_key(one.cache)] = caches[names.past_key(one.cache)]
-                outputs[names.attended_value(one.cache)] = caches[names.past_value(one.cache)]
+            for cache in self._held:
+                outputs[names.attended_key(cache.cache)] = caches[names.past_key(cache.cache)]
+                outputs[names.attended_value(cache.cache)] = caches[names.past_value(cache.cache)]
         return inputs, outputs | self._hidden_states(batch, tokens)
 
     def _places(self) -> Specs:

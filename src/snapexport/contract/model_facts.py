@@ -97,8 +97,10 @@ class ModelFacts(Strict):
         layers, latent = self.layers, self.latent is not None
         return {
             "latent": latent,
-            "uneven_heads": len({(one.heads, one.kv_heads, *one.widths) for one in layers}) > 1,
-            "unequal_widths": not latent and any(one.key_dim != one.value_dim for one in layers),
+            "uneven_heads": len({(layer.heads, layer.kv_heads, *layer.widths) for layer in layers})
+            > 1,
+            "unequal_widths": not latent
+            and any(layer.key_dim != layer.value_dim for layer in layers),
             "shared_caches": any(one.cache_of != index for index, one in enumerate(layers)),
         }
 

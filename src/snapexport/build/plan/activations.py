@@ -11,14 +11,13 @@ from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.weights import largest_dequantized_bytes
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.memory import fused_scratch_bytes, scores_bytes
+from snapexport.contract.memory import fused_scratch_bytes, scores_bytes, vote_scores_bytes
 from snapexport.contract.targets import (
     LARGEST_PLUGIN_HEAD,
     SINK_CHANNELS,
     TargetCapabilities,
     capabilities,
 )
-from snapexport.contract.vote import VOTING_ROWS
 from snapexport.files.dtypes import BY_FLAG
 
 _FP32 = 4
@@ -26,9 +25,6 @@ _FP32 = 4
 _ARENA = 2
 """ONNX Runtime allocates tensor by tensor in a graph's first run, and one block in later runs. Its
 arena keeps the memory of the first run."""
-
-_VOTE_COPIES = 3
-"""Copies of the vote's scores alive at the same time: products, masked and softmax."""
 
 _COMPOSED_COPIES = 2
 """Copies of scores that are soft-capped, or composed beside a sink: before and after."""
@@ -67,15 +63,14 @@ class Activations:
         """
         facts, geometry = self.model.facts, self.geometry
         if not geometry.votes:
-            return self._rounding() * _ARENA
+            return self._rounding() * self._arena
         widest = max(layer.query_dim for layer in facts.layers)
         if self._target.plugins and widest <= LARGEST_PLUGIN_HEAD:
             return self._scores(1, geometry.L_max)
-        queries = min(geometry.vote.L_obs, VOTING_ROWS) if geometry.repeats else geometry.vote.L_obs
-        votes = _VOTE_COPIES * self._scores(queries, geometry.L_max)
+        votes = vote_scores_bytes(facts, geometry, self.options.target, geometry.L_max)
         width = max(layer.kv_heads * layer.query_dim for layer in facts.layers)
         keys = width * geometry.L_max * self._working
-        return (votes + self._target.vote_key_copies * keys + self._rounding()) * _ARENA
+        return (votes + self._target.vote_key_copies * keys + self._rounding()) * self._arena
 
     def decode(self) -> int:
         """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
@@ -92,7 +87,7 @@ class Activations:
         of [rows,H*D] (queries before and after RoPE, attended), four of [rows,Hkv*D].
         """
         model, layers = self.model, self.model.facts.layers
-        heads = max((3 * one.heads + 4 * one.kv_heads) * one.widest for one in layers)
+        heads = max((3 * layer.heads + 4 * layer.kv_heads) * layer.widest for layer in layers)
         width = 4 * model.intermediate_size + 5 * model.hidden_size + heads
         return rows * width * self._working
 

@@ -113,8 +113,10 @@ class Costs:
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
         held = geometry.slots.heads_held(manifest.model.kv_heads)
         layers = (
-            _layer(manifest, one, heads, shape, full_cache)
-            for one, heads, shape in zip(geometry.slots.caches, held, geometry.layers, strict=True)
+            _layer(manifest, cache, heads, shape, full_cache)
+            for cache, heads, shape in zip(
+                geometry.slots.caches, held, geometry.layers, strict=True
+            )
         )
         return cls(Weights.of(build), tuple(layers), geometry.vote.L_obs)
 

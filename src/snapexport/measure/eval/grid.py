@@ -140,13 +140,18 @@ class Requests:
         tasks, depth = options.chosen_tasks, options.depths[0]
         cells = [Cell(task, length, depth, options.seed) for task in tasks]
         asked = [self._positions(cell, mode) for cell in cells for mode in options.modes]
-        answered = [len(one.prompt_ids) + one.max_tokens for one in self.instructions]
+        answered = [
+            len(instruction.prompt_ids) + instruction.max_tokens
+            for instruction in self.instructions
+        ]
         forced = length + options.continuation if options.documents else 0
         return max([*asked, *answered, forced])
 
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt that is compressed, at most."""
-        return max(*self.lengths, 0, *(len(one.prompt_ids) for one in self.instructions))
+        return max(
+            *self.lengths, 0, *(len(instruction.prompt_ids) for instruction in self.instructions)
+        )
 
     def _positions(self, cell: Cell, mode: str) -> int:
         sample = self.sample(cell)
@@ -172,7 +177,7 @@ class Grid:
         """How many outcomes, continuations and answers the grid has."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
         prompts: list[HasPrompt] = [*self.requests.prompts, *self.requests.instructions]
-        return asked + sum(is_measured(one, each) for each in prompts for one in self.systems)
+        return asked + sum(is_measured(system, each) for each in prompts for system in self.systems)
 
     def fingerprint(self) -> str:
         """Equal for equal requests to equal caches of the same build."""
@@ -183,9 +188,9 @@ class Grid:
             [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
             [options.chosen_tasks, requests.lengths, options.depths, options.samples],
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
-            [requests.frame is not as_it_is, [asdict(one) for one in requests.documents]],
+            [requests.frame is not as_it_is, [asdict(document) for document in requests.documents]],
             [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in requests.prompts],
-            [asdict(one) for one in requests.instructions],
+            [asdict(instruction) for instruction in requests.instructions],
             [asdict(system) for system in self.systems],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -292,7 +297,9 @@ def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> i
     Raises UserError.
     """
     manifest = build.manifest
-    pseudo_tokens = max(one.geometry.L_max - one.geometry.longest_prompt for one in systems)
+    pseudo_tokens = max(
+        system.geometry.L_max - system.geometry.longest_prompt for system in systems
+    )
     needed = max(requests.positions(), requests.longest_prompt() + pseudo_tokens)
     limit = manifest.model.max_position_embeddings
     if manifest.single_shot:  # its prefill takes just this many

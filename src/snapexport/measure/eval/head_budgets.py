@@ -70,7 +70,7 @@ def shared(votes: "Tensor", K: int) -> list[float]:
     heads, count = votes.shape
     best = votes.flatten().argsort(descending=True, stable=True)[: heads * K]
     won = np.bincount(best.numpy() // max(count, 1), minlength=heads)
-    return [float((1 - SAFEGUARD) * one + SAFEGUARD * K) for one in won]
+    return [float((1 - SAFEGUARD) * share + SAFEGUARD * K) for share in won]
 
 
 def _of_prompt(build: Build, runner: GraphRunner, prompt: Sequence[int]) -> list[list[float]]:

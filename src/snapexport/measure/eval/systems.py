@@ -176,8 +176,8 @@ def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
     held = geometry.slots.heads_held(model.kv_heads)
     layers = [
         layer
-        for one, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
-        for _ in range(0 if model.sliding_window[one.layer] else heads)
+        for cache, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
+        for _ in range(0 if model.sliding_window[cache.layer] else heads)
     ]
     if not layers:
         raise UserError(
