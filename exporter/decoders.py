@@ -1,10 +1,11 @@
 """Finds a checkpoint's decoder: reads and checks its config, and looks at the model of it."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures import Decoder, Family, require_readable
-from snapexport.exporter.architectures.config import require_expressible
+from snapexport.exporter.architectures.config import fix_longrope, require_expressible
 from snapexport.exporter.architectures.fields import CORRECT
 from snapexport.exporter.checkpoint import Checkpoint
 from snapexport.exporter.probe import look
@@ -13,17 +14,21 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def load_decoder(checkpoint: Checkpoint, tensors: int = 0) -> Decoder:
+def load_decoder(
+    checkpoint: Checkpoint, tensors: int = 0, longrope_for: int | None = None
+) -> Decoder:
     """Look at a checkpoint's decoder. Runs no foreign code. Raises UserError.
 
-    tensors: how many there are, if the checkpoint has not read them yet.
+    tensors: how many there are, if the checkpoint has not read them yet. longrope_for: the length
+    of sequences by which one set of a longrope's frequencies is chosen.
     """
     family, found = require_readable(checkpoint), _config(checkpoint)
     text = found.get_text_config(decoder=True)
     whole = None if text is found else found
     _require_known_class(family, found, is_whole=whole is not None)
+    chosen = None if longrope_for is None else fix_longrope(text, longrope_for)
     require_expressible(text, tensors or len(checkpoint.tensors))
-    return look(text, family, whole)
+    return replace(look(text, family, whole), longrope=chosen)
 
 
 def _config(checkpoint: Checkpoint) -> "PretrainedConfig":

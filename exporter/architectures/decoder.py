@@ -95,7 +95,8 @@ class Decoder:
     latent: whether attention is latent (MLA); interleaved_latents: whether its RoPE turns channels
     2i and 2i + 1. swapped_experts: stacks of experts lie as [E,K,N], with gates and ups in turn
     (gpt-oss). layers_read_their_own: an input that is not every other layer's, or another
-    layer's cache, so that each has to be traced.
+    layer's cache, so that each has to be traced. never_sampled: tokens that stand for an image or a
+    sound in a prompt. longrope: which set of RoPE's frequencies holds for every sequence.
     """
 
     config: "PretrainedConfig"
@@ -110,6 +111,8 @@ class Decoder:
     interleaved_latents: bool = False
     swapped_experts: bool = False
     layers_read_their_own: bool = False
+    never_sampled: tuple[int, ...] = ()
+    longrope: Literal["long", "short"] | None = None
 
     @property
     def embedding(self) -> str:

@@ -7,6 +7,7 @@ is not confirmed is traced as it is, or refused.
 
 import copy
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from snapexport.exporter.architectures.families import Family
+
+_OF_MEDIA = re.compile(r"(image|video|vision|audio|bo[iva]|eo[iva])\w*_(id|index)")
+"""Fields of a vision-language config that name such tokens."""
 
 _looked_at: dict[str, Decoder] = {}
 """{config as JSON: what was seen}: a process looks at each model once."""
@@ -80,7 +84,15 @@ def _look(
             interleaved_latents=latent and interleaves(model, names.decoder),
             swapped_experts=swapped,
             layers_read_their_own=read_their_own(recorded, layers),
+            never_sampled=_tokens_of_media(whole, config.vocab_size) if whole else (),
         )
+
+
+def _tokens_of_media(whole: "PretrainedConfig", vocabulary: int) -> tuple[int, ...]:
+    """The tokens that stand for parts of an image, a video or a sound."""
+    fields = whole.to_dict().items()
+    found = {value for name, value in fields if _OF_MEDIA.fullmatch(name) and type(value) is int}
+    return tuple(sorted(token for token in found if 0 <= token < vocabulary))
 
 
 def _made(config: "PretrainedConfig", whole: "PretrainedConfig | None") -> Any:

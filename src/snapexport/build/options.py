@@ -94,6 +94,7 @@ class BuildOptions:
     baseline: bool = False
     tensor_parallel: int = _advanced(1)
     link_weights: bool = _advanced(False)
+    longrope: bool = _advanced(False)
     overwrite: bool = False
     graph: GraphOptions = field(default_factory=GraphOptions)
 

@@ -1,6 +1,6 @@
 """Facts of a checkpoint that builds and runtimes need."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     NonNegativeInt,
@@ -28,7 +28,8 @@ class ModelFacts(Strict):
     latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
     head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
     attention_sinks: whether each head has a learned score beside those of the keys (gpt-oss).
-    num_experts: of a layer with experts (MoE); 0: none.
+    num_experts: of a layer with experts (MoE); 0: none. longrope: which of RoPE's two sets of
+    frequencies holds for every sequence; None: there is one.
     """
 
     architecture: Word
@@ -47,6 +48,7 @@ class ModelFacts(Strict):
     cache_of: tuple[NonNegativeInt, ...] | None = None
     num_experts: NonNegativeInt
     eos_token_id: list[int]
+    longrope: Literal["long", "short"] | None = None
 
     @model_validator(mode="after")
     def _has_values_of_each_layer(self) -> Self:
