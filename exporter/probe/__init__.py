@@ -25,9 +25,14 @@ from snapexport.exporter.models import (
 from snapexport.exporter.probe.attention import IMPLEMENTATION, record
 from snapexport.exporter.probe.experts import require_gated
 from snapexport.exporter.probe.latent import interleaves, is_latent
-from snapexport.exporter.probe.layers import layers_of, read_their_own, require_no_states
+from snapexport.exporter.probe.layers import (
+    layers_of,
+    read_their_own,
+    require_no_states,
+    require_said_types,
+)
 from snapexport.exporter.probe.norms import norms_of
-from snapexport.exporter.probe.rope import rope_of
+from snapexport.exporter.probe.rope import require_said_ropes, rope_of
 from snapexport.exporter.quiet import quiet
 
 if TYPE_CHECKING:
@@ -69,6 +74,8 @@ def _look(
         recorded = record(model, names.decoder, names.layers)
         layers = layers_of(model, recorded, names.layers, position_limit(config))
         _require_alike(layers)
+        require_said_types(config, layers)
+        require_said_ropes(config, inside)
         widest = max(layers, key=lambda layer: layer.key_dim)
         latent = is_latent(model)
         return Decoder(
