@@ -39,6 +39,11 @@ def has_sink(marker: gs.Node) -> bool:
     return not marker.attrs["latent"] and len(marker.inputs) > others
 
 
+def writes_cache(marker: gs.Node) -> bool:
+    """Whether a cache marker writes rows: else it reads a cache that holds them already."""
+    return len(marker.outputs) > 1
+
+
 def linear_layers(graph: gs.Graph) -> list[tuple[gs.Node, gs.Constant]]:
     """(product, weight [N,K]) of each MatMul(x, Transpose(weight)), as a trace has them."""
     return [

@@ -21,7 +21,7 @@ from snapexport.graphs.passes.base import (
     node,
 )
 from snapexport.graphs.passes.batch_parallel import own_rows
-from snapexport.graphs.passes.cache import Place, attend_with_cache
+from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
 from snapexport.graphs.passes.slot_positions import slot_positions_places
 
 
@@ -33,10 +33,13 @@ class DecodeCache:
     options: GraphOptions
 
     def apply(self, graph: gs.Graph) -> None:
-        compresses = self.geometry.compresses
+        compresses, shapes = self.geometry.compresses, self.geometry.shapes
         places = self._places(graph)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            shape = self.geometry.layers[layer]
+            if (source := self.geometry.slots.source(layer)) != layer:
+                attend_to_cache_of(graph, source, marker, self._cache_options)
+                continue
+            shape = shapes[layer]
             if compresses:
                 _require_ring(layer, marker, shape)
             attend_with_cache(

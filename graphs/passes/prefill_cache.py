@@ -5,17 +5,30 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from snapexport.contract import names
+from snapexport.contract.slots import Slots
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
-from snapexport.graphs.passes.base import call, fresh, graph_input, int64s, markers, node
-from snapexport.graphs.passes.cache import Place, attend_with_cache
+from snapexport.graphs.passes.base import (
+    call,
+    fresh,
+    graph_input,
+    int64s,
+    markers,
+    node,
+    writes_cache,
+)
+from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
 
 
 @dataclass(frozen=True)
 class PrefillCache:
-    """Adds caches [1,Hkv,N,D] as inputs and outputs; the chunk is written at past_length."""
+    """Adds caches [1,Hkv,N,D] as inputs and outputs; the chunk is written at past_length.
 
+    slots: say which layers have a cache. positions: N.
+    """
+
+    slots: Slots
     positions: int
 
     def apply(self, graph: gs.Graph) -> None:
@@ -24,14 +37,17 @@ class PrefillCache:
         (valid_length,) = node(graph, "Add", [past_length, int64s(graph, chunk)])
         place = Place(past_length, valid_length)
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
+            if (source := self.slots.source(layer)) != layer:
+                attend_to_cache_of(graph, source, marker)
+            else:
+                attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
 
 
 @dataclass(frozen=True)
 class QueryWindows:
     """Adds query_window.{l} [1,H,W,D], the queries that vote, to a chunk's outputs.
 
-    Runs after PrefillCache.
+    Runs after PrefillCache. A layer that reads another's cache has no vote.
     """
 
     L_obs: int
@@ -39,7 +55,9 @@ class QueryWindows:
     def apply(self, graph: gs.Graph) -> None:
         chunk_length = graph_input(graph, names.CHUNK_LENGTH)
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            graph.outputs.append(query_window(graph, layer, marker, chunk_length, self.L_obs))
+            if writes_cache(marker):
+                window = query_window(graph, layer, marker, chunk_length, self.L_obs)
+                graph.outputs.append(window)
 
 
 def query_window(

@@ -28,12 +28,17 @@ class SingleShot:
 
     def apply(self, graph: gs.Graph) -> None:
         prompt_length, storage = self._rename_lengths(graph), storage_of(self.options.cache_dtype)
+        held: dict[int, tuple[gs.Tensor, gs.Tensor]] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            scores = Scores.of(marker)
+            scores, source = Scores.of(marker), self.geometry.slots.source(layer)
             attributes = attention_attributes(marker, self.geometry.L_max)
-            inputs, outputs = cut(graph, marker)
+            (query, *own), outputs = cut(graph, marker)
+            key, value = held.setdefault(source, (own[0], own[1]))
+            inputs = [query, key, value, *own[2:]]
             node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
-            attention, (_, key, value, *_) = graph.nodes[-1], inputs
+            attention = graph.nodes[-1]
+            if source != layer:
+                continue
             if self.geometry.compresses:
                 window = query_window(
                     graph, layer, attention, prompt_length, self.geometry.vote.L_obs

@@ -204,6 +204,17 @@ MODELS = {
             Layer(kv_heads=1, key_dim=32, value_dim=32),
         )
     ),
+    "gemma-4, shared caches": Layered(
+        (
+            Layer(window=WINDOW),
+            Layer(kv_heads=1, key_dim=32, value_dim=32),
+            Layer(window=WINDOW, cache_of=0),
+            Layer(kv_heads=1, key_dim=32, value_dim=32, cache_of=1),
+        )
+    ),
+    "a shared cache in the middle": Layered(
+        (Layer(), Layer(cache_of=0), Layer(heads=2, kv_heads=1, key_dim=24, sinks=True))
+    ),
     "mimo": Layered(
         (
             Layer(key_dim=24),

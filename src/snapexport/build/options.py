@@ -189,7 +189,8 @@ class BuildOptions:
                 f"use --L-max {limit} or less: the model has not learned longer positions",
             )
         if self.policy == "full":
-            return CacheGeometry.full(self.L_max, model.num_hidden_layers, self.tokens_per_step)
+            layers, cache_of = model.num_hidden_layers, model.cache_of or ()
+            return CacheGeometry.full(self.L_max, layers, self.tokens_per_step, cache_of)
         if all(model.sliding_window):
             return self._rings_alone(model)
         geometry = self._compressed(model, template_tail)
@@ -213,9 +214,10 @@ class BuildOptions:
                 f"positions: {given[0]} has nothing to divide",
                 f"drop {given[0]}: a ring of that size is exact",
             )
-        layers, rings = model.num_hidden_layers, folded(model.sliding_window)
-        L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
-        slots = Slots(layers, L_sink=0, L_recent=rings, K=0)
+        rings = [layer.window for layer in model.cached.values()]
+        L_obs = min(DEFAULT_L_OBS, self.L_max, *rings)
+        layers, cache_of = model.num_hidden_layers, model.cache_of or ()
+        slots = Slots(layers, L_sink=0, L_recent=folded(rings), K=0, cache_of=cache_of)
         return CacheGeometry(
             self.policy, self.L_max, slots, Vote(L_obs), Steps(self.tokens_per_step)
         )
@@ -223,7 +225,7 @@ class BuildOptions:
     def _compressed(self, model: ModelFacts, template_tail: int) -> CacheGeometry:
         L_sink = self._value("L_sink", DEFAULT_L_SINK)
         L_recent, K = self._ring_and_topk(L_sink)
-        windows = model.sliding_window
+        windows = [layer.window for layer in model.cached.values()]
         budget = self._value("budget", "heads" if self.head_budget else "uniform")
         room = self.L_max - L_sink - L_recent
         voted = iter(topk_per_layer(budget, K, windows.count(0), room))
@@ -233,6 +235,7 @@ class BuildOptions:
             L_sink=folded([0 if window else L_sink for window in windows]),
             L_recent=folded([window or L_recent for window in windows]),
             K=folded([0 if window else next(voted) for window in windows]),
+            cache_of=model.cache_of or (),
         )
         vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),

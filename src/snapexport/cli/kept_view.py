@@ -30,12 +30,12 @@ def kept_picture(
 ) -> list[Text]:
     """Lines to print. A darker column has more of its positions in the cache.
 
-    kept: for each layer the voted positions [Hkv, K], -1 where unused.
+    kept: for each layer with a cache the voted positions [Hkv, K], -1 where unused.
     """
     rows = [
         (_NAME.format(layer, head), place, positions[positions >= 0])
-        for layer, place in enumerate(geometry.widest)
-        for head, positions in enumerate(kept[layer])
+        for (layer, place), of_layer in zip(geometry.widest.items(), kept, strict=True)
+        for head, positions in enumerate(of_layer)
     ]
     lines = [_row(*row, prompt_length, width) for row in rows[:MOST_ROWS]]
     hidden = len(rows) - MOST_ROWS

@@ -56,6 +56,8 @@ def _require_layers(manifest: Manifest) -> None:
             f"and {len(model.sliding_window)} have windows",
             REBUILD,
         )
+    if geometry.slots.cache_of != (model.cache_of or ()):
+        raise UserError("the manifest's geometry shares other caches than its model", REBUILD)
     for index, heads in enumerate(model.layers):
         _require_heads(model, index, heads)
     for one, layer in zip(geometry.slots.caches, geometry.layers, strict=True):
@@ -81,6 +83,14 @@ def _require_heads(model: ModelFacts, index: int, heads: LayerHeads) -> None:
         _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, heads.query_dim - 1)
         _require_range("model.num_key_value_heads", heads.kv_heads, 1, 1)
         _require_range("model.value_head_dim", sum(heads.widths), heads.query_dim, heads.query_dim)
+
+    source = model.layer(heads.cache_of)
+    if heads._replace(heads=source.heads, sinks=source.sinks) != source:
+        raise UserError(
+            f"the manifest's layer {index} reads the cache of layer {heads.cache_of}, whose heads "
+            "or window are others",
+            REBUILD,
+        )
 
 
 def _require_head_groups(manifest: Manifest) -> None:

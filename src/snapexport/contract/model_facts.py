@@ -83,6 +83,11 @@ class ModelFacts(Strict):
         return tuple(map(self.layer, range(self.num_hidden_layers)))
 
     @property
+    def cached(self) -> dict[int, LayerHeads]:
+        """The heads of each layer that has a cache of its own."""
+        return {n: layer for n, layer in enumerate(self.layers) if layer.cache_of == n}
+
+    @property
     def kv_heads(self) -> tuple[int, ...]:
         """KV heads of each layer."""
         return tuple(layer.kv_heads for layer in self.layers)
@@ -90,20 +95,18 @@ class ModelFacts(Strict):
     @property
     def position_values(self) -> int:
         """Numbers that all caches hold for one position."""
-        layers = enumerate(self.layers)
-        return sum(one.position_values for index, one in layers if one.cache_of == index)
+        return sum(layer.position_values for layer in self.cached.values())
 
     @property
     def features(self) -> dict[str, bool]:
         """What the table of exclusions asks about a model."""
         layers, latent = self.layers, self.latent is not None
+        kinds = {(layer.heads, layer.kv_heads, *layer.widths) for layer in layers}
         return {
             "latent": latent,
-            "uneven_heads": len({(layer.heads, layer.kv_heads, *layer.widths) for layer in layers})
-            > 1,
-            "unequal_widths": not latent
-            and any(layer.key_dim != layer.value_dim for layer in layers),
-            "shared_caches": any(one.cache_of != index for index, one in enumerate(layers)),
+            "uneven_heads": len(kinds) > 1,
+            "unequal_widths": not latent and any(len({*layer.widths}) > 1 for layer in layers),
+            "shared_caches": len(self.cached) < len(layers),
         }
 
     @property
