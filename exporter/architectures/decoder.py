@@ -139,10 +139,15 @@ class Decoder:
         return next((layer.experts for layer in self.layers if layer.experts), None)
 
     def left_with(self, depth: Sequence[int]) -> "Decoder":
-        """The decoder of some of these layers, by their places."""
+        """The decoder of some of these layers, by their places.
+
+        Where one reads another's cache, both are among them.
+        """
+        places = {place: new for new, place in enumerate(depth)}
+        layers = [self.layers[place] for place in depth]
         return replace(
             self,
             config=copy.deepcopy(self.config),
-            layers=tuple(self.layers[place] for place in depth),
+            layers=tuple(replace(layer, cache_of=places[layer.cache_of]) for layer in layers),
             depth=tuple(self.depth[place] for place in depth),
         )

@@ -137,11 +137,6 @@ def names_of(model: Any) -> Names:
 def _require_alike(layers: tuple[Layer, ...]) -> None:
     """Raise UserError for layers of a form that graphs don't have."""
     for index, layer in enumerate(layers):
-        if layer.cache_of != index:
-            raise UserError(
-                f"layer {index} reads the keys and values of layer {layer.cache_of}",
-                "only decoders whose layers have keys and values of their own can be built",
-            )
         if layer.chunk:
             raise UserError(
                 f"layer {index} attends to chunks of {layer.chunk} positions",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from snapexport.errors import UserError
-from snapexport.exporter.models import modeling_of
+from snapexport.exporter.models import hidden_states_of, modeling_of
 
 IMPLEMENTATION = "snapexport_probe"
 _TOKENS = 8
@@ -127,7 +127,7 @@ def record(model: Any, decoder: str, layers: str) -> Recorded:
     ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta")
     try:
         with _marked_masks(modeling), torch.no_grad(), torch.device("meta"):
-            model.get_submodule(decoder)(input_ids=ids, position_ids=ids, use_cache=False)
+            hidden_states_of(model.get_submodule(decoder), ids, ids)
     except UserError:
         raise
     except Exception as error:
