@@ -87,9 +87,7 @@ def hidden_states_of(decoder: Any, input_ids: Any, position_ids: Any) -> Any:
     """The hidden states [B,C,E] that a model's decoder makes of tokens [B,C] at positions [B,C]."""
     given = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
     if "logits_to_keep" in inspect.signature(decoder.forward).parameters:
-        given["logits_to_keep"] = (
-            None  # Gemma 4 would leave out tokens
-        )
+        given["logits_to_keep"] = None  # Gemma 4 would leave out tokens
     return decoder(**given).last_hidden_state
 
 
