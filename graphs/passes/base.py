@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from snapexport.contract.names import DOMAIN
+from snapexport.contract.names import DOMAIN, present_key
 from snapexport.graphs.functions import NAMES
 from snapexport.graphs.functions.function import Function
 from snapexport.graphs.markers import CACHE_ATTENTION
@@ -39,9 +39,9 @@ def has_sink(marker: gs.Node) -> bool:
     return not marker.attrs["latent"] and len(marker.inputs) > others
 
 
-def writes_cache(marker: gs.Node) -> bool:
-    """Whether a cache marker writes rows: else it reads a cache that holds them already."""
-    return len(marker.outputs) > 1
+def has_cache(graph: gs.Graph, layer: int) -> bool:
+    """Whether a layer has a cache of its own in the graph."""
+    return any(output.name == present_key(layer) for output in graph.outputs)
 
 
 def linear_layers(graph: gs.Graph) -> list[tuple[gs.Node, gs.Constant]]:

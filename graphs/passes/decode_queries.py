@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 from snapexport.contract import names
 from snapexport.errors import UserError
 from snapexport.graphs.markers import CACHE_ATTENTION, CACHE_DOMAIN
-from snapexport.graphs.passes.base import fresh, has_sink, markers, node, writes_cache
+from snapexport.graphs.passes.base import fresh, has_cache, has_sink, markers, node
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DecodeQueries:
 
     def apply(self, graph: gs.Graph) -> None:
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            if not writes_cache(marker):
+            if not has_cache(graph, layer):
                 continue
             if marker.attrs["softcap"] or has_sink(marker):
                 raise UserError(

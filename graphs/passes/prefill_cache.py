@@ -8,16 +8,14 @@ from snapexport.contract import names
 from snapexport.contract.slots import Slots
 from snapexport.graphs.functions.query_window import QUERY_WINDOW
 from snapexport.graphs.markers import ATTENTION, CACHE_ATTENTION, CACHE_DOMAIN, TRACE_DOMAIN
-from snapexport.graphs.passes.base import (
-    call,
-    fresh,
-    graph_input,
-    int64s,
-    markers,
-    node,
-    writes_cache,
-)
+from snapexport.graphs.passes.base import call, fresh, graph_input, has_cache, int64s, markers, node
 from snapexport.graphs.passes.cache import Place, attend_to_cache_of, attend_with_cache
+from snapexport.graphs.passes.chunks import (
+    Span,
+    attend_in_chunks,
+    chunk_of,
+    write_before_chunks,
+)
 from snapexport.graphs.passes.latents import EXPANDED, absorbed
 
 
@@ -36,8 +34,17 @@ class PrefillCache:
         chunk = graph_input(graph, names.INPUT_IDS).shape[1]
         (valid_length,) = node(graph, "Add", [past_length, int64s(graph, chunk)])
         place = Place(past_length, valid_length)
+        spans: dict[int, Span] = {}
+        read: dict[int, list[gs.Tensor]] = {}
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
-            if (source := self.slots.source(layer)) != layer:
+            source, size = self.slots.source(layer), chunk_of(marker, self.positions)
+            if size and size not in spans:
+                spans[size] = Span.of(graph, past_length, chunk, self.positions, size)
+            if size and source == layer:
+                read[layer] = write_before_chunks(graph, layer, marker, self.positions, spans[size])
+            if size:
+                attend_in_chunks(graph, marker, read[source])
+            elif source != layer:
                 attend_to_cache_of(graph, source, marker)
             else:
                 attend_with_cache(graph, layer, marker, self.positions, place, appends=True)
@@ -55,7 +62,7 @@ class QueryWindows:
     def apply(self, graph: gs.Graph) -> None:
         chunk_length = graph_input(graph, names.CHUNK_LENGTH)
         for layer, marker in markers(graph, CACHE_DOMAIN, CACHE_ATTENTION):
-            if writes_cache(marker):
+            if has_cache(graph, layer):
                 window = query_window(graph, layer, marker, chunk_length, self.L_obs)
                 graph.outputs.append(window)
 

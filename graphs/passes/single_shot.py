@@ -15,6 +15,7 @@ from snapexport.graphs.compression import PromptStates, Scores, compress_layer, 
 from snapexport.graphs.markers import ATTENTION, CACHE_DOMAIN, PROMPT_ATTENTION, TRACE_DOMAIN
 from snapexport.graphs.passes.base import cut, graph_input, int64s, markers, node
 from snapexport.graphs.passes.cache import attention_attributes, cache_like
+from snapexport.graphs.passes.chunks import attend_to_prompt_in_chunks, chunk_of
 from snapexport.graphs.passes.prefill_cache import query_window
 from snapexport.graphs.passes.storage import storage_of
 
@@ -32,10 +33,14 @@ class SingleShot:
         for layer, marker in markers(graph, TRACE_DOMAIN, ATTENTION):
             scores, source = Scores.of(marker), self.geometry.slots.source(layer)
             attributes = attention_attributes(marker, self.geometry.L_max)
+            chunk = chunk_of(marker, self.geometry.L_max)
             (query, *own), outputs = cut(graph, marker)
             key, value = held.setdefault(source, (own[0], own[1]))
             inputs = [query, key, value, *own[2:]]
-            node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
+            if chunk:
+                attend_to_prompt_in_chunks(graph, inputs, outputs[0], chunk, attributes)
+            else:
+                node(graph, PROMPT_ATTENTION, inputs, outputs, domain=CACHE_DOMAIN, **attributes)
             attention = graph.nodes[-1]
             if source != layer:
                 continue

@@ -139,7 +139,7 @@ def _attend_beside_sink(
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
     queries = scaled(graph, query, scores.scale)
-    if _is_fused(inputs, scores, sink):
+    if query.shape[0] == 1 and _is_fused(inputs, scores, sink):
         extended = sinks.extended(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
         width = value.shape[3]

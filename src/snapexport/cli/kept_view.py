@@ -54,8 +54,7 @@ def _row(name: str, place: LayerGeometry, kept: NDArray[np.int64], length: int, 
 
 def _regions(place: LayerGeometry, length: int) -> tuple[range, range]:
     """The prompt's positions after the sinks: the eligible ones, and the ring's."""
-    sinks_end = min(place.L_sink, length)
-    ring_start = max(sinks_end, length - place.L_recent)
+    sinks_end, ring_start = min(place.L_sink, length), place.oldest_recent(length)
     return range(sinks_end, ring_start), range(ring_start, length)
 
 

@@ -4,6 +4,7 @@ Does not know the files themselves.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -60,13 +61,13 @@ def _require_layers(manifest: Manifest) -> None:
         raise UserError("the manifest's geometry shares other caches than its model", REBUILD)
     for index, heads in enumerate(model.layers):
         _require_heads(model, index, heads)
-    for one, layer in zip(geometry.slots.caches, geometry.layers, strict=True):
-        window = model.sliding_window[one.layer]
-        ring = (layer.L_sink, layer.L_recent, layer.K)
-        if geometry.compresses and window and ring != (0, window, 0):
+    for cache, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
+        heads, found = model.layer(cache.layer), replace(shape, spare=0)
+        ring = heads.ring(geometry.L_max) if geometry.compresses else None
+        if found != (ring or replace(found, chunk=0)):
             raise UserError(
-                f"the manifest's layer {one.layer} slides over {window} positions, and its cache "
-                f"has {ring[0]} + {ring[1]} + {ring[2]} slots",
+                f"the manifest's layer {cache.layer} slides over {heads.reach} "
+                f"positions, and its cache has {shape.L_sink} + {shape.L_recent} + {shape.K} slots",
                 REBUILD,
             )
     _require_head_groups(manifest)

@@ -23,7 +23,7 @@ class GeometryRecord:
 
     num_layers: the number of caches, of which L_sink, L_recent and K have a value each. Layers are
     more with cache_of, and fewer with head_groups. The other values are those of `CacheGeometry`
-    and of its parts. cache_of is left out of a manifest where it is empty.
+    and of its parts. A manifest has cache_of and chunk only where they are not the defaults.
     """
 
     policy: Policy
@@ -43,6 +43,7 @@ class GeometryRecord:
     tokens_per_step: int = Steps().tokens_per_step
     head_groups: HeadGroups = ()
     cache_of: tuple[int, ...] = ()
+    chunk: Column[int] = 0
 
     def geometry(self) -> CacheGeometry:
         """The geometry that the record describes. Raises UserError for invalid values."""
@@ -60,11 +61,12 @@ class GeometryRecord:
     def fields(self) -> dict[str, Any]:
         """The keys and values of the manifest."""
         found = asdict(self)
-        return found if self.cache_of else {k: v for k, v in found.items() if k != "cache_of"}
+        absent = [name for name in ("cache_of", "chunk") if not found[name]]
+        return {name: value for name, value in found.items() if name not in absent}
 
     def _slots(self) -> Slots:
         layers = len(self.head_groups or self.cache_of) or self.num_layers
-        columns = self.L_sink, self.L_recent, self.K, self.head_groups, self.cache_of
+        columns = self.L_sink, self.L_recent, self.K, self.head_groups, self.cache_of, self.chunk
         slots = Slots(layers, *columns)
         if slots.num_caches != self.num_layers:
             raise UserError(

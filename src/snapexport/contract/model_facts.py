@@ -24,7 +24,9 @@ class ModelFacts(Strict):
     Facts of heads are one value for all layers, or one for each: `layer` gives those of a layer.
     value_head_dim: of values; None: head_dim, which is then the width of both. cache_of: the layer
     whose cache each layer reads, its own or an earlier one's; None: each its own.
-    sliding_window: each layer's window in positions; 0: none. kv_lora_rank: 0 unless attention is
+    sliding_window: each layer's window in positions; 0: none. attention_chunk_size: of each layer,
+    which attends to the positions from the last multiple of it on; 0: to all; None: all layers do.
+    kv_lora_rank: 0 unless attention is
     latent (MLA). Then a cache holds one KV head, `.key` the latents, `.value` their RoPE part,
     head_dim is the width of both, and qk_nope_head_dim and v_head_dim are not 0.
     attention_sinks: whether each head has a learned score beside those of the keys (gpt-oss).
@@ -44,6 +46,7 @@ class ModelFacts(Strict):
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
     sliding_window: list[NonNegativeInt]
+    attention_chunk_size: tuple[NonNegativeInt, ...] | None = None
     attention_sinks: bool | tuple[bool, ...]
     cache_of: tuple[NonNegativeInt, ...] | None = None
     num_experts: NonNegativeInt
@@ -74,6 +77,7 @@ class ModelFacts(Strict):
             value_dim=values - latent,
             sinks=value_at(self.attention_sinks, index),
             window=self.sliding_window[index],
+            chunk=self.attention_chunk_size[index] if self.attention_chunk_size else 0,
             cache_of=self.cache_of[index] if self.cache_of else index,
         )
 
@@ -102,12 +106,13 @@ class ModelFacts(Strict):
         """What the table of exclusions asks about a model."""
         layers, latent = self.layers, self.latent is not None
         kinds = {(layer.heads, layer.kv_heads, *layer.widths) for layer in layers}
-        return {
-            "latent": latent,
+        differ = {
             "uneven_heads": len(kinds) > 1,
             "unequal_widths": not latent and any(len({*layer.widths}) > 1 for layer in layers),
             "shared_caches": len(self.cached) < len(layers),
         }
+        chunked = any(layer.chunk for layer in layers)
+        return differ | {"latent": latent, "irregular": chunked or any(differ.values())}
 
     @property
     def latent(self) -> LatentSizes | None:

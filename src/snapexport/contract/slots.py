@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapexport.contract.columns import Column, value_at
+from snapexport.contract.columns import Column, folded, value_at
 from snapexport.contract.head_groups import CacheHeads, HeadGroups, caches_of, require_groups
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.errors import UserError, require_at_least
@@ -15,7 +15,7 @@ class Slots:
 
     num_layers: of the model. L_sink, L_recent, K: of each cache. head_groups: the KV heads of each
     cache; empty: each layer has one cache. cache_of: the layer whose cache each layer reads, its
-    own or an earlier one's; empty: each its own.
+    own or an earlier one's; empty: each its own. chunk: as in `LayerGeometry`.
     """
 
     num_layers: int
@@ -24,12 +24,24 @@ class Slots:
     K: Column[int]
     head_groups: HeadGroups = ()
     cache_of: tuple[int, ...] = ()
+    chunk: Column[int] = 0
+
+    @classmethod
+    def of(
+        cls, shapes: Sequence[LayerGeometry], num_layers: int, cache_of: tuple[int, ...] = ()
+    ) -> "Slots":
+        """The slots of caches of these shapes, one for each layer that has one."""
+        L_sink, L_recent, K, chunk = (
+            folded([getattr(shape, name) for shape in shapes])
+            for name in ("L_sink", "L_recent", "K", "chunk")
+        )
+        return cls(num_layers, L_sink, L_recent, K, cache_of=cache_of, chunk=chunk)
 
     def __post_init__(self) -> None:
         require_groups(self.head_groups, self.num_layers)
         self._require_sources()
-        for flag, value in self._per_cache().items():
-            self._require_caches(flag, value)
+        for name, value in self._per_cache().items():
+            self._require_caches(name, value)
 
     def _require_sources(self) -> None:
         sources = self.cache_of
@@ -42,7 +54,9 @@ class Slots:
             )
 
     def _per_cache(self) -> dict[str, Column[int]]:
-        return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K}
+        return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K} | {
+            "attention chunks": self.chunk
+        }
 
     def _require_caches(self, flag: str, value: Column[int]) -> None:
         values: Sequence[int] = (value,) if isinstance(value, int) else value
@@ -88,6 +102,7 @@ class Slots:
                 value_at(self.L_recent, index),
                 value_at(self.K, index),
                 spare,
+                value_at(self.chunk, index),
             )
             for index in range(self.num_caches)
         )

@@ -110,10 +110,9 @@ def page_data(
 
 def layer_regions(place: LayerGeometry, length: int) -> dict[str, int]:
     """Positions below `sinks` are sinks, those from `ring` on are in the ring."""
-    sinks = min(place.L_sink, length)
     return {
-        "sinks": sinks,
-        "ring": max(sinks, length - place.L_recent),
+        "sinks": min(place.L_sink, length),
+        "ring": place.oldest_recent(length),
         "slots": place.cache_slots,
         "K": place.K,
         "kept": place.kept(length),
