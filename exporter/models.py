@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from snapexport.exporter.architectures import Decoder
 
-_LISTS = ("layers", "h", "blocks")
+_LISTS = ("layers", "layer", "h", "blocks")
 """transformers' names of a decoder's list of layers."""
 _WARNS_OF_PADS = "warn_if_padding_and_no_attention_mask"
 
@@ -88,7 +88,10 @@ def path_of_decoder(model: Any) -> str:
     found = language if language is not None else model.get_decoder()
     paths = {module: str(path) for path, module in model.named_modules() if path}
     usual = str(model.base_model_prefix)
-    return paths.get(found) or (usual if hasattr(model, usual) else "model")
+    # ModernBERT calls its head `decoder`.
+    if found in paths and any(isinstance(part, nn.ModuleList) for part in found.modules()):
+        return paths[found]
+    return usual if hasattr(model, usual) else "model"
 
 
 def path_of_layers(model: Any, decoder: str) -> str:
@@ -103,7 +106,7 @@ def path_of_layers(model: Any, decoder: str) -> str:
     outer = [name for name in lists if name.count(".") == least]
     if len(outer) != 1:
         raise UserError(
-            f"the model has {len(outer)} lists of layers, one after another or none",
+            f"the model has {len(outer)} lists of layers",
             "only decoders whose layers follow one another can be built",
         )
     return f"{decoder}.{outer[0]}"
@@ -123,10 +126,9 @@ def keep_layers(model: Any, decoder: str, layers: str, depth: Sequence[int]) -> 
     for index in depth:
         layer = listed[index]
         kept.append(copy.deepcopy(layer) if any(layer is other for other in kept) else layer)
-    for name in ("layer_types", "mlp_layer_types"):
-        types = getattr(config, name, None)
-        if isinstance(types, list) and len(types) == len(listed):
-            setattr(config, name, [types[index] for index in depth])
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == len(listed):  # of each layer, such as its type
+            setattr(config, name, [value[index] for index in depth])
     config.num_hidden_layers = len(kept)
     del listed[:]
     listed.extend(kept)

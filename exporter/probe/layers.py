@@ -1,5 +1,6 @@
 """Tells which layers of a model differ in their weights alone."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,11 +19,13 @@ def layers_of(model: Any, recorded: Recorded, layers: str, limit: int) -> tuple[
     calls = _one_call_each(recorded.calls, modules)
     config = model.get_submodule(layers.rpartition(".")[0]).config
     kinds: dict[str, int] = {}
+    shared = _shared(recorded.inputs)
     found: list[Layer] = []
     for index, (module, call) in enumerate(zip(modules, calls, strict=True)):
         require_causal(call)
         window, chunk = window_and_chunk(call, config)
         described = _described(module, call, (window, chunk))
+        described += repr([shared.get(one) for one in _tensors(recorded.inputs[index])])
         found.append(
             Layer(
                 kind=kinds.setdefault(described, len(kinds)),
@@ -48,7 +51,7 @@ def read_their_own(recorded: Recorded, layers: Sequence[Layer]) -> bool:
     first: dict[int, Mapping[str, Any]] = {}
     for layer, given in zip(layers, recorded.inputs, strict=True):
         others = first.setdefault(layer.kind, given)
-        if any(_tensors(given[name]) != _tensors(others.get(name)) for name in given):
+        if _tensors(given) != _tensors(others):
             return True
     return False
 
@@ -57,9 +60,16 @@ def _tensors(value: Any) -> list[int]:
     """The identities of the tensors that an argument holds."""
     if isinstance(value, Tensor):
         return [id(value)]
-    if isinstance(value, tuple | list):
-        return [found for item in value for found in _tensors(item)]
+    items = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping | tuple | list):
+        return [found for item in items for found in _tensors(item)]
     return []
+
+
+def _shared(inputs: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """A number for each tensor that several layers get, such as a RoPE's cosines."""
+    given = Counter(one for of_layer in inputs for one in _tensors(of_layer))
+    return {one: place for place, one in enumerate(given) if given[one] > 1}
 
 
 def _one_call_each(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Sequence[Call]:

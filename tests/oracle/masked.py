@@ -293,7 +293,7 @@ def _attend(
     hidden = scores.masked_fill(~visible[:, None], -torch.inf)
     weights = hidden.softmax(-1) if s_aux is None else _beside_sinks(hidden, s_aux)
     mixed = weights @ value[0][:, None]
-    return mixed.reshape(*query.shape[:3], -1).transpose(1, 2), None
+    return mixed.reshape(*query.shape[:3], -1).transpose(1, 2).contiguous(), None
 
 
 def _beside_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
