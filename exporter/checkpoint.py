@@ -124,7 +124,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _config_hint(directory: Path) -> str:
     found = sorted(directory.glob(f"*{GGUF}"))
     if len(found) > 1:
-        few = ", ".join(one.name for one in found[:3]) + (", ..." if len(found) > 3 else "")
+        few = ", ".join(file.name for file in found[:3]) + (", ..." if len(found) > 3 else "")
         return f"name one of its {len(found)} GGUF files: {few}"
     if found:
         return f"name the GGUF file itself: --model {found[0]}"

@@ -46,7 +46,7 @@ def _cos_sin(rotary: Any, states: Tensor, position_ids: Tensor) -> tuple[Tensor,
     """Cosines and sines [B,C,d/2] of a RoPE over d numbers."""
     angles = position_ids[..., None].float() * rotary.inv_freq.float()
     turned = (angles.cos(), angles.sin())
-    cos, sin = ((one * rotary.attention_scaling).to(states.dtype) for one in turned)
+    cos, sin = ((table * rotary.attention_scaling).to(states.dtype) for table in turned)
     return cos, sin
 
 

@@ -121,10 +121,11 @@ def skeleton(
     """
     fake, config = FakeTensorMode(allow_non_fake_inputs=True), decoder.config
     names = decoder.names
-    with fake, in_users_words(), _attending_by_markers(config):
+    with torch.device("meta"), in_users_words(), _attending_by_markers(config):
         model = make_model(config, decoder.whole, dtype=dtype)
     keep_layers(model, names.decoder, names.layers, decoder.depth)
     with fake:
+        _make_fake(model)
         if change:
             change(model)
     model.eval()
@@ -157,6 +158,21 @@ def _attending_by_markers(config: Any) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
+
+
+def _make_fake(model: nn.Module) -> None:
+    """Give a model on the meta device tensors that an export takes for real ones."""
+    made: dict[Tensor, nn.Parameter] = {}  # tied weights stay one
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                if weight not in made:
+                    empty = torch.empty(weight.shape, dtype=weight.dtype)
+                    made[weight] = nn.Parameter(empty, weight.requires_grad)
+                module._parameters[name] = made[weight]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
 def _mark_places(model: Any, decoder: Decoder) -> None:

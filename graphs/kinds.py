@@ -35,7 +35,7 @@ class Size:
 def _of_trace(traced: gs.Graph, recipe: Recipe) -> gs.Graph:
     """A trace, without the hidden states where no graph takes them: a build may derive others."""
     if not recipe.options.mtp:
-        traced.outputs = [one for one in traced.outputs if one.name != HIDDEN_STATES]
+        traced.outputs = [output for output in traced.outputs if output.name != HIDDEN_STATES]
     return traced
 
 

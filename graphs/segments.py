@@ -177,8 +177,8 @@ def _reads(node: NodeProto) -> Iterator[str]:
         if attribute.type == onnx.AttributeProto.GRAPH:
             inner = attribute.g
             own = {value.name for value in (*inner.input, *inner.initializer)}
-            own |= {output for one in inner.node for output in one.output}
-            yield from (name for one in inner.node for name in _reads(one) if name not in own)
+            own |= {output for node in inner.node for output in node.output}
+            yield from (name for node in inner.node for name in _reads(node) if name not in own)
 
 
 def _canonical(graph: GraphProto, parts: Iterable[_Part]) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _canonical(graph: GraphProto, parts: Iterable[_Part]) -> dict[str, str]:
     the ranks exchange that of what they gave.
     """
     renamed: dict[str, str] = {}
-    for index, node in enumerate(one for one in graph.node if is_collective(one)):
+    for index, node in enumerate(node for node in graph.node if is_collective(node)):
         (part,), (whole,) = node.input, node.output
         in_place = _IN_PLACE.get(node.op_type)
         if part in renamed:
@@ -259,7 +259,7 @@ def _renamed(node: NodeProto, renamed: Mapping[str, str]) -> NodeProto:
     copy.output[:] = [renamed.get(name, name) for name in node.output]
     for attribute in copy.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
-            inner = [_renamed(one, renamed) for one in attribute.g.node]
+            inner = [_renamed(node, renamed) for node in attribute.g.node]
             del attribute.g.node[:]
             attribute.g.node.extend(inner)
     return copy
@@ -273,5 +273,5 @@ def _called(model: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto
     while waiting:
         if (name := waiting.pop()) in bodies and name not in called:
             called.add(name)
-            waiting += [one.op_type for one in bodies[name].node if one.domain == names.DOMAIN]
+            waiting += [node.op_type for node in bodies[name].node if node.domain == names.DOMAIN]
     return [function for function in model.functions if function.name in called]

@@ -1,10 +1,10 @@
 """What a checkpoint's decoder is: transformers' config, and what was seen in its model.
 
-`load_decoder` checks a config and looks at its model (`exporter/probe/`). No code names an
-architecture but `families.py`, which holds what can't be seen.
+`exporter/decoders.py` finds it, `exporter/probe/` looks at the model. No code names an architecture
+but `families.py`, which holds what can't be seen.
 """
 
-from snapexport.exporter.architectures.config import load_decoder, model_facts, require_readable
+from snapexport.exporter.architectures.config import model_facts, require_readable
 from snapexport.exporter.architectures.decoder import (
     Decoder,
     ExpertForm,
@@ -27,7 +27,6 @@ __all__ = [
     "Names",
     "RMSNorm",
     "Rope",
-    "load_decoder",
     "model_facts",
     "require_readable",
 ]

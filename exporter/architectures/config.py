@@ -1,9 +1,9 @@
-"""Checks a checkpoint's config, looks at the model that it makes, and reads the model's facts.
+"""Checks a checkpoint's config, and makes the manifest's facts of its decoder.
 
 Refuses what a static graph cannot express. Names no architecture.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
@@ -25,6 +25,8 @@ from snapexport.exporter.quantized import read_quantization
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+T = TypeVar("T")
 
 
 def require_readable(checkpoint: Checkpoint) -> Family:
@@ -51,60 +53,19 @@ def require_readable(checkpoint: Checkpoint) -> Family:
     return family
 
 
-def load_decoder(checkpoint: Checkpoint, tensors: int = 0) -> Decoder:
-    """Look at a checkpoint's decoder. Runs no foreign code. Raises UserError.
+def require_expressible(config: "PretrainedConfig", tensors: int) -> None:
+    """Raise UserError for a text config that a static graph cannot express.
 
-    tensors: how many there are, if the checkpoint has not read them yet.
+    tensors: how many the checkpoint has; 0: not known.
     """
-    from snapexport.exporter.probe import look
-
-    family, found = require_readable(checkpoint), _config(checkpoint)
-    text = found.get_text_config(decoder=True)
-    whole = None if text is found else found
-    _require_known_class(family, found, is_whole=whole is not None)
-    require_ranges(vars(text))
-    _require_depth(text, tensors or len(checkpoint.tensors))
-    require_heads(text)
-    require_activation(text)
-    require_experts(text)
-    require_groups(text)
-    _require_causal(text)
-    _require_static_rope(text)
-    return look(text, family, whole)
-
-
-def _config(checkpoint: Checkpoint) -> "PretrainedConfig":
-    from transformers import AutoConfig
-
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            checkpoint.directory, trust_remote_code=False
-        )
-    except Exception as error:  # transformers raises whatever its validators raise
-        raise UserError(
-            f"transformers refuses config.json: {' '.join(str(error).split())!s:.300}", CORRECT
-        ) from None
-    return config
-
-
-def _require_known_class(family: Family, config: "PretrainedConfig", *, is_whole: bool) -> None:
-    """transformers has one class of causal decoders for each model_type."""
-    from transformers.models.auto import modeling_auto
-
-    table = (
-        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-        if is_whole
-        else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    )
-    known = table.get(config.model_type)
-    if known != family.name:
-        raise UserError(
-            f"the architecture {family.name:.100} of a model_type '{family.model_type:.100}' is "
-            "no decoder of transformers"
-            + (f", which reads it as {known} ('{config.model_type}')" if known else ""),
-            "use a checkpoint of a causal language model; code that comes with a checkpoint is "
-            "never run",
-        )
+    require_ranges(vars(config))
+    _require_depth(config, tensors)
+    require_heads(config)
+    require_activation(config)
+    require_experts(config)
+    require_groups(config)
+    _require_causal(config)
+    _require_static_rope(config)
 
 
 def _require_depth(config: "PretrainedConfig", tensors: int) -> None:
@@ -162,31 +123,46 @@ def model_facts(decoder: Decoder, checkpoint: Checkpoint) -> ModelFacts:
     return ModelFacts(
         architecture=decoder.family.name,
         num_hidden_layers=len(layers),
-        num_attention_heads=layers[0].heads,
+        num_attention_heads=_column([layer.heads for layer in layers]),
         **_cached_heads(decoder),
         vocab_size=config.vocab_size,
         max_position_embeddings=position_limit(config),
         sliding_window=[layer.window for layer in layers],
-        attention_sinks=layers[0].sinks,
+        attention_sinks=_column([layer.sinks for layer in layers]),
         num_experts=decoder.experts.experts if decoder.experts else 0,
         eos_token_id=_end_tokens(eos, config.vocab_size),
     )
 
 
-def _cached_heads(decoder: Decoder) -> dict[str, int]:
+def _cached_heads(decoder: Decoder) -> dict[str, Any]:
     """The facts of a cache's heads: of keys and values, or of latents."""
-    sizes: Any = decoder.config
+    sizes, layers = decoder.config, decoder.layers
     if decoder.latent:
+        rank: int = sizes.kv_lora_rank
         return {
             "num_key_value_heads": 1,
-            "head_dim": sizes.kv_lora_rank + sizes.qk_rope_head_dim,
-            "kv_lora_rank": sizes.kv_lora_rank,
+            "head_dim": rank + sizes.qk_rope_head_dim,
+            "kv_lora_rank": rank,
             "qk_nope_head_dim": sizes.qk_nope_head_dim,
             "v_head_dim": sizes.v_head_dim,
         }
-    first = decoder.layers[0]
-    facts = {"num_key_value_heads": first.kv_heads, "head_dim": first.key_dim}
-    return facts | dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0)
+    keys, values = (
+        _column([layer.key_dim for layer in layers]),
+        _column([layer.value_dim for layer in layers]),
+    )
+    sources = tuple(layer.cache_of for layer in layers)
+    return {
+        "num_key_value_heads": _column([layer.kv_heads for layer in layers]),
+        "head_dim": keys,
+        "value_head_dim": None if values == keys else values,
+        "cache_of": None if sources == tuple(range(len(layers))) else sources,
+        **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 0),
+    }
+
+
+def _column(values: list[T]) -> T | tuple[T, ...]:
+    """One value if all layers have the same, else one for each."""
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def position_limit(config: "PretrainedConfig") -> int:

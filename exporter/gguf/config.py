@@ -29,7 +29,7 @@ _END_OF_TEXT, _END_OF_TURN = "ggml.eos_token_id", "ggml.eot_token_id"
 def record_of(header: GgufHeader) -> Family:
     """The family that the file names. Raises UserError for any other."""
     name = header.metadata.get("general.architecture")
-    known = {one.gguf.name: one for one in HELD.values() if one.gguf}
+    known = {family.gguf.name: family for family in HELD.values() if family.gguf}
     if not isinstance(name, str) or name not in known:
         raise UserError(
             f"the architecture {name!r:.100} of {header.file} is not supported",

@@ -19,7 +19,7 @@ def open_gguf(path: Path) -> Checkpoint:
     with needs_extra("build"):
         import gguf  # noqa: F401
 
-        from snapexport.exporter import architectures, shapes
+        from snapexport.exporter import architectures, decoders, shapes
         from snapexport.exporter.gguf import config, header, tensors, texts
 
     read = header.read_header(path, tensors.block_sizes())
@@ -29,7 +29,7 @@ def open_gguf(path: Path) -> Checkpoint:
         made = config.model_config(read, record, tensors.rope_factors(read))
         texts.write_configs(read, made, Path(folder.name))
         alone = Checkpoint.of_configs(Path(folder.name), {})
-        decoder = architectures.load_decoder(alone, len(read.tensors))
+        decoder = decoders.load_decoder(alone, len(read.tensors))
         architectures.model_facts(decoder, alone)
         found = tensors.read_tensors(read, decoder.config, shapes.parameters(decoder))
     return replace(alone, tensors=found, gguf=read, folder=folder)

@@ -118,16 +118,8 @@ def names_of(model: Any) -> Names:
 
 
 def _require_alike(layers: tuple[Layer, ...]) -> None:
-    """Raise UserError for layers that differ in what every layer of a build has in common."""
+    """Raise UserError for layers of a form that graphs don't have."""
     for index, layer in enumerate(layers):
-        first = layers[0]
-        heads = [(one.heads, one.kv_heads, one.key_dim, one.value_dim) for one in (first, layer)]
-        if heads[0] != heads[1]:
-            raise UserError(
-                f"layer {index} has other heads than layer 0: {heads[1]} and {heads[0]} (query "
-                "heads, KV heads, widths of keys and values)",
-                "only decoders whose layers have the same heads can be built",
-            )
         if layer.cache_of != index:
             raise UserError(
                 f"layer {index} reads the keys and values of layer {layer.cache_of}",
@@ -137,9 +129,4 @@ def _require_alike(layers: tuple[Layer, ...]) -> None:
             raise UserError(
                 f"layer {index} attends to chunks of {layer.chunk} positions",
                 "only causal attention to all positions or to a window can be built",
-            )
-        if layer.sinks != first.sinks:
-            raise UserError(
-                f"layer {index} has learned sinks and layer 0 has none, or the reverse",
-                "only decoders whose layers all have sinks, or none, can be built",
             )

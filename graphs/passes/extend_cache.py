@@ -168,7 +168,7 @@ class _Chunk:
         (flat,) = node(graph, "Reshape", [self.positions, int64s(graph, -1)])
         node(graph, "Slice", [flat, *ends[:2], int64s(graph, 0)], [first])
         for reader in readers:
-            reader.inputs = [first if one is past_length else one for one in reader.inputs]
+            reader.inputs = [first if name is past_length else name for name in reader.inputs]
         graph.inputs[graph.inputs.index(past_length)] = self.positions
         return first
 

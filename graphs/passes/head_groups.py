@@ -29,7 +29,7 @@ class HeadGroups:
             if len(caches) == 1:
                 marker.attrs["layer"] = caches[0].cache
             else:
-                groups = {one.cache: one.heads or () for one in caches}
+                groups = {cache.cache: cache.heads or () for cache in caches}
                 _split(graph, marker, groups)
 
 
@@ -59,5 +59,5 @@ def _of_group(
     """A group's inputs: query, key, value, and the sinks [H] where heads have them."""
     query, key, value, *sinks = inputs
     states = [of_heads(graph, query, own)]
-    states += [of_heads(graph, one, kv_heads) for one in (key, value)]
+    states += [of_heads(graph, state, kv_heads) for state in (key, value)]
     return states + [of_heads(graph, sink, own, axis=0) for sink in sinks]

@@ -2,7 +2,8 @@
 
 The operator writes in place, never forms the [C,T] scores, and costs time in proportion to the
 valid length, not to the cache. It can only append; valid_slots.py handles rings. It refuses several
-rows behind a past in a batch of several; standard_attention.py handles them.
+rows behind a past in a batch of several, and values of another width than keys;
+standard_attention.py handles them.
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ class GroupQueryAttention:
 
     def apply(self, graph: gs.Graph) -> None:
         lengths: dict[str, list[gs.Tensor]] = {}
-        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
-            if marker.op == CACHE_ATTENTION and marker.attrs["appends"] and _is_taken(marker):
+        for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN and _is_taken(n)]:
+            if marker.op == CACHE_ATTENTION and marker.attrs["appends"]:
                 valid = marker.inputs[6]
                 if valid.name not in lengths:
                     lengths[valid.name] = _lengths_of(graph, marker)
@@ -66,8 +67,8 @@ class GroupQueryAttention:
 
 
 def _is_taken(marker: gs.Node) -> bool:
-    batch, _, rows, _ = marker.inputs[0].shape
-    return bool(batch == 1 or rows == 1)
+    (batch, _, rows, width), value = marker.inputs[0].shape, marker.inputs[2]
+    return bool((batch == 1 or rows == 1) and value.shape[3] == width)
 
 
 def packed(graph: gs.Graph, states: gs.Tensor) -> gs.Tensor:

@@ -54,7 +54,7 @@ def _under_mask(graph: gs.Graph, marker: gs.Node, folded: FoldedRows) -> None:
     (query, *states, past_key, past_value, slot, mask), (out, *present) = cut(graph, marker)
     caches = written(graph, [past_key, past_value], states, slot, present)
     if past_key.dtype == np.int8:
-        caches = [cast(graph, one, query.dtype) for one in caches]
+        caches = [cast(graph, cache, query.dtype) for cache in caches]
     attended = folded.attention([query, *caches], mask, **scores)
     node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
 

@@ -39,17 +39,18 @@ class ValidSlots:
     """Replaces every decode marker with valid_only = 1."""
 
     def apply(self, graph: gs.Graph) -> None:
-        ends: dict[str, _End] = {}
+        ends: dict[tuple[str, int], _End] = {}
         for marker in [n for n in graph.nodes if n.domain == CACHE_DOMAIN]:
             if marker.op == CACHE_ATTENTION and marker.attrs["valid_only"]:
                 _, _, _, past_key, _, _, valid = marker.inputs[:7]
-                if valid.name not in ends:
-                    ends[valid.name] = _End(graph, valid, past_key.shape)
-                _rewrite(graph, marker, ends[valid.name])
+                alike = valid.name, past_key.shape[1]
+                if alike not in ends:
+                    ends[alike] = _End(graph, valid, past_key.shape)
+                _rewrite(graph, marker, ends[alike])
 
 
 class _End:
-    """The end of the valid cache slots, for the layers that share `valid`."""
+    """The end of the valid cache slots, for layers of as many KV heads that share `valid`."""
 
     def __init__(self, graph: gs.Graph, valid: gs.Tensor, cache: tuple[int, ...]) -> None:
         """valid: int64 [B]. cache: the shape [B,Hkv,S,D]."""

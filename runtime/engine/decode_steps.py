@@ -86,7 +86,7 @@ class DecodeSteps:
         """A batch slot's row of every cache; none if another rank has them."""
         row = self.slot_rows.own(slot)
         caches = [one for name, one in self.buffers.items() if names.is_past(name)]
-        return [] if row is None else [one.rows(row, row + 1) for one in caches]
+        return [] if row is None else [cache.rows(row, row + 1) for cache in caches]
 
     def rows(self) -> list[int | None]:
         """The row of each batch slot in this rank's caches; None: another rank holds it."""
@@ -142,5 +142,5 @@ def _smallest(graphs: dict[int, BoundGraph], count: int) -> tuple[int, BoundGrap
 
 
 def _caches_of(entry: GraphEntry) -> GraphEntry:
-    caches = [one for one in (*entry.inputs, *entry.outputs) if names.is_cache(one.name)]
+    caches = [spec for spec in (*entry.inputs, *entry.outputs) if names.is_cache(spec.name)]
     return entry.model_copy(update={"inputs": caches, "outputs": []})

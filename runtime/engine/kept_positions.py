@@ -18,19 +18,21 @@ UNUSED = -1
 
 def kept_of_caches(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
     """[Hkv,K] of each cache. buffers: outputs of the compress step."""
-    held = manifest.geometry.slots.heads_held(manifest.model.num_key_value_heads)
-    return [_kept(memory, buffers, cache, heads) for cache, heads in enumerate(held)]
+    caches, kv_heads = manifest.geometry.slots.caches, manifest.model.kv_heads
+    return [
+        _kept(memory, buffers, cache.cache, cache.count(kv_heads[cache.layer])) for cache in caches
+    ]
 
 
 def kept_of_layers(memory: Memory, buffers: Buffers, manifest: Manifest) -> list[Integers]:
-    """[Hkv,K] of each layer, K being the largest of its caches."""
+    """[Hkv,K] of each layer with a cache, K being the largest of its caches."""
     geometry, kept = manifest.geometry, kept_of_caches(memory, buffers, manifest)
     if not geometry.slots.head_groups:
         return kept
-    shape = manifest.model.num_key_value_heads
-    layers = [np.full((shape, widest.K), UNUSED, np.int64) for widest in geometry.widest]
+    kv_heads, *_ = manifest.model.kv_heads
+    layers = [np.full((kv_heads, widest.K), UNUSED, np.int64) for widest in geometry.widest]
     for one, positions in zip(geometry.slots.caches, kept, strict=True):
-        heads = range(shape) if one.heads is None else one.heads
+        heads = range(kv_heads) if one.heads is None else one.heads
         layers[one.layer][list(heads), : positions.shape[1]] = positions
     return layers
 
@@ -50,9 +52,10 @@ def slot_positions(loaded: Loaded, kept: Buffers, prompt_length: int) -> Mapping
     """
     by_cache = kept_of_caches(loaded.backend.memory, kept, loaded.manifest)
     found = dict[str, Integers]()
-    shapes = zip(loaded.manifest.geometry.layers, by_cache, strict=True)
-    for cache, (shape, positions) in enumerate(shapes):
+    geometry = loaded.manifest.geometry
+    caches = zip(geometry.slots.caches, geometry.layers, by_cache, strict=True)
+    for one, shape, positions in caches:
         window = np.array(shape.source_positions(prompt_length), np.int64)
         every = np.broadcast_to(window, (len(positions), len(window)))
-        found[names.slot_positions(cache)] = np.concatenate([every, positions], axis=1)[None]
+        found[names.slot_positions(one.cache)] = np.concatenate([every, positions], axis=1)[None]
     return found

@@ -30,6 +30,7 @@ class Limits:
     vocab_size: int
     eos_token_id: frozenset[int]
     prefill: Prefill
+    ranks: int = 1
 
     @property
     def prefill_chunk(self) -> int:

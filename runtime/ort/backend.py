@@ -7,8 +7,6 @@ import warnings
 
 from snapexport.contract.build_directory import Build
 from snapexport.contract.manifest import GraphName
-from snapexport.contract.targets import capabilities
-from snapexport.errors import UserError
 from snapexport.runtime.engine.backend import Buffers, Work
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.ort.devices import Cpu, Device
@@ -38,13 +36,12 @@ class OnnxRuntimeBackend:
         captures: bool = True,
         collectives: Collectives | None = None,
     ) -> None:
-        """Raise UserError where the device can't run the build.
+        """device: None for the CPU. It can run the build: `Build.require_run` was asked.
 
-        device: None for the CPU. prepack: a second copy of the weights, for faster decoding of all
+        prepack: a second copy of the weights, for faster decoding of all
         batch slots. captures: False leaves out CUDA graphs. collectives: for a rank's build.
         """
         self._device = device or Cpu()
-        require_runnable(build, cuda=self._device.name == "cuda")
         self.memory = self._device.memory
         self._build, self._graphs, self._threads = build, graphs, threads
         self._prepack, self._captures = prepack, captures and self._device.captures
@@ -111,29 +108,3 @@ def _warn_of_the_cpu(graph: GraphName, session: Session) -> None:
             RuntimeWarning,
             3,
         )
-
-
-def require_runnable(build: Build, *, baseline: bool = False, cuda: bool = False) -> None:
-    """Raise UserError for a build that ONNX Runtime can't run on the CPU, or on a GPU."""
-    build.require_run(baseline=baseline)
-    manifest = build.manifest
-    if not cuda and manifest.dtype == "bf16":
-        raise UserError(
-            f"{build.directory} is a bf16 build: ONNX Runtime cannot calculate in bf16 on the CPU",
-            _engines_first(build) + "build it again with --dtype fp32, or `snapexport generate` it "
-            "on a GPU: --backend onnxruntime-cuda",
-        )
-    if cuda and manifest.dtype not in capabilities(manifest.target).cuda_dtypes:
-        # It would go to the CPU, and all the caches with it, in every step.
-        raise UserError(
-            f"{build.directory} is an fp32 build for ONNX Runtime, whose attention operator has "
-            "kernels for fp16 and bf16 alone on a GPU",
-            "build it again with --dtype fp16 or bf16, or with --target portable",
-        )
-
-
-def _engines_first(build: Build) -> str:
-    """The way out for a build that was made for a GPU."""
-    if not capabilities(build.manifest.target).compiled:
-        return ""
-    return f"make its engines on a machine with a GPU: `snapexport engine {build.directory}`; or "

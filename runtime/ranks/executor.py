@@ -9,6 +9,7 @@ Rows lie in several processes: none is handed over or parked, and no graph draft
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,7 +56,8 @@ class RankExecutor:
             manifest, graphs, backend, weights, slot_rows=layout, make_rows=make_rows
         )
         self._has_latents = bool(manifest.model.kv_lora_rank)
-        self.limits, self.role, self.backend = self._own.limits, self._own.role, backend
+        self.limits = replace(self._own.limits, ranks=collectives.ranks)
+        self.role, self.backend = self._own.role, backend
         self.captured, self.prompt_cache = self._own.captured, self._own.prompt_cache
 
     def take(

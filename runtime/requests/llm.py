@@ -302,10 +302,11 @@ class LLM:
 def _joined(request: Request, deltas: Sequence[OutputDelta]) -> Completion:
     tokens = tuple(token for delta in deltas for token in delta.token_ids)
     text = "".join(delta.text for delta in deltas)
-    logprobs = tuple(one for delta in deltas for one in delta.logprobs)
+    logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
     reason = deltas[-1].finish_reason
     assert reason is not None
-    drafted, accepted = sum(one.drafted for one in deltas), sum(one.accepted for one in deltas)
+    drafted = sum(delta.drafted for delta in deltas)
+    accepted = sum(delta.accepted for delta in deltas)
     return Completion(request.prompt_token_ids, text, tokens, reason, logprobs, drafted, accepted)
 
 

@@ -11,6 +11,7 @@ from itertools import count
 import numpy as np
 from tokenizers import Tokenizer
 
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError
 from snapexport.runtime.engine.batch_executor import BatchExecutor
 from snapexport.runtime.engine.predictions import Prediction, Predictions
@@ -79,21 +80,19 @@ class Loop:
         self._scheduler.add(request_id, work)
 
     def _require_hand_over(self, request: Request) -> None:
-        if request.hand_over and self._executor.role != "prefill":
-            raise UserError(  # decode writes to kept batch slots, too
-                "a prompt can't be handed over by an executor that decodes",
-                'open the build with role="prefill"',
-            )
-        if request.prefilled is None:
+        require_compatible(
+            {
+                "hand_over": request.hand_over,
+                "role": self._executor.role,
+                "prefilled": request.prefilled is not None,
+                "tensor_parallel": self._limits.ranks,
+            }
+        )
+        rows = self._executor.rows
+        if request.prefilled is None or rows is None:
             return
-        if self._executor.rows is None:
-            raise UserError(
-                "handing a prompt over is not supported for a build with --tensor-parallel, whose "
-                "rows lie in several processes",
-                "build it again without --tensor-parallel",
-            )
         row, length = request.prefilled.row, len(request.prompt_token_ids)
-        self._executor.rows.require_fits(row)
+        rows.require_fits(row)
         if not row.prompt_length == row.next_position == length:
             raise UserError(
                 f"the row holds {row.next_position} positions, the request's prompt {length}",

@@ -82,7 +82,7 @@ def logprobs(logits: Logits, token: int, count: int) -> TokenLogprobs:
     # Sorting a whole vocabulary takes 15 ms. All that tie for the last place are kept for now.
     likely = np.flatnonzero(each >= np.partition(each, -count)[-count]) if count else _NONE
     likely = likely[np.argsort(-each[likely], kind="stable")][:count]
-    top = tuple((int(one), float(each[one])) for one in likely)
+    top = tuple((int(token), float(each[token])) for token in likely)
     return TokenLogprobs(token, float(each[token]), top)
 
 

@@ -304,7 +304,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no ring": (["--L-sink", "9", "--K", "9", "--L-recent", "0"], "larger than --L-recent 0"),
     "chunk above L_max": (["--prefill-chunk", "65"], "--prefill-chunk 65 is not between"),
     "batch 0": (["--batch", "0"], "--batch 0 is below 1"),
-    "bf16 on the CPU": (["--dtype", "bf16"], "--dtype bf16 is not supported with --target"),
+    "bf16 on the CPU": (["--dtype", "bf16"], "a bf16 build is not supported on the CPU"),
     "int4 for TensorRT": (["--weights", "int4", "--target", "tensorrt"], "--weights int4"),
 }
 

@@ -63,6 +63,19 @@ FACTS: dict[str, tuple[Callable[[Fields], object], str]] = {
         "num_hidden_layers: input should be greater than 0",
     ),
     "heads": (lambda m: m["model"].update(num_key_value_heads=3), "no multiple of its 3 KV heads"),
+    "heads of a layer": (
+        lambda m: m["model"].update(num_key_value_heads=[2, 3]),
+        "no multiple of its 3 KV heads (layer 1)",
+    ),
+    "other heads of a layer": (
+        lambda m: m["model"].update(num_key_value_heads=[2, 1]),
+        "its geometry wants",
+    ),
+    "heads of too few layers": (
+        lambda m: m["model"].update(head_dim=[16]),
+        "head_dim has 1 values for 2 layers",
+    ),
+    "width of values": (lambda m: m["model"].update(value_head_dim=8), "its geometry wants"),
     "head size": (lambda m: m["model"].update(head_dim=32), "its geometry wants"),
     "vocabulary": (lambda m: m["model"].update(vocab_size=258), "its geometry wants"),
     "huge vocabulary": (lambda m: m["model"].update(vocab_size=2**62), "its geometry wants"),

@@ -28,7 +28,7 @@ def test_layers_are_the_models_and_num_layers_of_the_record_counts_caches() -> N
     geometry = RECORD.geometry()
     assert geometry.slots.num_layers == len(geometry.widest) == 2
     assert geometry.slots.num_caches == len(geometry.layers) == 3
-    assert geometry.slots.heads_held(kv_heads=2) == (2, 1, 1)
+    assert geometry.slots.heads_held(kv_heads=(2, 2)) == (2, 1, 1)
     assert geometry.as_full().slots.num_caches == 2
 
 

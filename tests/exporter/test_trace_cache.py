@@ -13,9 +13,9 @@ import torch
 
 import snapexport
 from snapexport.exporter import link, trace
-from snapexport.exporter.architectures import load_decoder
 from snapexport.exporter.batch import with_batch
 from snapexport.exporter.checkpoint import Checkpoint
+from snapexport.exporter.decoders import load_decoder
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.simplify import simplify
 from tests import trace_cache

@@ -11,8 +11,8 @@ import torch
 
 from snapexport.contract import names
 from snapexport.exporter import link, trace
-from snapexport.exporter.architectures import load_decoder
 from snapexport.exporter.batch import with_batch
+from snapexport.exporter.decoders import load_decoder
 from snapexport.exporter.derived import with_derived
 from snapexport.exporter.opening import open_checkpoint
 from snapexport.exporter.tensor_file import Tensor

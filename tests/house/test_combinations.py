@@ -25,6 +25,7 @@ OF_BUILD = {*GRAPH_FIELDS, *(found.name for found in fields(BuildOptions))}
 OF_LLM = {found.name for found in fields(LLMConfig)}
 OF_EXECUTOR = {"prompt_cache", "prefill"}
 OF_A_BUILD = {"tensor_parallel", "target", "compresses", "has_extend", "has_baseline"}
+OF_A_BUILD |= {"dtype", "has_engines"}
 
 
 def name(rule: Rule) -> str:
@@ -69,7 +70,7 @@ def test_options_of_a_build_refuse_what_a_rule_excludes(rule: Rule, tmp_path: Pa
 def build_with(facts: Facts) -> Build:
     """A build of that kind, by its manifest."""
     made = Build.open(cases.built(Case(batch=2)).directory)
-    of_manifest = "tensor_parallel", "target"
+    of_manifest = "tensor_parallel", "target", "dtype"
     update: dict[str, Any] = {key: facts[key] for key in of_manifest if key in facts}
     if "compresses" in facts:
         update["geometry"] = CacheGeometry.full(64, made.manifest.geometry.slots.num_layers)

@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md and docs/quality.md are those of the results that they cite."""
+"""The tables of the pages of speed, quality and choice are those of the results that they cite."""
 
 import json
 import math
@@ -126,8 +126,10 @@ NEEDLES = [
     ("real_model_needles", 2048, 512),
     ("real_model_needles_128", 2048, 128),
     ("real_model_needles_4096", 4096, 512),
+    ("real_model_needles_4096", 4096, 256),
     ("real_model_needles_4096", 4096, 128),
     ("real_model_needles_8000", 8000, 1024),
+    ("real_model_needles_8000", 8000, 512),
     ("real_model_needles_8000", 8000, 256),
 ]
 AFTER = [
@@ -185,6 +187,24 @@ def retrieval() -> Iterator[str]:
             yield line(checkpoint, cache, *map(share, scores))
 
 
+def text_by_budget() -> Iterator[str]:
+    """SnapStream's rows of `text`, the default in bold, without a 32nd."""
+    for row in text():
+        length, cache, half, quarter, *less = row.strip("| ").split(" | ")
+        if cache == "SnapStream":
+            yield line(length, half, f"**{quarter}**", *less[:-1])
+
+
+def needles_by_budget() -> Iterator[str]:
+    """The share of prompts that are answered with the full cache, and with less and less of it."""
+    for length, slots in {4096: (512, 256, 128), 8000: (1024, 512, 256)}.items():
+        rows = report("quality", f"real_model_needles_{length}")["results"]
+        ours = (found(rows, system="snapstream", slots=number) for number in slots)
+        cells = [found(rows, system="full"), *ours]
+        shares = (f"{share(row['score'])} ({share(row['stderr'])})" for row in cells)
+        yield line(f"{length:,} tokens", *shares)
+
+
 TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "equal memory": ("speed.md", equal_memory),
     "context": ("speed.md", context),
@@ -197,6 +217,8 @@ TABLES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "narrow dtypes": ("quality.md", narrow),
     "options": ("quality.md", options),
     "retrieval": ("quality.md", retrieval),
+    "text by budget": ("how-to/choose.md", text_by_budget),
+    "needles by budget": ("how-to/choose.md", needles_by_budget),
 }
 
 

@@ -178,7 +178,7 @@ def test_eval_prints_tables_or_one_json_object(
         ({"modes": "early"}, "no mode 'early'"),
         ({"policies": "snapstream:L_obs=129,L_recent=200", "budgets": 300}, "prefill chunk of 128"),
         ({"budgets": 0}, "--budgets 0 is below 1"),
-        ({"budgets": 4}, "'snapstream' in 4 slots: --kv-budget 4 leaves"),
+        ({"budgets": 4}, "'snapstream' in 4 slots: --budgets 4 is below 5"),
         ({"budgets": (64, 384)}, "a budget of 384 slots holds whole prompts of 384 tokens"),
         ({"depths": 2}, "--depths 2.0 is not a share"),
         ({"depths": "nan"}, "--depths nan is not a share"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from snapexport.cli.app import main
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.vote import Vote
 from snapexport.errors import UserError
 from snapexport.measure.accuracy.graph_runner import GraphRunner
@@ -163,7 +164,7 @@ def test_request_that_leaves_during_the_repetition_changes_no_other() -> None:
 @pytest.mark.parametrize(
     ("queries", "flags", "message"),
     [
-        ("pseudo", "--prefill-chunk 96", "pseudo needs the prompt's full-length cache"),
+        ("pseudo", "--prefill-chunk 96", "keeps no full-length cache of the prompt"),
         ("pseudo", "--L-obs 96 --L-recent 96 --K 4", "for which --L-max 96 leaves no room"),
         ("repeat", "--prefill-chunk 96", "for which --L-max 96 leaves no room"),
         ("repeat", "--L-obs 8", "--L-obs 8 is not supported with --vote-queries repeat"),
@@ -182,15 +183,15 @@ def test_builds_without_room_for_what_votes_after_a_prompt_are_refused(
 @pytest.mark.parametrize(
     ("case", "chunk", "message"),
     [
-        (PSEUDO, PSEUDO.L_max, "is a single shot, which has none"),
-        (REPEAT, 16, "lets all tokens of a prefill chunk vote: 16"),
+        (PSEUDO, PSEUDO.L_max, "is not supported with a prefill chunk of L_max"),
+        (REPEAT, 16, "is not supported with a prefill chunk of 16 for --L-obs"),
     ],
 )
 def test_manifest_whose_chunks_do_not_fit_the_vote_is_refused(
     case: Case, chunk: int, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        case.geometry.require_chunks(chunk)
+        require_compatible(case.geometry.chunk_facts(chunk))
 
 
 def test_manifest_with_unknown_vote_queries_is_refused() -> None:

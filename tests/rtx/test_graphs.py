@@ -8,12 +8,13 @@ import onnx
 import pytest
 from onnx import inliner
 
-from snapexport.build import build
+from snapexport.build import BuildOptions, build
 from snapexport.contract import names
 from snapexport.contract.build_directory import Build
 from snapexport.contract.memory import composed_attention
-from snapexport.files.dtypes import of_tensorrt
+from snapexport.files.dtypes import DType, of_tensorrt
 from snapexport.graphs.functions import EXPERTS
+from tests.graphs import layered
 from tests.oracle import checkpoints
 from tests.rtx import conftest
 from tests.rtx.library import ask
@@ -143,6 +144,20 @@ def accepted_graphs(made: Build, softcapped: bool) -> None:
         caches = sum(names.is_past(spec.name) for spec in entry.inputs)
         written = 0 if name in ("compress", "vote", "extend", "mtp-prefill") else caches
         assert answer.layers.get("KV_CACHE_UPDATE", 0) == written, name
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("name", layered.MODELS)
+def test_the_real_builder_accepts_layers_with_heads_of_their_own(
+    name: str, dtype: DType, tmp_path: Path
+) -> None:
+    model, sizes = layered.MODELS[name], {"L_sink": 2, "L_recent": 12, "K": 10, "L_obs": 4}
+    steps = {"tokens_per_step": 4} if dtype == "fp16" else {}
+    given = {"model": "", "out": tmp_path, "L_max": 64, **sizes, **steps}
+    geometry = BuildOptions.of(**given).geometry(model.facts)
+    options: dict[str, Any] = {"extend": True, "baseline": not steps, "dtype": dtype}
+    made = layered.build(model, geometry, tmp_path / "b", target="tensorrt-rtx", **options)
+    accepted_graphs(made, softcapped=model.layers[0].softcap > 0)
 
 
 def load(made: Build, name: str) -> onnx.ModelProto:

@@ -36,7 +36,7 @@ LLM({directory!r}, threads=1).generate([[1, 2, 3]], SamplingParams(max_tokens=2)
 
 @pytest.mark.parametrize(("backend", "extra"), [(None, "cpu"), ("onnxruntime-cuda", "gpu")])
 def test_without_onnxruntime_the_error_names_the_extra(backend: str | None, extra: str) -> None:
-    directory = str(cases.built(Case()).directory)
+    directory = str(cases.built(Case(target="portable")).directory)
     script = f"""
 import sys
 sys.modules["onnxruntime"] = None

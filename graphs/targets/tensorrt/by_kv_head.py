@@ -17,7 +17,7 @@ def fused_by_kv_head(graph: gs.Graph, inputs: list[gs.Tensor], is_causal: bool) 
     kv_heads = key.shape[1]
     shape = int64s(graph, kv_heads, heads // kv_heads, rows, head_dim)
     (folded,) = node(graph, "Reshape", [query, shape])
-    states = [_as_batch(graph, one) for one in (key, value)]
+    states = [_as_batch(graph, state) for state in (key, value)]
     read = [folded, *states, *mask]
     attended = node(graph, "Attention", read, scale=1.0, is_causal=int(is_causal))
     unfolded = int64s(graph, batch, heads, rows, value.shape[3])

@@ -56,7 +56,10 @@ def _with_cache(
         _attend_beside_sink(graph, inputs, out, scores, sinks, sink)
     elif query.shape[0] > 1 and query.shape[2] > 1 and _is_fused(inputs, scores):
         query = scaled(graph, query, scores.scale)
-        attended = folded.attention([query, *caches], mask, scale=1.0)
+        if past_key.shape[1] == 1:  # it refuses folded rows of a single head
+            attended = node(graph, "Attention", [query, *caches, mask], scale=1.0)
+        else:
+            attended = folded.attention([query, *caches], mask, scale=1.0)
         node(graph, "Transpose", attended, [out], perm=[0, 2, 1, 3])
     else:
         _attend(graph, inputs, out, scores)
@@ -76,16 +79,14 @@ def _whole_prompt(graph: gs.Graph, marker: gs.Node, masks: VisibleSlots, sinks: 
         _attend(graph, qkv, out, scores, is_causal=True)
 
 
-def _is_fused(inputs: list[gs.Tensor], scores: Scores) -> bool:
-    """Whether the builder has a kernel for query [B,H,C,D] and keys [B,Hkv,S,D]."""
-    query, key = inputs[:2]
-    (_, _, rows, head_dim), slots = query.shape, key.shape[2]
-    fits = MEASURED_SHAPES.fits(_value_bytes(query), rows, slots, head_dim)
-    return not scores.softcap and fits
-
-
-def _value_bytes(query: gs.Tensor) -> int:
-    return 4 if query.dtype == np.float32 else 2
+def _is_fused(inputs: list[gs.Tensor], scores: Scores, sink: gs.Tensor | None = None) -> bool:
+    """Whether the builder has a kernel for query [B,H,C,D], keys and values [B,Hkv,S,D]."""
+    query, key, value = inputs[:3]
+    (_, _, rows, width), slots = query.shape, key.shape[2]
+    fits = MEASURED_SHAPES.fits if sink is None else MEASURED_SHAPES.fits_with_sink
+    value_bytes = 4 if query.dtype == np.float32 else 2
+    is_plain = not scores.softcap and value.shape[3] == width
+    return is_plain and fits(value_bytes, rows, slots, width)
 
 
 def _attend(
@@ -123,10 +124,8 @@ def _attend_beside_sink(
 ) -> None:
     """The same beside a sink [H], with the mask always given."""
     query, key, value, mask = inputs
-    (_, _, rows, head_dim), slots = query.shape, key.shape[2]
     queries = scaled(graph, query, scores.scale)
-    fits = MEASURED_SHAPES.fits_with_sink(_value_bytes(query), rows, slots, head_dim)
-    if fits and not scores.softcap:
+    if _is_fused(inputs, scores, sink):
         extended = sinks.extended(queries, key, value, mask, sink)
         wide = fused_by_kv_head(graph, extended, False)
         width = value.shape[3]

@@ -80,7 +80,7 @@ class MtpDrafts(SlotFollower):
         self._step = BoundGraph(backend, MTP, entry, buffers)
         pasts = [one for name, one in buffers.items() if names.is_past(name)]
         batch, self._several = manifest.batch, manifest.geometry.steps.tokens_per_step
-        self._rings = [[one.rows(slot, slot + 1) for one in pasts] for slot in range(batch)]
+        self._rings = [[past.rows(slot, slot + 1) for past in pasts] for slot in range(batch)]
         self._slots = [_Slot() for _ in range(batch)]
         entry = manifest.graphs[MTP_PREFILL]
         apart = new_row(entry, self._memory)  # it reads the ring while it writes
@@ -105,8 +105,8 @@ class MtpDrafts(SlotFollower):
         Everything is zeroed, since a former request may have left NaN.
         """
         self._slots[slot] = _Slot(position, position)
-        for one in self._rings[slot]:
-            self._memory.zero(one)
+        for ring in self._rings[slot]:
+            self._memory.zero(ring)
         self._memory.zero(self._waiting.rows(slot, slot + 1))
         self._memory.zero(self._step.buffers[names.HIDDEN_STATES].rows(slot, slot + 1))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from snapexport.build.graph_files import Traces, finished_graphs, write_graph
 from snapexport.contract.build_directory import Build
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
 from snapexport.contract.manifest import WEIGHTS
@@ -66,13 +67,17 @@ def is_soft_capped(build: Build) -> bool:
     nodes = [
         node for node in Traces.of(build).models["decode"].graph.node if node.domain == TRACE_DOMAIN
     ]
-    return any(one.name == "softcap" and one.f > 0 for node in nodes for one in node.attribute)
+    return any(
+        attribute.name == "softcap" and attribute.f > 0
+        for node in nodes
+        for attribute in node.attribute
+    )
 
 
 def require_chunk(prefill_chunk: int, geometry: CacheGeometry) -> None:
     """Raise UserError if a prefill chunk is shorter than the window W, or does not suit what
     votes behind a prompt."""
-    geometry.require_chunks(prefill_chunk)
+    require_compatible(geometry.chunk_facts(prefill_chunk))
     if geometry.compresses and geometry.vote.L_obs > prefill_chunk:
         raise UserError(
             f"a window of {geometry.vote.L_obs} (L_obs) does not fit into the build's prefill "

@@ -63,7 +63,7 @@ class HeadBudget:
     @classmethod
     def of(cls, geometry: CacheGeometry, model: ModelFacts) -> "HeadBudget":
         """The budgets that the head groups of a build have."""
-        kv_heads = model.num_key_value_heads
+        kv_heads, *_ = model.kv_heads
         rows = [[0.0] * kv_heads for _ in range(geometry.slots.num_layers)]
         for one, shape in zip(geometry.slots.caches, geometry.layers, strict=True):
             for head in range(kv_heads) if one.heads is None else one.heads:
@@ -72,19 +72,20 @@ class HeadBudget:
 
     def text(self, calibration: dict[str, Any]) -> str:
         """The content of a file. calibration: what was measured."""
-        layers = [[round(one, 2) for one in row] for row in self.layers]
+        layers = [[round(budget, 2) for budget in row] for row in self.layers]
         found = {"format": FORMAT, "kv_heads": self.kv_heads, "calibration": calibration}
         return json.dumps(found | {"layers": layers}) + "\n"
 
     def require_model(self, model: ModelFacts) -> None:
         """Raise UserError for budgets of another model, or a model whose heads cannot differ."""
-        if model.kv_lora_rank or model.num_key_value_heads == 1:
-            what = "latent attention" if model.kv_lora_rank else "this model"
+        heads, *_ = model.kv_heads
+        if heads == 1:
+            what = "latent attention" if model.latent else "this model"
             raise UserError(
                 f"--head-budget shares K among the KV heads of a layer, and {what} has one",
                 "leave it out",
             )
-        layers, heads = model.num_hidden_layers, model.num_key_value_heads
+        layers = model.num_hidden_layers
         if (len(self.layers), self.kv_heads) != (layers, heads):
             raise UserError(
                 f"the head budgets are of {len(self.layers)} layers with {self.kv_heads} KV heads, "
@@ -102,7 +103,7 @@ class HeadBudget:
         room: the most eligible positions that a prompt can have.
         """
         row = self.layers[layer]
-        wanted = [one * K * len(row) / sum(row) for one in row]
+        wanted = [budget * K * len(row) / sum(row) for budget in row]
         runs = _runs(wanted, most)
         merged: dict[int, list[int]] = {}
         for heads, size in zip(runs, _sizes(runs, wanted, K, room), strict=True):
@@ -117,7 +118,7 @@ def with_head_groups(
 ) -> CacheGeometry:
     """A uniform geometry with K shared among the heads of each layer, in `most` groups of them."""
     budget.require_model(model)
-    every = tuple(range(model.num_key_value_heads))
+    every = tuple(range(model.layer(0).kv_heads))
     groups: list[list[Group]] = []
     for layer, shape in enumerate(geometry.layers):
         room = geometry.L_max - shape.L_sink - shape.L_recent
@@ -138,7 +139,7 @@ def with_head_groups(
 def _row(path: Path, layer: int, row: Any, kv_heads: int) -> tuple[float, ...]:
     if not isinstance(row, list) or len(row) not in (0, kv_heads):
         raise UserError(f"{path}: layer {layer} has no budgets of {kv_heads} KV heads", _FORM)
-    if row and not (all(_is_budget(one) for one in row) and any(row)):
+    if row and not (all(_is_budget(budget) for budget in row) and any(row)):
         raise UserError(
             f"{path}: layer {layer} has a budget that is no number from 0 on, or only zeros",
             _FORM,

@@ -10,6 +10,7 @@ from typing import Any
 
 from snapexport.build.head_budget import DEFAULT_GROUPS, HeadBudget, with_head_groups
 from snapexport.contract.budgets import BUDGETS, default_pool_kernel, default_ring, topk_per_layer
+from snapexport.contract.columns import folded
 from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.geometry import POLICIES, CacheGeometry, Policy, too_small
 from snapexport.contract.graph_options import GraphOptions, require_one_of
@@ -179,6 +180,7 @@ class BuildOptions:
         template_tail: tokens between a user's message and the answer in the chat template. heads:
         in place of the file of --head-budget.
         """
+        require_compatible(vars(self) | vars(self.graph) | model.features)
         if self.L_max > model.max_position_embeddings:
             limit = model.max_position_embeddings
             raise UserError(
@@ -210,7 +212,7 @@ class BuildOptions:
                 f"positions: {given[0]} has nothing to divide",
                 f"drop {given[0]}: a ring of that size is exact",
             )
-        layers, rings = model.num_hidden_layers, _column(model.sliding_window)
+        layers, rings = model.num_hidden_layers, folded(model.sliding_window)
         L_obs = min(DEFAULT_L_OBS, self.L_max, *model.sliding_window)
         slots = Slots(layers, L_sink=0, L_recent=rings, K=0)
         return CacheGeometry(
@@ -227,9 +229,9 @@ class BuildOptions:
         slots = Slots(
             model.num_hidden_layers,
             # A ring of w cache slots is exact for a layer with a window of w positions.
-            L_sink=_column([0 if window else L_sink for window in windows]),
-            L_recent=_column([window or L_recent for window in windows]),
-            K=_column([0 if window else next(voted) for window in windows]),
+            L_sink=folded([0 if window else L_sink for window in windows]),
+            L_recent=folded([window or L_recent for window in windows]),
+            K=folded([0 if window else next(voted) for window in windows]),
         )
         vote = Vote(
             L_obs=self._value("L_obs", self._window(template_tail, L_recent)),
@@ -257,24 +259,25 @@ class BuildOptions:
         if self.L_recent is not None and K is not None:
             return self.L_recent, K
         budget = _or(self.kv_budget, max(self.L_max // DEFAULT_COMPRESSION, L_sink + 2))
+        self._require_slots(budget, L_sink, K)
         free = budget - L_sink
         if self.L_recent is not None:
-            recent, topk = self.L_recent, free - self.L_recent
-        else:
-            topk = _or(K, free - default_ring(free))
-            recent = free - topk
-        if recent < 1 or topk < 0:
-            by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
-            others = [f"{L_sink} sinks"]
-            others += [] if self.L_recent is None else [f"a ring of {self.L_recent}"]
-            others += [] if K is None else [f"{K} kept positions"]
-            lacking = "the ring" if recent < 1 else "top-k"
-            raise UserError(
-                f"--kv-budget {budget}{by_default} leaves no slot for {lacking} beside "
-                f"{' and '.join(others)}",
-                "raise --kv-budget, or lower --L-sink, --L-recent or --K",
-            )
-        return recent, topk
+            return self.L_recent, free - self.L_recent
+        topk = _or(K, free - default_ring(free))
+        return free - topk, topk
+
+    def _require_slots(self, budget: int, L_sink: int, K: int | None) -> None:
+        """Refuse a budget without a slot for each part that is given, and one for the ring."""
+        least = L_sink + _or(self.L_recent, 1) + (K or 0)
+        if budget >= least:
+            return
+        by_default = " (the default, a quarter of L_max)" if self.kv_budget is None else ""
+        ring = "a ring of at least 1" if self.L_recent is None else f"a ring of {self.L_recent}"
+        parts = [f"{L_sink} sinks", ring, *([f"{K} kept positions"] if K else [])]
+        raise UserError(
+            f"--kv-budget {budget}{by_default} is below {least}, the sum of {' and '.join(parts)}",
+            f"use --kv-budget {least} or more, or lower --L-sink, --L-recent or --K",
+        )
 
     @property
     def stored_cache_dtype(self) -> CacheDType:
@@ -306,7 +309,7 @@ class BuildOptions:
                 f"--prefill-chunk {chunk} is not between {least} and {self.L_max} (--L-max)",
                 f"use a value in between, such as {max(least, min(DEFAULT_CHUNK, self.L_max))}",
             )
-        geometry.require_chunks(chunk)
+        require_compatible(geometry.chunk_facts(chunk))
         return chunk
 
     @property
@@ -356,8 +359,3 @@ def _or(given: int | None, default: int) -> int:
 def _powers_of_4(limit: int) -> list[int]:
     """1, 4, 16 ... below the limit, so that a step runs at most 4 times the batch slots in use."""
     return [4**n for n in range(limit.bit_length()) if 4**n < limit]
-
-
-def _column(values: list[int]) -> int | tuple[int, ...]:
-    """One value if all layers have the same, else one for each."""
-    return values[0] if len(set(values)) == 1 else tuple(values)

@@ -36,6 +36,7 @@ from snapexport.contract.model_facts import ModelFacts
 from snapexport.exporter import (
     architectures,
     conversion,
+    decoders,
     derived,
     fp8,
     hub,
@@ -97,11 +98,11 @@ def resolve(options: BuildOptions) -> ResolvedBuild:
         weights.require_linkable(checkpoint)
     if options.weights == "fp8":
         fp8.require_fp8(checkpoint)
-    decoder = architectures.load_decoder(checkpoint)
+    decoder = decoders.load_decoder(checkpoint)
     model = architectures.model_facts(decoder, checkpoint)
     texts = read_texts(with_tokenizer(checkpoint))
     geometry = options.geometry(model, template_tail(texts))
-    options.graph.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    options.graph.require_vocabulary(model.vocab_size)
     require_ranks(checkpoint, decoder, options.tensor_parallel)
     batches = [*options.smaller_batches, options.batch]
     options.graph.require_ranks(options.tensor_parallel, batches)

@@ -1,10 +1,11 @@
 """Writes directories atomically: in a hidden directory beside the target, then by one rename.
 
-`.NAME.partial-*/snapexport.unfinished`   marks it as ours; says what is being exchanged
-`.NAME.partial-*/content`                 what is to appear at the target
-`.NAME.partial-*/former`                  the replaced target, where names can't be exchanged
+`.NAME.partial-*/content`                 what is to appear at the target, then what was there
+`.NAME.partial-*/former`                  the latter, for a moment, where names can't be exchanged
+`.NAME.partial-*/snapexport.unfinished`   says that all of it is ours; missing while names change
 
-It is locked while its process lives. The next process removes unlocked ones that are marked.
+It is locked while its process lives. The next process removes unlocked ones, unless a user's
+directory came into them.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from snapexport.contract.manifest import MANIFEST
 from snapexport.errors import UserError
-from snapexport.files.whole import locked, write_whole
+from snapexport.files.whole import locked
 
 MARKER, CONTENT, FORMER = "snapexport.unfinished", "content", "former"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -34,38 +35,31 @@ def staged(
     Overwrites only a directory that contains the file `marker`, and that was there at the start.
     """
     target = Path(os.path.normpath(target.absolute()))
-    living = _remove_leftovers(target)
-    former = _former(target, overwrite, marker, kind)
-    if any(".partial-" in directory.name for directory in living):
-        raise UserError(
-            f"another process is writing {target}", "wait until it ends, or choose another --out"
-        )
-    with _parents(target), _hidden(target, "partial") as directory:
-        yield directory / CONTENT
-        if former is None:
-            _appear(directory / CONTENT, target)
+    with _hidden(target, "partial", marker) as content:
+        former = _former(target, overwrite, marker, kind)
+        yield content
+        if former and os.path.lexists(target):
+            _replace(content, target, former, marker)
         else:
-            _replace(directory, target, former, marker)
+            _appear(content, target)
 
 
 @contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
     """Yield an empty hidden directory beside a build; it is removed at the end."""
-    beside = Path(os.path.normpath(beside.absolute()))
-    _remove_leftovers(beside)
-    with _hidden(beside, "scratch") as directory:
-        yield directory / CONTENT
+    with _hidden(Path(os.path.normpath(beside.absolute())), "scratch", MANIFEST) as content:
+        yield content
 
 
-def _former(target: Path, overwrite: bool, marker: str, kind: str) -> str | None:
-    """The identity of what is to be replaced; None if there is nothing."""
+def _former(target: Path, overwrite: bool, marker: str, kind: str) -> os.stat_result | None:
+    """What is to be replaced, to know it again; None if there is nothing."""
     if not os.path.lexists(target):
         return None
     if not overwrite:
         raise UserError(f"{target} exists already", "choose another --out, or pass --overwrite")
     if not _is_replaceable(target, marker):
         raise UserError(f"{target} is not {kind}: it is not overwritten", "choose another --out")
-    return _identity(target)
+    return target.lstat()
 
 
 def _is_replaceable(target: Path, marker: str) -> bool:
@@ -76,36 +70,26 @@ def _is_replaceable(target: Path, marker: str) -> bool:
 
 
 @contextmanager
-def _parents(target: Path) -> Iterator[None]:
-    """Make the target's missing parents; remove them again if the block fails."""
-    missing = [parent for parent in target.parents if not parent.exists()]
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{target.parent} is not a directory", "choose another --out") from None
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # somebody else put something there
-            for parent in missing:
-                parent.rmdir()
-        raise
+def _hidden(target: Path, purpose: str, marker: str) -> Iterator[Path]:
+    """Yield `content` in a new hidden directory, locked; it is removed at the end.
 
-
-@contextmanager
-def _hidden(target: Path, purpose: str) -> Iterator[Path]:
-    """Yield a new hidden directory, locked; it is removed at the end."""
-    directory = target.parent / f".{target.name}.{purpose}-{secrets.token_hex(4)}"
+    It lies in the nearest parent of the target that exists. Those of killed processes are removed.
+    """
+    home = next(parent for parent in target.parents if os.path.lexists(parent))
+    if not home.is_dir():
+        raise UserError(f"{home} is not a directory", "choose another --out")
+    name = f".{'.'.join(target.relative_to(home).parts)}"
+    _remove_leftovers(home, name, target, marker)
+    directory = home / f"{name}.{purpose}-{secrets.token_hex(4)}"
     try:
         directory.mkdir(mode=0o700)
-        # The marker comes after the lock: others remove only what is marked and not locked.
         with locked(directory):
             try:
                 (directory / MARKER).touch()
                 (directory / CONTENT).mkdir()
-                yield directory
+                yield directory / CONTENT
             finally:
-                _discard(directory, target)
+                _discard(directory, target, marker)
     finally:  # a signal came before the lock was held, and the directory is empty
         with suppress(OSError):
             directory.rmdir()
@@ -113,6 +97,7 @@ def _hidden(target: Path, purpose: str) -> Iterator[Path]:
 
 def _appear(content: Path, target: Path) -> None:
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         content.rename(target)  # replaces nothing but an empty directory, by POSIX
     except OSError:
         if not os.path.lexists(target):
@@ -123,78 +108,61 @@ def _appear(content: Path, target: Path) -> None:
         ) from None
 
 
-def _replace(directory: Path, target: Path, former: str, marker: str) -> None:
-    """Put the content in the place of the former target, which is removed with `directory`."""
-    content = directory / CONTENT
-    write_whole(directory / MARKER, f"{former} {_identity(content)}")
-    try:
-        replaced = content if _exchange(content, target) else target.rename(directory / FORMER)
-    except FileNotFoundError:  # the former target was removed meanwhile
-        _appear(content, target)
-        return
-    if _identity(replaced) != former or not _is_replaceable(replaced, marker):
-        if replaced == content:
-            _exchange(content, target)
-        write_whole(directory / MARKER, _identity(content))  # `_discard` puts the other back
+def _replace(content: Path, target: Path, former: os.stat_result, marker: str) -> None:
+    """Exchange the two, unless something other than `former` is at the target by now."""
+    content.with_name(MARKER).unlink()
+    _exchange(content, target)
+    if not os.path.samestat(content.lstat(), former) or not _is_replaceable(content, marker):
+        _exchange(content, target)
         raise UserError(
             f"{target} was replaced while it was being written, and is left as it is",
             "choose another --out, or build again",
         )
-    if replaced != content:
-        _appear(content, target)
 
 
-def _exchange(source: Path, target: Path) -> bool:
-    """Exchange two names in one step; False where system or file system (NFS) can't."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    names = (os.fsencode(source), os.fsencode(target))
-    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
-        return True
-    if not os.path.lexists(target):
-        raise FileNotFoundError(target)
-    return False
+def _exchange(content: Path, target: Path) -> None:
+    """Exchange two names: in one step, or by a third where system or file system (NFS) can't."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(content), os.fsencode(target)
+    if rename and not rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
+        return
+    former = target.rename(content.with_name(FORMER))
+    content.rename(target)
+    former.rename(content)
 
 
-def _remove_leftovers(target: Path) -> list[Path]:
-    """Remove what killed processes left beside the target, with a note; return living ones'."""
-    living = []
-    digits = "[0-9a-f]" * 8
-    for directory in sorted(target.parent.glob(f".{glob.escape(target.name)}.*-{digits}")):
+def _remove_leftovers(home: Path, name: str, target: Path, marker: str) -> None:
+    """Remove what killed processes left, with a note. Raises UserError if one writes the target."""
+    for directory in sorted(home.glob(f"{glob.escape(name)}.*-{'[0-9a-f]' * 8}")):
         try:
             with locked(directory):
-                if not (directory / MARKER).is_file():
-                    directory.rmdir()  # refuses one that is not empty: a user's own
-                elif _discard(directory, target):
+                if _discard(directory, target, marker):
                     _note(f"removed {directory}: its process was killed")
         except BlockingIOError:
-            living.append(directory)
-        except OSError:  # a user's own, or removed just now
-            continue
-    return living
+            if ".partial-" in directory.name:
+                raise UserError(
+                    f"another process is writing {target}",
+                    "wait until it ends, or choose another --out",
+                ) from None
+        except OSError:
+            continue  # no directory, or removed just now
 
 
-def _discard(directory: Path, target: Path) -> bool:
+def _discard(directory: Path, target: Path, marker: str) -> bool:
     """Remove a hidden directory, but nothing that isn't ours; return whether it is gone."""
     former = directory / FORMER
     if os.path.lexists(former) and not os.path.lexists(target):
         former.rename(target)
         _note(f"put back {target}: the process that was replacing it ended too early")
-    marker = directory / MARKER
-    exchanged = marker.read_text().split() if marker.is_file() else []
-    for path in (directory / CONTENT, former):
-        if exchanged and os.path.lexists(path) and _identity(path) not in exchanged:
-            _note(f"{path} came to {target} while that was being replaced: it is kept")
-            return False
-    shutil.rmtree(directory, ignore_errors=True)
+    names = {path.name for path in directory.iterdir()}
+    ours = {name for name in names & {CONTENT, FORMER} if _is_replaceable(directory / name, marker)}
+    if MARKER not in names and names != ours:
+        _note(f"{directory} is kept: a directory of yours may have come into it")
+        return False
+    (directory / MARKER).touch()  # last to go, so that a process killed here is cleaned up after
+    for path in (directory / CONTENT, former, directory):
+        shutil.rmtree(path, ignore_errors=True)
     return not directory.exists()
-
-
-def _identity(path: Path) -> str:
-    """The inode of a path, its links not followed; it stays the same under other names."""
-    status = path.lstat()
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _note(text: str) -> None:

@@ -14,9 +14,11 @@ import json
 from snapexport.build import BuildOptions
 from snapexport.build import run as run_build
 from snapexport.cli import flags
-from snapexport.cli.console import BuildProgress
+from snapexport.cli.console import ERR, BuildProgress
 from snapexport.cli.summary import build_summary, print_summary
+from snapexport.contract.exclusions import refusal
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.targets import capabilities
 
 HELP = "checkpoint -> build directory"
 
@@ -87,6 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build, and print the summary."""
     options = BuildOptions.of(**flags.values(arguments, HELPS))
+    if not capabilities(options.target).runs_on_gpu:
+        _note_without_a_cpu(options)
     with BuildProgress() as progress:
         build = run_build(options, progress)
     if arguments.json:
@@ -94,3 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_summary(build)
     return 0
+
+
+def _note_without_a_cpu(options: BuildOptions) -> None:
+    """No refusal: ONNX Runtime runs on a GPU too, and this machine may have none."""
+    if refused := refusal({"dtype": options.dtype, "device": "cpu"}):
+        ERR.print(f"note: {refused.message}; {refused.hint}")

@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     if tokenizer is None:
         raise UserError(f"{build.directory} has no tokenizer.json", "copy the checkpoint's into it")
     chosen = passages(read_documents(arguments.documents), tokenizer, length, count)
-    source = {"passages": [one.name for one in chosen], "tokens": length}
+    source = {"passages": [passage.name for passage in chosen], "tokens": length}
     with whole_file(arguments.out, "--out") as write:
         with AnswerProgress(len(chosen), "passages") as progress:
-            budget = calibrated(build, [one.ids for one in chosen], progress.advance)
+            budget = calibrated(build, [passage.ids for passage in chosen], progress.advance)
         write(budget.text(source | {"cache_slots": build.manifest.geometry.held_whole}))
     shares = [max(row) / (sum(row) / len(row)) for row in budget.layers if row]
     report = {"file": str(arguments.out), **source, "largest_share_of_mean": round(max(shares), 2)}

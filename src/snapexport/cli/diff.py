@@ -82,9 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     build = Build.open(arguments.build)
     build.require_run(command="diff")
     if "onnxruntime" in arguments.backends:
-        with needs_extra("cpu"):
-            from snapexport.runtime.ort.backend import require_runnable
-        require_runnable(build, baseline=False)
+        build.require_run(backend="onnxruntime")
     prompts = _prompts(build, arguments)
     with needs_extra("build"):
         from snapexport.measure.accuracy.compare import compare_build

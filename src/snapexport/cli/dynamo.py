@@ -17,6 +17,7 @@ from pathlib import Path
 
 from snapexport.cli import flags
 from snapexport.cli.console import OUT
+from snapexport.contract.exclusions import require_compatible
 from snapexport.errors import UserError, flag_of
 from snapexport.serving.dynamo.installation import require_installed
 from snapexport.serving.dynamo.options import ClusterOptions, WorkerOptions
@@ -61,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     *verb, build = arguments.words
     common = flags.values(arguments, BOTH)
     if not verb:
-        _refuse_given(arguments, ClusterOptions, CLUSTER, "`snapexport dynamo up`")
+        given = _given(arguments, ClusterOptions, CLUSTER)
+        require_compatible({"dynamo": "worker", "cluster_flag": given})
         options = WorkerOptions(build=Path(build), **common, **flags.values(arguments, WORKER))
         require_installed()
         from snapexport.serving.dynamo.worker import run_worker
@@ -70,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if verb != [UP]:
         raise UserError(f"{' '.join(verb)} is not known here", "snapexport dynamo up BUILD")
-    _refuse_given(arguments, WorkerOptions, WORKER, "a single worker")
+    given = _given(arguments, WorkerOptions, WORKER)
+    require_compatible({"dynamo": UP, "worker_flag": given})
     from snapexport.serving.dynamo.up import run_cluster
 
     cluster = ClusterOptions(build=Path(build), **common, **flags.values(arguments, CLUSTER))
@@ -78,12 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_given(
-    arguments: argparse.Namespace, options: type, names: Iterable[str], whose: str
-) -> None:
-    """Raise UserError for a flag that would do nothing."""
+def _given(arguments: argparse.Namespace, options: type, names: Iterable[str]) -> str:
+    """The first flag whose value is not its default; empty if there is none."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    for name in names:
-        if getattr(arguments, name) != defaults[name]:
-            flag = flag_of(name)
-            raise UserError(f"{flag} belongs to {whose}", "leave it out")
+    given = (name for name in names if getattr(arguments, name) != defaults[name])
+    return next(map(flag_of, given), "")

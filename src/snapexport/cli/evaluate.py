@@ -40,7 +40,7 @@ HELP = "accuracy on long-context tasks: the full cache, SnapStream and other pol
 
 CHOICES = {
     "tasks": f"one or more of {', '.join(TASKS)} (default: {' '.join(DEFAULT_TASKS)}; "
-    "with --documents none)",
+    "with the bundled checkpoint vault; with --documents none)",
     "lengths": "tokens of a prompt (default: a little less than half of L_max, and more than the "
     "cache)",
     "depths": "where the needle is, as shares of the context",
@@ -189,7 +189,7 @@ def _print_answers(length: int, rows: list[dict[str, Any]]) -> None:
     title = f"{length} tokens of text and an instruction"
     table = _table(title, "slots", "answers", "tokens", "equal tokens", "share", "whole")
     for row in rows:
-        low, median, high = (f"{one:.0f}" for one in row["equal_quartiles"])
+        low, median, high = (f"{quartile:.0f}" for quartile in row["equal_quartiles"])
         equal = Text(median).append(f" {low} to {high}", style="dim")
         counts = str(row["slots"]), str(row["answers"]), f"{row['tokens']:.0f}"
         share = _with_error(row, "share")
@@ -228,7 +228,7 @@ def _coloured(score: float) -> Text:
 
 
 def _print_hit_rate(rate: dict[str, Any]) -> None:
-    layers = ", ".join("-" if one is None else f"{one:.2f}" for one in rate["by_layer"])
+    layers = ", ".join("-" if share is None else f"{share:.2f}" for share in rate["by_layer"])
     counted = f"(attention above {rate['theta']}, {rate['prompts']} prompts)"
     of = f" of {rate['system']} with {rate['slots']} cache slots, by layer: {layers} "
     OUT.print(Text.assemble(("hit rate", "bold"), of, (counted, "dim")))

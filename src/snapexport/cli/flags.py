@@ -86,7 +86,7 @@ _METAVARS: dict[type, str] = {int: "N", float: "X", str: "NAME", Path: "DIR"}
 def _without_none(hint: Any) -> Any:
     """`int | None` is int."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
+        (hint,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     return hint
 
 

@@ -1,16 +1,19 @@
 """Summarizes a build for people and for programs: geometry and memory, full and compressed."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 from snapexport.cli.console import print_rows
 from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import Manifest
-from snapexport.contract.memory import cache_bytes, composed_attention
+from snapexport.contract.memory import cache_bytes, composed_attention, weights_bytes
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import spelled
 
+Kind = TypeVar("Kind")
 TOKENIZER = "tokenizer.json"
 NO_TOKENIZER = "none: text prompts and `snapexport serve` need the checkpoint's tokenizer.json here"
 
@@ -48,7 +51,7 @@ def build_summary(build: Build) -> dict[str, Any]:
         "tokenizer": (build.directory / TOKENIZER).is_file(),
         "composed_attention_bytes": composed_attention(manifest.of_rank()),
         "memory": {
-            "weights_bytes": sum(weights.size for weights in manifest.weights),
+            "weights_bytes": weights_bytes(manifest),
             "full_cache_bytes_per_request": cache.full // manifest.batch,
             "cache_bytes_per_request": cache.decode // manifest.batch,
             "compression": cache.full / cache.decode,
@@ -81,7 +84,7 @@ def print_summary(build: Build) -> None:
     if ring := summary["draft_ring"]:
         rows["drafts"] = f"multi-token prediction, whose layer sees the last {ring} positions"
     if manifest.tensor_parallel > 1:
-        own = spelled(sum(weights.size for weights in manifest.of_rank().weights))
+        own = spelled(weights_bytes(manifest.of_rank()))
         rows["ranks"] = (
             f"{manifest.tensor_parallel}, each with {own} of the weights; caches are one rank's"
         )
@@ -109,13 +112,17 @@ def _prefill_line(manifest: Manifest) -> str:
 
 def _model_line(manifest: Manifest) -> str:
     model = manifest.model
-    held = f"{model.num_key_value_heads} KV heads of {model.head_dim}"
-    if model.kv_lora_rank:
-        held = f"latents of {model.key_dim} + {model.value_dim}"
-    return (
-        f"{model.architecture}, {model.num_hidden_layers} layers, "
-        f"{model.num_attention_heads} heads over {held}"
-    )
+    heads = Counter(_heads(model, layer) for layer in model.layers)
+    listed = ", ".join(f"{head}{_times(heads, head)}" for head in heads)
+    return f"{model.architecture}, {model.num_hidden_layers} layers, {listed}"
+
+
+def _heads(model: ModelFacts, layer: LayerHeads) -> str:
+    """The heads of a layer."""
+    key, value = layer.widths
+    width = f"{key}" if key == value else f"{key} + {value}"
+    held = f"latents of {width}" if model.latent else f"{layer.kv_heads} KV heads of {width}"
+    return f"{layer.heads} heads over {held}"
 
 
 def _weights_line(manifest: Manifest, nbytes: int) -> str:
@@ -178,6 +185,6 @@ def _parts(layer: LayerGeometry) -> str:
     return f"{parts} = {layer.cache_slots} cache slots"
 
 
-def _times(layers: Counter[LayerGeometry], layer: LayerGeometry) -> str:
-    count = layers[layer]
+def _times(layers: Counter[Kind], kind: Kind) -> str:
+    count = layers[kind]
     return f" in {count} layer{'s' if count > 1 else ''}" if len(layers) > 1 else ""

@@ -45,13 +45,13 @@ class Build:
         require_closed(build.manifest)
         require_interface(build.manifest)
         require_segments(build.manifest)
-        for one in build.ranks:
-            for entry in one.files_of_graphs():
-                one._check_graph(entry)
+        for rank in build.ranks:
+            for entry in rank.files_of_graphs():
+                rank._check_graph(entry)
         for weights in build.manifest.weights:
             build._check_weights(weights)
-        for one in build.ranks:
-            one._require_known_weights()
+        for rank in build.ranks:
+            rank._require_known_weights()
         return build
 
     @property
@@ -75,9 +75,11 @@ class Build:
         of_build = {
             "tensor_parallel": manifest.tensor_parallel,
             "target": manifest.target,
+            "dtype": manifest.dtype,
             "compresses": manifest.geometry.compresses,
             "has_extend": "extend" in manifest.graphs,
             "has_baseline": self.has_baseline or not manifest.geometry.compresses,
+            "has_engines": bool(manifest.engines),
         }
         require_compatible({**options, **of_build, "run_baseline": baseline})
 

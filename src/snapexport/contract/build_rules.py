@@ -1,13 +1,14 @@
 """The rules of a build: flags of `build` and `plan` that exclude each other.
 
-Facts are flags by field, and of the model: `latent`, whether its attention is; `gguf`, `quantized`,
-`attention_sinks`, `mlp_bias`.
+Facts are flags by field, and of the model: those of `ModelFacts.features`; `gguf`, `quantized`,
+`attention_sinks`, `mlp_bias`; `CacheGeometry.chunk_facts` adds those of prefill's chunks, and
+`uneven_slots` are batch slots that ranks cannot share equally.
 """
 
 from collections.abc import Callable
 
 from snapexport.contract.presets import PRESETS
-from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, value
+from snapexport.contract.rule import LEAVE_OUT, Choice, Facts, Rule, fact, flag, some, value
 from snapexport.contract.targets import TARGETS, TargetCapabilities, capabilities, targets_with
 from snapexport.errors import flag_of
 
@@ -58,15 +59,14 @@ FP16_CACHE = Choice(
     lambda f: f.get("cache_dtype") == "fp16" != f.get("dtype"),
 )
 VALID, ALL = value("decode_attention", "valid"), value("decode_attention", "all")
-CAPACITIES = Choice(
-    "--prefill-capacities",
-    {"prefill_capacities": (64,)},
-    lambda f: bool(f.get("prefill_capacities")),
-)
-KEPT = Choice("--K {K}", {"K": 16}, lambda f: bool(f.get("K")))
+CAPACITIES = some("--prefill-capacities", "prefill_capacities", (64,))
+KEPT = some("--K {K}", "K", 16)
 FULL, STREAMING, SAGE = (value("policy", policy) for policy in ("full", "streaming", "sage"))
 LATENT = fact("latent attention", "latent", joined="for")
 KV_HEADS = fact("attention with KV heads", "latent", value=False, joined="for")
+OTHER_HEADS = fact("models whose layers have different heads", "uneven_heads", joined="for")
+WIDTHS = fact("keys and values of different widths", "unequal_widths", joined="for")
+SHARED_CACHES = fact("models whose layers share caches", "shared_caches", joined="for")
 SHARED_SLOTS = flag("data_parallel_attention")
 NO_RANKS = fact("--tensor-parallel", "tensor_parallel", value=1, joined="without")
 GROUPED = flag("head_groups", 2)
@@ -76,11 +76,24 @@ NO_HEADS = Choice(
     lambda f: "head_budget" in f and not HEADS.holds(f),
     joined="without",
 )
+AFTER_PROMPT = Choice(
+    "--vote-queries {vote_queries}",
+    {"vote_queries": "repeat"},
+    lambda f: f.get("vote_queries") in ("pseudo", "repeat"),
+)
+SINGLE_SHOT = fact("a prefill chunk of L_max", "single_shot")
+OTHER_CHUNKS = Choice(
+    "a prefill chunk of {prefill_chunk} for --L-obs {voters}",
+    {"voters": 8, "prefill_chunk": 16},
+    lambda f: "voters" in f and f["voters"] != f["prefill_chunk"],
+)
+UNEVEN = some("{uneven_slots} batch slots", "uneven_slots", 3)
 UNCUT = (
     fact("GGUF files", "gguf", joined="for"),
     fact("quantized checkpoints", "quantized", joined="for"),
     fact("models with attention sinks", "attention_sinks", joined="for"),
     fact("models with biases in their MLPs", "mlp_bias", joined="for"),
+    *(OTHER_HEADS, WIDTHS, SHARED_CACHES),
 )
 
 _VOTES = {
@@ -184,6 +197,10 @@ BUILD_RULES: tuple[Rule, ...] = (
         "leave it out, or use --cache-dtype fp16",
     ),
     Rule(VALID, LATENT, "ONNX Runtime has no operator for it", LEAVE_OUT),
+    *(
+        Rule(choice, WIDTHS, "ONNX Runtime's operator for valid slots takes one width", LEAVE_OUT)
+        for choice in (VALID, INT8)
+    ),
     Rule(
         CAPACITIES,
         _targets(lambda target, f: not target.attends_to_capacity),
@@ -220,6 +237,8 @@ BUILD_RULES: tuple[Rule, ...] = (
         "give a file of head budgets as --head-budget (docs/reference/vote-options.md)",
     ),
     Rule(HEADS, EQUAL_HEADS, "it shares K among KV heads"),
+    Rule(HEADS, OTHER_HEADS, "a file of head budgets has one number of KV heads", LEAVE_OUT),
+    Rule(HEADS, SHARED_CACHES, "a group would have queries of several layers", LEAVE_OUT),
     Rule(HEADS, REPEAT, ""),
     Rule(EXTEND, PSEUDO, "the end of a block or of its prompt votes"),
     Rule(EXTEND, REPEAT, "the end of a block or of its prompt votes"),
@@ -238,6 +257,14 @@ BUILD_RULES: tuple[Rule, ...] = (
             "group": "max",
         }.items()
     ),
+    *(Rule(MTP, model, "", LEAVE_OUT) for model in (OTHER_HEADS, WIDTHS, SHARED_CACHES)),
+    Rule(
+        AFTER_PROMPT,
+        SINGLE_SHOT,
+        "a single shot keeps no full-length cache of the prompt",
+        "use a --prefill-chunk below --L-max",
+    ),
+    Rule(REPEAT, OTHER_CHUNKS, "all tokens of a prefill chunk vote", "leave --L-obs out"),
     # Ranks.
     *(
         Rule(choice, RANKS, "")
@@ -246,4 +273,10 @@ BUILD_RULES: tuple[Rule, ...] = (
     *(Rule(RANKS, model, "", LEAVE_OUT) for model in UNCUT),
     Rule(SHARED_SLOTS, KV_HEADS, "each rank has KV heads of its own", LEAVE_OUT),
     Rule(SHARED_SLOTS, NO_RANKS, "it is for latent attention with --tensor-parallel", LEAVE_OUT),
+    Rule(
+        SHARED_SLOTS,
+        UNEVEN,
+        "each rank has as many of them",
+        "use multiples of --tensor-parallel for --batch and --decode-batches",
+    ),
 )

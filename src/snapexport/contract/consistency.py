@@ -8,7 +8,9 @@ from itertools import chain
 from pathlib import PurePosixPath
 
 from snapexport.contract.exclusions import require_compatible
+from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import REBUILD, Manifest
+from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.rule import Facts
 from snapexport.errors import UserError
 
@@ -27,7 +29,7 @@ def _require_numbers(manifest: Manifest) -> None:
     _require_range("geometry.L_max", geometry.L_max, 1, model.max_position_embeddings)
     least = geometry.vote.L_obs if geometry.compresses else 1
     _require_range("prefill_chunk", manifest.prefill_chunk, least, geometry.L_max)
-    geometry.require_chunks(manifest.prefill_chunk)
+    require_compatible(geometry.chunk_facts(manifest.prefill_chunk))
     for token in model.eos_token_id:
         _require_range("model.eos_token_id", token, 0, model.vocab_size - 1)
 
@@ -35,9 +37,9 @@ def _require_numbers(manifest: Manifest) -> None:
 def _require_ranks(manifest: Manifest) -> None:
     """What is cut has equal parts, and nothing is there that several ranks don't have."""
     ranks, model = manifest.tensor_parallel, manifest.model
-    heads = [model.num_attention_heads, model.vocab_size]
-    heads += [] if model.kv_lora_rank else [model.num_key_value_heads]
-    if any(count % ranks for count in heads):
+    counts = [model.vocab_size, *(layer.heads for layer in model.layers)]
+    counts += [] if model.latent else model.kv_heads
+    if any(count % ranks for count in counts):
         raise UserError(f"the manifest's model cannot be cut for {ranks} ranks", REBUILD)
     if ranks > 1 and manifest.engines:
         raise UserError("the manifest has several ranks, and engines", REBUILD)
@@ -54,15 +56,8 @@ def _require_layers(manifest: Manifest) -> None:
             f"and {len(model.sliding_window)} have windows",
             REBUILD,
         )
-    if model.num_attention_heads % model.num_key_value_heads:
-        raise UserError(
-            f"the manifest's {model.num_attention_heads} heads are no multiple of its "
-            f"{model.num_key_value_heads} KV heads",
-            REBUILD,
-        )
-    if model.kv_lora_rank:
-        _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, model.head_dim - 1)
-        _require_range("model.num_key_value_heads", model.num_key_value_heads, 1, 1)
+    for index, heads in enumerate(model.layers):
+        _require_heads(model, index, heads)
     for one, layer in zip(geometry.slots.caches, geometry.layers, strict=True):
         window = model.sliding_window[one.layer]
         ring = (layer.L_sink, layer.L_recent, layer.K)
@@ -75,14 +70,26 @@ def _require_layers(manifest: Manifest) -> None:
     _require_head_groups(manifest)
 
 
+def _require_heads(model: ModelFacts, index: int, heads: LayerHeads) -> None:
+    if heads.heads % heads.kv_heads:
+        raise UserError(
+            f"the manifest's {heads.heads} heads are no multiple of its {heads.kv_heads} KV heads "
+            f"(layer {index})",
+            REBUILD,
+        )
+    if model.kv_lora_rank:
+        _require_range("model.kv_lora_rank", model.kv_lora_rank, 1, heads.query_dim - 1)
+        _require_range("model.num_key_value_heads", heads.kv_heads, 1, 1)
+        _require_range("model.value_head_dim", sum(heads.widths), heads.query_dim, heads.query_dim)
+
+
 def _require_head_groups(manifest: Manifest) -> None:
     model, groups = manifest.model, manifest.geometry.slots.head_groups
     if not groups:
         return
-    if sum(map(len, groups[0])) != model.num_key_value_heads:
-        raise UserError(
-            f"the manifest's head groups are not of {model.num_key_value_heads} KV heads", REBUILD
-        )
+    grouped = sum(map(len, groups[0]))
+    if {*model.kv_heads} != {grouped}:
+        raise UserError(f"the manifest's head groups are of {grouped} KV heads", REBUILD)
     if not manifest.geometry.compresses:
         raise UserError("the manifest's head groups are not those of a build", REBUILD)
 
@@ -90,7 +97,7 @@ def _require_head_groups(manifest: Manifest) -> None:
 def _require_options(manifest: Manifest) -> None:
     """The graph options are resolved, so they are what they resolve to."""
     options, model = manifest.graph_options, manifest.model
-    options.require_model(model.vocab_size, latent=bool(model.kv_lora_rank))
+    options.require_vocabulary(model.vocab_size)
     require_compatible(_facts(manifest))
     resolved = options.resolved(manifest.target, manifest.dtype)
     if not manifest.geometry.compresses:
@@ -116,8 +123,8 @@ def _facts(manifest: Manifest) -> Facts:
             "baseline": bool(manifest.traces),
             "head_budget": bool(geometry.slots.head_groups),
             "link_weights": manifest.linked_weights,
-            "latent": bool(manifest.model.kv_lora_rank),
         }
+        | manifest.model.features
         | ({} if queries == "prompt" else {"vote_queries": queries})
     )
 

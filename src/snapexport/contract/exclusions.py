@@ -12,14 +12,20 @@ from collections.abc import Iterator
 from snapexport.contract.build_rules import BUILD_RULES
 from snapexport.contract.rule import Facts, Rule
 from snapexport.contract.run_rules import RUN_RULES
+from snapexport.errors import UserError
 
 RULES: tuple[Rule, ...] = BUILD_RULES + RUN_RULES
 
 
 def require_compatible(facts: Facts) -> None:
     """Raise UserError for the first rule that the facts break."""
-    for rule in broken(facts):
-        raise rule.error(facts)
+    if refused := refusal(facts):
+        raise refused
+
+
+def refusal(facts: Facts) -> UserError | None:
+    """The error of the first rule that the facts break."""
+    return next((rule.error(facts) for rule in broken(facts)), None)
 
 
 def broken(facts: Facts) -> Iterator[Rule]:

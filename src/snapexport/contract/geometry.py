@@ -3,7 +3,7 @@
 The full cache is the geometry L_sink = L_max, L_recent = K = 0. Knows no model and no graph.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -86,8 +86,8 @@ class CacheGeometry:
             by_layer.setdefault(cache.layer, []).append(shape)
         return tuple(max(shapes, key=lambda shape: shape.K) for shapes in by_layer.values())
 
-    def head_slots(self, kv_heads: int) -> int:
-        """Cache slots of all KV heads of all layers."""
+    def head_slots(self, kv_heads: Sequence[int]) -> int:
+        """Cache slots of all KV heads of all layers. kv_heads: of each layer."""
         held = zip(self.slots.heads_held(kv_heads), self.layers, strict=True)
         return sum(heads * layer.cache_slots for heads, layer in held)
 
@@ -130,21 +130,14 @@ class CacheGeometry:
         """Whether a prefill chunk of so many tokens holds the whole padded prompt."""
         return prefill_chunk == self.L_max
 
-    def require_chunks(self, prefill_chunk: int) -> None:
-        """Raise UserError for queries after a prompt in a single shot, which keeps no prompt
-        cache, and for a repetition in other chunks than prefill's."""
-        if (self.pseudo_tokens or self.repeats) and self.is_single_shot(prefill_chunk):
-            raise UserError(
-                f"--vote-queries {self.vote.vote_queries} needs the prompt's full-length cache, "
-                f"but a prefill chunk of {prefill_chunk} tokens is a single shot, which has none",
-                f"use a --prefill-chunk below {self.L_max}",
-            )
-        if self.repeats and self.vote.L_obs != prefill_chunk:
-            raise UserError(
-                f"--vote-queries repeat lets all tokens of a prefill chunk vote: {prefill_chunk}, "
-                f"but --L-obs is {self.vote.L_obs}",
-                "leave --L-obs out",
-            )
+    def chunk_facts(self, prefill_chunk: int) -> dict[str, object]:
+        """What the table of exclusions asks about the vote beside prefill's chunks."""
+        return {
+            "vote_queries": self.vote.vote_queries if self.votes else None,
+            "voters": self.vote.L_obs,
+            "prefill_chunk": prefill_chunk,
+            "single_shot": self.is_single_shot(prefill_chunk),
+        }
 
     @classmethod
     def full(cls, L_max: int, num_layers: int, tokens_per_step: int = 1) -> "CacheGeometry":

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetPydanticSchema
 from pydantic_core import core_schema
 
+from snapexport.contract.columns import Column
 from snapexport.contract.geometry import CacheGeometry, Policy
 from snapexport.contract.head_groups import HeadGroups
-from snapexport.contract.slots import PerCache, Slots
+from snapexport.contract.slots import Slots
 from snapexport.contract.steps import Steps
 from snapexport.contract.vote import Vote
 from snapexport.errors import UserError
@@ -27,9 +28,9 @@ class GeometryRecord:
     policy: Policy
     L_max: int
     num_layers: int
-    L_sink: PerCache
-    L_recent: PerCache
-    K: PerCache
+    L_sink: Column[int]
+    L_recent: Column[int]
+    K: Column[int]
     L_obs: int = _VOTE.L_obs
     pool_kernel: int = _VOTE.pool_kernel
     vote: str = _VOTE.vote

@@ -120,29 +120,22 @@ class GraphOptions:
             self, cache_dtype=cache_dtype, decode_attention=attention, share_weights=shares
         )
 
-    def require_model(self, vocab_size: int, *, latent: bool) -> None:
-        """Raise UserError for options that a model does not support. latent: its attention is."""
+    def require_vocabulary(self, vocab_size: int) -> None:
+        """Raise UserError for more top tokens than the model has."""
         if self.top_tokens > vocab_size:
             raise UserError(
                 f"--top-tokens {self.top_tokens} is above the model's vocabulary of {vocab_size} "
                 "tokens",
                 "use as many as the largest top-k of your requests",
             )
-        require_compatible(vars(self) | {"latent": latent})
 
     def require_ranks(self, ranks: int, batches: Collection[int]) -> None:
         """Raise UserError for batch slots that ranks cannot share equally.
 
         batches: batch slots of each decode graph.
         """
-        if not self.data_parallel_attention:
-            return
-        if uneven := [count for count in batches if count % ranks]:
-            raise UserError(
-                f"--data-parallel-attention: {uneven[0]} batch slots are no multiple of the "
-                f"{ranks} ranks that share them",
-                f"use multiples of {ranks} for --batch and --decode-batches",
-            )
+        uneven = next((count for count in batches if count % ranks), None)
+        require_compatible(vars(self) | {"uneven_slots": uneven})
 
     @property
     def attends_valid(self) -> bool:

@@ -3,11 +3,13 @@
 A new input or output has its line here.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_options import GraphOptions
+from snapexport.contract.layer_geometry import LayerGeometry
+from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.files.dtypes import BY_FLAG, CacheDType, DType
 
@@ -109,18 +111,22 @@ class GraphFacts:
 
     def vote(self) -> Tensors:
         """The votes of a repeated chunk, in the layers that have some."""
-        voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
-        keys = (names.past_key, names.past_value) if self._model.kv_lora_rank else (names.past_key,)
-        read = {name(layer) for layer in voting for name in (*keys, names.query_window)}
+        keys = (names.past_key, names.past_value) if self._model.latent else (names.past_key,)
+        read = {name(layer) for layer in self._voting for name in (*keys, names.query_window)}
         given = self._whole(names.past_key, names.past_value) | self._windows()
         inputs: Specs = {names.PROMPT_LENGTH: ("int64", (1,))}
         inputs |= {name: spec for name, spec in given.items() if name in read}
         return inputs | self._votes(names.votes), self._votes(names.present_votes)
 
     def _votes(self, name_of: names.OfNumber) -> Specs:
-        shape = (1, self._model.num_key_value_heads, self._geometry.L_max)
-        voting = [layer for layer, one in enumerate(self._geometry.layers) if one.K]
-        return {name_of(layer): ("float32", shape) for layer in voting}
+        L_max, kv_heads = self._geometry.L_max, self._model.kv_heads
+        return {name_of(layer): ("float32", (1, kv_heads[layer], L_max)) for layer in self._voting}
+
+    @property
+    def _voting(self) -> list[int]:
+        """The layers whose caches keep positions that a vote chose."""
+        caches = zip(self._geometry.slots.caches, self._geometry.layers, strict=True)
+        return [one.layer for one, shape in caches if shape.K]
 
     def extend(self) -> Tensors:
         """One more chunk onto a compressed cache."""
@@ -132,9 +138,9 @@ class GraphFacts:
             names.CHUNK_LENGTH: ("int64", (1,)),
         }
         states = self._caches(1)
-        for index, one in enumerate(self._geometry.layers):
-            shape = (1, self._kv_heads[index], one.cache_slots)
-            states[names.slot_positions(index)] = ("int64", shape)
+        for cache in self._held:
+            shape = (1, cache.kv_heads, cache.shape.cache_slots)
+            states[names.slot_positions(cache.cache)] = ("int64", shape)
         presents = {names.present_of(name): spec for name, spec in states.items()}
         outputs |= self._hidden_states(1, chunk)
         return inputs | top_inputs | states, outputs | presents
@@ -159,9 +165,9 @@ class GraphFacts:
         inputs |= top_inputs | caches
         outputs |= {names.present_of(name): spec for name, spec in caches.items()}
         if self._options.attends_valid and not several:
-            for index in range(self._geometry.slots.num_caches):
-                outputs[names.attended_key(index)] = caches[names.past_key(index)]
-                outputs[names.attended_value(index)] = caches[names.past_value(index)]
+            for cache in self._held:
+                outputs[names.attended_key(cache.cache)] = caches[names.past_key(cache.cache)]
+                outputs[names.attended_value(cache.cache)] = caches[names.past_value(cache.cache)]
         return inputs, outputs | self._hidden_states(batch, tokens)
 
     def _places(self) -> Specs:
@@ -199,10 +205,11 @@ class GraphFacts:
 
     def _draft_ring(self, rows: int) -> Specs:
         """The cache of the layer for multi-token prediction, which comes after the last."""
-        past = (names.past_key(self._layers), names.past_value(self._layers))
+        count, slots = self._model.num_hidden_layers, self._geometry.draft_ring
+        past, last = (names.past_key(count), names.past_value(count)), self._model.layer(count - 1)
         return {
-            name: (self._stored, self._states(rows, self._geometry.draft_ring, width))
-            for name, width in zip(past, self._widths, strict=True)
+            name: (self._stored, (rows, last.kv_heads, slots, width))
+            for name, width in zip(past, last.widths, strict=True)
         }
 
     @property
@@ -210,10 +217,6 @@ class GraphFacts:
         """How many ranks share decode's batch slots."""
         shared = self._options.data_parallel_attention
         return self._manifest.tensor_parallel if shared else 1
-
-    @property
-    def _layers(self) -> int:
-        return self._model.num_hidden_layers
 
     def _sampled(self, *rows: int) -> Tensors:
         """rows: batch slots, and tokens of each where they are several."""
@@ -229,26 +232,21 @@ class GraphFacts:
 
     def _whole(self, *name_of: names.OfNumber) -> Specs:
         """Caches of a whole prompt. name_of: of keys and of values."""
-        layers = range(self._layers)
         return {
-            name(layer): (self._dtype, self._states(1, self._capacity, width))
-            for layer in layers
-            for name, width in zip(name_of, self._widths, strict=True)
+            name(index): (self._dtype, (1, layer.kv_heads, self._capacity, width))
+            for index, layer in enumerate(self._model.layers)
+            for name, width in zip(name_of, layer.widths, strict=True)
         }
 
     @property
-    def _widths(self) -> tuple[int, int]:
-        """Of a cached key and of a cached value."""
-        return self._model.key_dim, self._model.value_dim
-
-    def _states(self, rows: int, slots: int, width: int) -> Shape:
-        return rows, self._model.num_key_value_heads, slots, width
-
-    @property
-    def _kv_heads(self) -> tuple[int, ...]:
-        """KV heads of each cache of decode."""
-        geometry = self._geometry.as_full() if self._full else self._geometry
-        return geometry.slots.heads_held(self._model.num_key_value_heads)
+    def _held(self) -> list["_Held"]:
+        """The caches of decode."""
+        geometry, layers = self._geometry, self._model.layers
+        geometry = geometry.as_full() if self._full else geometry
+        return [
+            _Held(one.cache, one.count(layers[one.layer].kv_heads), shape, layers[one.layer])
+            for one, shape in zip(geometry.slots.caches, geometry.layers, strict=True)
+        ]
 
     @property
     def _stored(self) -> str:
@@ -257,38 +255,47 @@ class GraphFacts:
 
     def _caches(self, rows: int) -> Specs:
         """Decode's caches, before the step."""
-        geometry, stored = self._geometry, self._stored
-        specs: Specs = {}
-        for index, heads in enumerate(self._kv_heads):
-            slots = geometry.L_max if self._full else geometry.layers[index].cache_slots
-            states = (names.past_key(index), names.past_value(index))
-            scales = (names.past_key_scale(index), names.past_value_scale(index))
-            for name, width in zip(states, self._widths, strict=True):
-                specs[name] = (stored, (rows, heads, slots, width))
+        stored, specs = self._stored, Specs()
+        for cache, kv_heads, shape, layer in self._held:
+            states = (names.past_key(cache), names.past_value(cache))
+            scales = (names.past_key_scale(cache), names.past_value_scale(cache))
+            for name, width in zip(states, layer.widths, strict=True):
+                specs[name] = (stored, (rows, kv_heads, shape.cache_slots, width))
             if stored == "int8":
-                for name, width in zip(scales, self._widths, strict=True):
-                    specs[name] = ("float32", (rows, heads, 1, width))
+                for name, width in zip(scales, layer.widths, strict=True):
+                    specs[name] = ("float32", (rows, kv_heads, 1, width))
         return specs
 
     def _compressed(self) -> Specs:
         """One compressed prompt, and what it kept."""
         specs = {names.present_of(name): spec for name, spec in self._caches(1).items()}
-        for index, one in enumerate(self._geometry.layers):
-            if one.K:
-                shape = (1, self._kv_heads[index], one.K)
-                specs[names.topk_positions(index)] = ("int64", shape)
+        for cache, kv_heads, shape, _ in self._held:
+            if shape.K:
+                specs[names.topk_positions(cache)] = ("int64", (1, kv_heads, shape.K))
         return specs
 
     def _windows(self) -> Specs:
-        model = self._model
-        shape = (1, model.num_attention_heads, self._geometry.vote.L_obs, model.head_dim)
-        return {names.query_window(layer): (self._dtype, shape) for layer in range(self._layers)}
+        W = self._geometry.vote.L_obs
+        return {
+            names.query_window(index): (self._dtype, (1, layer.heads, W, layer.query_dim))
+            for index, layer in enumerate(self._model.layers)
+        }
 
     def queries(self) -> Specs:
         """Outputs of graphs made to tell the vote's hit rate."""
-        model = self._model
-        group = model.num_attention_heads // model.num_key_value_heads
         return {
-            names.query(index): (self._dtype, (self._batch, group * heads, 1, model.head_dim))
-            for index, heads in enumerate(self._kv_heads)
+            names.query(cache): (
+                self._dtype,
+                (self._batch, layer.group * kv_heads, 1, layer.query_dim),
+            )
+            for cache, kv_heads, _, layer in self._held
         }
+
+
+class _Held(NamedTuple):
+    """A cache of decode: its number, its KV heads, and the heads of its layer."""
+
+    cache: int
+    kv_heads: int
+    shape: LayerGeometry
+    layer: LayerHeads

@@ -26,6 +26,10 @@ class CacheHeads(NamedTuple):
     layer: int
     heads: tuple[int, ...] | None
 
+    def count(self, kv_heads: int) -> int:
+        """Its KV heads, of a layer that has so many."""
+        return kv_heads if self.heads is None else len(self.heads)
+
 
 def caches_of(groups: HeadGroups) -> Iterator[CacheHeads]:
     """Every cache, in order."""

@@ -116,8 +116,10 @@ class Manifest(Strict):
         if self.tensor_parallel == 1:
             return self
         start = f"{self.folders[rank]}/"
-        own = [one for one in self.weights if one.file.startswith(start)]
-        weights = [one.model_copy(update={"file": one.file.removeprefix(start)}) for one in own]
+        own = [weight for weight in self.weights if weight.file.startswith(start)]
+        weights = [
+            weight.model_copy(update={"file": weight.file.removeprefix(start)}) for weight in own
+        ]
         model = self.model.cut(self.tensor_parallel)
         return self.model_copy(update={"tensor_parallel": 1, "model": model, "weights": weights})
 

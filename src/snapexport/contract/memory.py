@@ -1,20 +1,31 @@
-"""Counts the bytes of caches and of attention's scores, by the tensors of a build's graphs.
+"""Counts the bytes of weights, caches and attention's scores, by the tensors of a build's graphs.
 
-Loads nothing. A build that is not made yet has the tensors of `interface.graph_specs`.
+Loads nothing. A build that is not made yet has the tensors of `interface.graph_specs`, and its
+weights are counted from a checkpoint (build.plan.weights). What a step has to move at least is
+another number (measure.bench.costs).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from snapexport.contract import names
+from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import MTP_PREFILL
+from snapexport.contract.graph_specs import Shape
+from snapexport.contract.layer_heads import LayerHeads
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.contract.sizes import tensor_bytes
-from snapexport.contract.targets import capabilities
-from snapexport.files.dtypes import BY_FLAG
+from snapexport.contract.targets import Target, capabilities
+from snapexport.contract.vote import VOTING_ROWS
+from snapexport.files.dtypes import BY_FLAG, BY_NUMPY
 
 _FP32 = 4
+
+GPU_CONTEXT = 600 * 2**20
+"""CUDA's context and TensorRT's libraries on the GPU, before the first layer: 574 MiB in a log of
+NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9), rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +39,38 @@ class CacheBytes:
 
 def cache_bytes(manifest: Manifest) -> CacheBytes:
     """Return the bytes of the caches that stay allocated while the build runs, in one rank."""
-    caches = _caches(manifest, "decode")
     return CacheBytes(
-        decode=sum(map(tensor_bytes, caches)),
+        decode=total_bytes(caches_of(manifest, "decode")),
         full=full_cache_bytes(manifest),
-        prefill=sum(map(tensor_bytes, _caches(manifest, "prefill"))),
+        prefill=total_bytes(caches_of(manifest, "prefill")),
     )
 
 
-def _caches(manifest: Manifest, graph: GraphName) -> list[TensorSpec]:
+def caches_of(manifest: Manifest, graph: GraphName) -> list[TensorSpec]:
     """The cache inputs of a graph: a single-shot prefill has none."""
     return [spec for spec in manifest.graphs[graph].inputs if names.is_past(spec.name)]
+
+
+def total_bytes(specs: Iterable[TensorSpec]) -> int:
+    """Bytes of inputs or outputs."""
+    return sum(map(tensor_bytes, specs))
+
+
+def planned_bytes(specs: Iterable[tuple[str, Shape]]) -> int:
+    """Bytes of tensors of `interface.graph_specs`."""
+    return sum(math.prod(shape) * BY_NUMPY[dtype].bytes for dtype, shape in specs)
+
+
+def weights_bytes(manifest: Manifest) -> int:
+    """Bytes of the weights' files."""
+    return sum(file.size for file in manifest.weights)
 
 
 def full_cache_bytes(manifest: Manifest) -> int:
     """Bytes of decode's caches without compression: [B,Hkv,T,D] each, in the build's dtype."""
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
-    layers = range(manifest.geometry.slots.num_caches)
-    states = [specs[name(n)] for n in layers for name in (names.past_key, names.past_value)]
+    caches = [cache.cache for cache in manifest.geometry.slots.caches]
+    states = [specs[name(n)] for n in caches for name in (names.past_key, names.past_value)]
     dtype, length = BY_FLAG[manifest.dtype].numpy, manifest.geometry.L_max
     return sum(tensor_bytes(_with_slots(spec, length, dtype)) for spec in states)
 
@@ -56,8 +81,19 @@ def _with_slots(cache: TensorSpec, slots: int, dtype: str) -> TensorSpec:
 
 
 def scores_bytes(model: ModelFacts, rows: int, slots: int) -> int:
-    """Bytes of attention's scores, where they are formed: [H,rows,slots] in fp32."""
-    return model.num_attention_heads * rows * slots * _FP32
+    """Bytes of a layer's scores, where they are formed: [H,rows,slots] in fp32."""
+    return max(layer.heads for layer in model.layers) * rows * slots * _FP32
+
+
+def vote_scores_bytes(
+    model: ModelFacts, geometry: CacheGeometry, target: Target, slots: int
+) -> int:
+    """Bytes of the scores of one layer's vote, with the copies that the target's runtime holds.
+
+    A repeated prompt votes some rows at a time.
+    """
+    queries = min(geometry.vote.L_obs, VOTING_ROWS) if geometry.repeats else geometry.vote.L_obs
+    return int(capabilities(target).vote_score_copies * scores_bytes(model, queries, slots))
 
 
 def fused_scratch_bytes(states: int, rows: int, slots: int) -> int:
@@ -76,29 +112,32 @@ def composed_attention(manifest: Manifest) -> dict[str, int]:
     """
     if capabilities(manifest.target).fused_shapes is None:
         return {}
-    found: dict[str, int] = {}
-    model = manifest.model
-    for name, graph in manifest.graphs.items():
-        if name == MTP_PREFILL:  # it has no attention
-            continue
-        for batch, rows, slots in attention_sizes(graph):
-            if not _is_fused(manifest, rows, slots):
-                scores = batch * scores_bytes(model, rows, slots)
-                found[name] = max(scores, found.get(name, 0))
-    return found
+    return {
+        name: max(found)
+        for name, graph in manifest.graphs.items()
+        if name != MTP_PREFILL  # it has no attention
+        and (found := [*_composed(manifest, graph)])
+    }
 
 
-def _is_fused(manifest: Manifest, rows: int, slots: int) -> bool:
+def _composed(manifest: Manifest, graph: GraphEntry) -> Iterator[int]:
+    """Bytes of the scores of each attention that is not fused."""
+    for layer, batch, rows, slots in _attentions(manifest.model, graph):
+        if not _is_fused(manifest, layer, rows, slots):
+            yield batch * layer.heads * rows * slots * _FP32
+
+
+def _is_fused(manifest: Manifest, layer: LayerHeads, rows: int, slots: int) -> bool:
     """Whether there is a kernel. Latent attention has none, nor has a model with experts."""
     shapes, model = capabilities(manifest.target).fused_shapes, manifest.model
     assert shapes is not None
-    fits = shapes.fits_with_sink if model.attention_sinks else shapes.fits
-    plain = model.latent is None and not model.num_experts
-    return plain and fits(BY_FLAG[manifest.dtype].bytes, rows, slots, model.head_dim)
+    fits = shapes.fits_with_sink if layer.sinks else shapes.fits
+    plain = not model.num_experts and layer.query_dim == layer.key_dim == layer.value_dim
+    return plain and fits(BY_FLAG[manifest.dtype].bytes, rows, slots, layer.query_dim)
 
 
-def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
-    """(B, C, S) of layers: rows and keys. Of a single shot its rows are its keys.
+def _attentions(model: ModelFacts, graph: GraphEntry) -> Iterator[tuple[LayerHeads, int, int, int]]:
+    """(heads, B, C, S) for each cache: rows and keys. Of a single shot its rows are its keys.
 
     A chunk is written into its cache, or comes after it (extend).
     """
@@ -106,7 +145,10 @@ def attention_sizes(graph: GraphEntry) -> Iterator[tuple[int, int, int]]:
     if names.INPUT_IDS not in inputs:
         return
     batch, rows = inputs[names.INPUT_IDS]
-    caches = [shape for name, shape in inputs.items() if names.is_past(name)]
-    added = rows if graph.file == "extend.onnx" else 0
-    for slots in {shape[2] + added for shape in caches} or {rows}:
-        yield batch, rows, slots
+    added, layers = rows if graph.file == "extend.onnx" else 0, model.num_hidden_layers
+    caches = {
+        names.number_of(n): shape[2] + added for n, shape in inputs.items() if names.is_past(n)
+    }
+    for number, slots in (caches or dict.fromkeys(range(layers), rows)).items():
+        # Where caches are of head groups, they are more, and all layers have the same heads.
+        yield model.layer(min(number, layers - 1)), batch, rows, slots

@@ -154,6 +154,11 @@ def is_of_host(name: str) -> bool:
     return name in _OF_HOST or _PLACE.fullmatch(name) is not None
 
 
+def number_of(cache: str) -> int:
+    """The number in the name of a cache input."""
+    return int(cache.removeprefix(_PAST).partition(".")[0])
+
+
 is_past = _begins(_PAST)
 """Whether it names a cache input."""
 is_present = _begins(_PRESENT)

@@ -17,7 +17,7 @@ class Choice:
     """A choice that a rule is about. example: facts in which it holds.
 
     text: as users write it, with {field} for the value of a fact. joined: "with" a flag, "for" a
-    model or a build, "by" a library.
+    model or a build, "by" a library, "on" a device.
     """
 
     text: str
@@ -61,6 +61,11 @@ def flag(field: str, example: object = True) -> Choice:
 def fact(text: str, field: str, value: object = True, joined: str = "with") -> Choice:
     """A fact with that value, in words."""
     return Choice(text, {field: value}, lambda f: f.get(field) == value, joined)
+
+
+def some(text: str, field: str, example: object) -> Choice:
+    """A fact that is neither absent nor 0 nor empty, in words."""
+    return Choice(text, {field: example}, lambda f: bool(f.get(field)))
 
 
 def is_given(value: object) -> bool:

@@ -1,12 +1,13 @@
 """The rules of a run: options of what runs a build that exclude each other, or kinds of builds.
 
-Facts are options by field, with `command` for a command's name and `run_baseline` for its
---baseline, and of the build: `tensor_parallel`, `target`, `compresses`, `has_extend`,
-`has_baseline`. `Build.require_run` makes them.
+Facts are options by field, with `command` for a command's name, `run_baseline` for its --baseline
+and `dynamo` for what that command starts (`worker_flag`, `cluster_flag`: flags of the two); and of
+the build: `tensor_parallel`, `target`, `dtype`, `compresses`, `has_extend`, `has_baseline`,
+`has_engines`. `Build.require_run` makes them. `unequal_widths` is of its model.
 """
 
-from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, value
-from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities
+from snapexport.contract.rule import LEAVE_OUT, Choice, Rule, fact, flag, is_given, some, value
+from snapexport.contract.targets import TENSORRT, TENSORRT_RTX, capabilities, targets_with
 
 _WITH_BASELINE = "build it again with --baseline"
 _OF_ONE_RANK = "build it again without --tensor-parallel"
@@ -26,6 +27,14 @@ FULL_CACHE = Choice(
 )
 WITHOUT_EXTEND = fact("a build without --extend", "has_extend", value=False, joined="for")
 WITHOUT_BASELINE = fact("a build without --baseline", "has_baseline", value=False, joined="for")
+WITHOUT_ENGINES = fact("a build without engines", "has_engines", value=False, joined="for")
+BF16 = fact("a bf16 build", "dtype", "bf16")
+NO_CUDA_KERNEL = Choice(
+    "a build with --target {target} --dtype {dtype}",
+    {"target": "onnxruntime", "dtype": "fp32"},
+    lambda f: "dtype" in f and f["dtype"] not in capabilities(f["target"]).cuda_dtypes,
+    joined="for",
+)
 OF_ENGINES = Choice(
     "running graphs of --target {target}",
     {"target": "tensorrt", "backend": None},
@@ -43,17 +52,22 @@ ON_GPU = Choice(
     {"backend": "tensorrt"},
     lambda f: f.get("backend") not in (None, "onnxruntime"),
 )
+ON_CPU = Choice(
+    "the CPU",
+    {"device": "cpu"},
+    lambda f: f.get("device") == "cpu" or f.get("backend") == "onnxruntime",
+    joined="on",
+)
+CUDA = value("backend", "onnxruntime-cuda")
 TRITON_GPU = value("device", "gpu")
 ROLE = Choice("--role {role}", {"role": "prefill"}, lambda f: f.get("role", "both") != "both")
+PREFILLED, HANDED_OVER = fact("a row handed over", "prefilled"), fact("`hand_over`", "hand_over")
+DECODES = Choice(
+    "an executor that decodes", {"role": "both"}, lambda f: f.get("role") in ("both", "decode")
+)
 BLOCKS = value("prefill", "blocks")
-PARKED = Choice(
-    "--parked-rows {parked_rows}", {"parked_rows": 1}, lambda f: bool(f.get("parked_rows"))
-)
-OUTPUTS = Choice(
-    "--compress-every {compress_every}",
-    {"compress_every": 64},
-    lambda f: bool(f.get("compress_every")),
-)
+PARKED = some("--parked-rows {parked_rows}", "parked_rows", 1)
+OUTPUTS = some("--compress-every {compress_every}", "compress_every", 64)
 ONTO_ROWS = fact("prefill onto earlier rows", "prefill", "both")
 PROMPT_CACHE = Choice(
     "a shared prompt cache", {"prompt_cache": True}, lambda f: is_given(f.get("prompt_cache"))
@@ -63,6 +77,12 @@ PARKED_DIR = flag("parked_dir", "DIR")
 NOTHING_PARKED = fact("--parked-rows", "parked_rows", value=0, joined="without")
 SYSTEM, NO_CHAT = flag("system"), fact("--no-chat", "chat", value=False)
 NO_TEMPLATE = fact("a build without a chat template", "has_template", value=False)
+
+# Dynamo.
+WORKER = fact("a single worker of `snapexport dynamo`", "dynamo", "worker", joined="for")
+CLUSTER = fact("`snapexport dynamo up`", "dynamo", "up", joined="by")
+OF_A_WORKER = some("a worker's {worker_flag}", "worker_flag", "--role")
+OF_A_CLUSTER = some("a cluster's {cluster_flag}", "cluster_flag", "--decode")
 
 # Engines.
 RTX = Choice(
@@ -77,11 +97,7 @@ ON_ITS_GPU = Choice(
     lambda f: "library" in f and not f["library"].capabilities,
     joined="by",
 )
-CAPABILITY = Choice(
-    "--compute-capability",
-    {"compute_capabilities": ("8.9",)},
-    lambda f: bool(f.get("compute_capabilities")),
-)
+CAPABILITY = some("--compute-capability", "compute_capabilities", ("8.9",))
 _ON_THE_GPU = {
     "hardware_compat": "ampere-plus",
     "version_compatible": True,
@@ -103,7 +119,32 @@ RUN_RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(choice, OF_RANKS, "its rows lie in several processes", _OF_ONE_RANK)
-        for choice in (ROLE, PARKED, OUTPUTS, ONTO_ROWS)
+        for choice in (ROLE, PREFILLED, PARKED, OUTPUTS, ONTO_ROWS)
+    ),
+    Rule(
+        BF16,
+        ON_CPU,
+        "ONNX Runtime cannot calculate in bf16 there",
+        "use --dtype fp32, or a GPU: --backend onnxruntime-cuda, or engines of --target "
+        f"{targets_with('runs_on_gpu')}",
+    ),
+    Rule(
+        CUDA,
+        NO_CUDA_KERNEL,
+        "ONNX Runtime's attention has kernels for 16 bits alone on a GPU",
+        "build it again with --dtype fp16 or bf16, or with --target portable",
+    ),
+    Rule(
+        TRITON_GPU,
+        WITHOUT_ENGINES,
+        "there a GPU runs engines alone",
+        "make them with `snapexport engine`, or use --device cpu",
+    ),
+    Rule(
+        HANDED_OVER,
+        DECODES,
+        "decode writes to kept batch slots, too",
+        'open the build with role="prefill"',
     ),
     Rule(
         RUN_BASELINE,
@@ -131,11 +172,19 @@ RUN_RULES: tuple[Rule, ...] = (
         Rule(SYSTEM, other, "the chat template places it", "write it into the prompt")
         for other in (NO_CHAT, NO_TEMPLATE)
     ),
+    Rule(OF_A_WORKER, CLUSTER, "it would do nothing", LEAVE_OUT),
+    Rule(OF_A_CLUSTER, WORKER, "it would do nothing", LEAVE_OUT),
     Rule(
         flag("plugins", "FILE"),
         RTX,
         "its engines run the functions' bodies",
         "leave it out, or build the graphs with --target tensorrt",
+    ),
+    Rule(
+        flag("plugins", "FILE"),
+        fact("keys and values of different widths", "unequal_widths", joined="for"),
+        "the plugins copy both alike",
+        "leave it out: TensorRT then runs the functions' bodies",
     ),
     *(
         Rule(flag(field, example), RTX, "it has no such choice", LEAVE_OUT)

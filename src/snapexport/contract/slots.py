@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from snapexport.contract.columns import Column, value_at
 from snapexport.contract.head_groups import CacheHeads, HeadGroups, caches_of, require_groups
 from snapexport.contract.layer_geometry import LayerGeometry
 from snapexport.errors import UserError, require_at_least
-
-PerCache = int | tuple[int, ...]
-"""One value for all caches, or one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +18,9 @@ class Slots:
     """
 
     num_layers: int
-    L_sink: PerCache
-    L_recent: PerCache
-    K: PerCache
+    L_sink: Column[int]
+    L_recent: Column[int]
+    K: Column[int]
     head_groups: HeadGroups = ()
 
     def __post_init__(self) -> None:
@@ -30,10 +28,10 @@ class Slots:
         for flag, value in self._per_cache().items():
             self._require_caches(flag, value)
 
-    def _per_cache(self) -> dict[str, PerCache]:
+    def _per_cache(self) -> dict[str, Column[int]]:
         return {"--L-sink": self.L_sink, "--L-recent": self.L_recent, "--K": self.K}
 
-    def _require_caches(self, flag: str, value: PerCache) -> None:
+    def _require_caches(self, flag: str, value: Column[int]) -> None:
         values: Sequence[int] = (value,) if isinstance(value, int) else value
         if not isinstance(value, int) and len(values) != self.num_caches:
             what = "head groups" if self.head_groups else "layers"
@@ -59,18 +57,18 @@ class Slots:
         """The caches of a layer of the model."""
         return tuple(cache for cache in self.caches if cache.layer == layer)
 
-    def heads_held(self, kv_heads: int) -> tuple[int, ...]:
-        """The number of KV heads of each cache, of a model with `kv_heads` a layer."""
-        every = (cache.heads for cache in self.caches)
-        return tuple(kv_heads if heads is None else len(heads) for heads in every)
+    def heads_held(self, kv_heads: Sequence[int]) -> tuple[int, ...]:
+        """The number of KV heads of each cache. kv_heads: of each layer."""
+        return tuple(cache.count(kv_heads[cache.layer]) for cache in self.caches)
 
     def shapes(self, spare: int) -> tuple[LayerGeometry, ...]:
         """The slots of each cache, whose ring has `spare` slots beyond L_recent."""
-        columns = (self._column(value) for value in self._per_cache().values())
         return tuple(
-            LayerGeometry(L_sink, L_recent, K, spare)
-            for L_sink, L_recent, K in zip(*columns, strict=True)
+            LayerGeometry(
+                value_at(self.L_sink, index),
+                value_at(self.L_recent, index),
+                value_at(self.K, index),
+                spare,
+            )
+            for index in range(self.num_caches)
         )
-
-    def _column(self, value: PerCache) -> tuple[int, ...]:
-        return (value,) * self.num_caches if isinstance(value, int) else value

@@ -139,7 +139,9 @@ class TargetCapabilities:
     fused_shapes: limits of the fused kernel; other attention is composed of single operators. None:
     no limits.
     masks: cases in which attention needs an explicit mask.
-    vote_key_copies: copies of the prompt's keys while the vote runs as standard operators.
+    vote_key_copies, vote_score_copies: copies of the prompt's keys, and of the window's scores,
+    while the vote runs as standard operators. ONNX Runtime holds three of the scores (products,
+    masked and softmax); a compiler joins what it can.
     """
 
     title: str
@@ -162,6 +164,7 @@ class TargetCapabilities:
     fused_shapes: FusedShapes | None = None
     masks: tuple[Masked, ...] = ()
     vote_key_copies: int = 1
+    vote_score_copies: float = 3
 
     @property
     def compiled(self) -> bool:
@@ -185,6 +188,8 @@ _COMPILED = TargetCapabilities(
     fused_whole_prompt=True,
     fused_shapes=MEASURED_SHAPES,
     masks=("chunk", "window", "softcap", "sink"),
+    # 219 MB at [32,8,131072] in fp32, as the builder of TensorRT for RTX 1.7 reports.
+    vote_score_copies=1.7,
 )
 
 TARGETS: Mapping[Target, TargetCapabilities] = {

@@ -10,7 +10,6 @@ from snapexport.build.engines import EngineOptions
 from snapexport.build.engines.folder import engine_name
 from snapexport.build.engines.gpu import Gpu
 from snapexport.build.engines.memory import (
-    LIBRARY_GPU,
     Estimate,
     Free,
     estimate,
@@ -27,6 +26,7 @@ from snapexport.contract.manifest import (
     TensorSpec,
     WeightFile,
 )
+from snapexport.contract.memory import GPU_CONTEXT
 from snapexport.contract.targets import TENSORRT, TENSORRT_RTX
 from snapexport.errors import UserError
 from tests.facts import model_facts
@@ -96,12 +96,12 @@ def test_estimate_counts_weights_inputs_and_outputs_of_each_graph(manifest: Mani
     prefill = estimated.graphs["prefill"]
     assert prefill.host == TENSORRT.host_bytes + 2 * WEIGHTS
     # Caches are written in place: counted once.
-    assert prefill.gpu == LIBRARY_GPU + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
+    assert prefill.gpu == GPU_CONTEXT + WEIGHTS + ids + 2 * L_MAX * TOKEN + window + logits
     assert prefill.engine == WEIGHTS
     # The compress graph has no weights, and reads other caches than it writes.
     compress = estimated.graphs["compress"]
     assert (compress.host, compress.engine) == (TENSORRT.host_bytes, 0)
-    assert compress.gpu == LIBRARY_GPU + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
+    assert compress.gpu == GPU_CONTEXT + 2 * L_MAX * TOKEN + window + 2 * SLOTS * TOKEN
 
 
 def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Manifest) -> None:
@@ -112,7 +112,7 @@ def test_estimate_takes_memory_of_the_largest_graph_and_disk_of_all(manifest: Ma
 
 
 def test_estimate_of_running_counts_a_weight_copy_for_each_plan(manifest: Manifest) -> None:
-    ours = LIBRARY_GPU + 2 * WEIGHTS + 2 * L_MAX * TOKEN + BATCH * 2 * SLOTS * TOKEN
+    ours = GPU_CONTEXT + 2 * WEIGHTS + 2 * L_MAX * TOKEN + BATCH * 2 * SLOTS * TOKEN
     ours += estimate(manifest, ["prefill"], TENSORRT, stripped=False).graphs["prefill"].scratch
     for graphs in (["prefill", "compress", "decode"], manifest.graphs.keys() - {"decode.1"}):
         assert estimate(manifest, graphs, TENSORRT, stripped=False).running == ours
@@ -178,7 +178,7 @@ def estimated(manifest: Manifest) -> Estimate:
     ("free", "message"),
     [
         (replace(PLENTY, host=20 * GIB), "at least 34 GiB of memory; 20 GiB are free"),
-        (replace(PLENTY, gpu=8 * GIB), "at least 16.6 GiB of GPU memory; 8 GiB are free"),
+        (replace(PLENTY, gpu=8 * GIB), "at least 16.59 GiB of GPU memory; 8 GiB are free"),
         (replace(PLENTY, disk=40 * GIB), "at least 64 GiB of disk space; 40 GiB are"),
     ],
 )
@@ -192,7 +192,7 @@ def test_engine_build_that_cannot_fit_is_refused(
 
 
 def test_engine_inputs_and_outputs_are_no_reason_to_refuse(estimated: Estimate) -> None:
-    assert estimated.gpu_fixed == LIBRARY_GPU + WEIGHTS < estimated.gpu
+    assert estimated.gpu_fixed == GPU_CONTEXT + WEIGHTS < estimated.gpu
     require_room(estimated, replace(PLENTY, gpu=estimated.gpu_fixed), stripped=False)
 
 

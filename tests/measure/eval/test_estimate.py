@@ -65,6 +65,6 @@ def test_the_memory_of_an_estimate_is_that_of_weights_and_caches(vault_build: Bu
     both = vault_grid(vault_build, lengths=(250,), policies=("full", "snapstream"))
     one = vault_grid(vault_build, lengths=(250,), policies=("full",))
     model, manifest = vault_build.manifest.model, vault_build.manifest
-    row = 2 * 4 * model.num_key_value_heads * model.head_dim * model.num_hidden_layers
+    row = 4 * model.position_values
     slots = manifest.geometry.layers[0].cache_slots
     assert estimate(both).nbytes - estimate(one).nbytes == row * slots * manifest.batch

@@ -1,14 +1,17 @@
 """Modes of an evaluation: when the cache sees the question. A shared prompt cache changes none."""
 
 from collections import defaultdict
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
 import pytest
 
 from snapexport.contract.build_directory import Build
+from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.grid import Grid
-from snapexport.measure.eval.options import MODES
+from snapexport.measure.eval.options import DEFAULT_TASKS, MODES
 from snapexport.measure.eval.outcomes import Outcome
 from snapexport.measure.eval.run import outcomes_of
 from snapexport.measure.eval.systems import loading
@@ -28,6 +31,16 @@ def outcomes(build: Build, **choices: Any) -> list[Outcome]:
 @pytest.fixture(scope="module")
 def together(vault_build: Build) -> list[Outcome]:
     return outcomes(vault_build, policies=POLICIES)
+
+
+def test_default_task_of_the_bundled_checkpoint_is_the_vault(
+    vault_build: Build, tmp_path: Path
+) -> None:
+    assert vault_grid(vault_build, tasks=None).options.tasks == ("vault",)
+    other = Path(copytree(vault_build.directory, tmp_path / "other"))
+    with (other / TOKENIZER).open("a") as tokenizer:
+        tokenizer.write("\n")
+    assert vault_grid(Build.open(other), tasks=None).options.tasks == DEFAULT_TASKS
 
 
 def test_every_system_answers_every_request_once(

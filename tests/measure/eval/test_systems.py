@@ -1,5 +1,6 @@
 """The compared systems: equal cache slots, and the build's own choices as defaults."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,14 @@ def test_the_full_cache_is_one_system_at_any_budgets() -> None:
         ("snapstream:pool=median", 64, "--pool 'median' is not known"),
         ("snapstream:L_recent=8,K=8", 64, "given together with both"),
         ("snapstream:L_obs=40", 64, "--L-obs 40 is larger than --L-recent 30"),
-        ("snapstream", 4, "'snapstream' in 4 slots: --kv-budget 4 leaves"),
-        ("snapstream", 600, "'snapstream' in 600 slots: --kv-budget 600 is more than --L-max 512"),
+        (
+            "snapstream",
+            3,
+            "'snapstream' in 3 slots: --budgets 3 is below 5, the sum of 4 sinks and",
+        ),
+        ("snapstream:K=7", 9, "--budgets 9 is below 12, the sum of 4 sinks and a ring of at least"),
+        ("streaming", 4, "--budgets 4 is below 5, the sum of 4 sinks and a ring of at least 1"),
+        ("snapstream", 600, "'snapstream' in 600 slots: --budgets 600 is more than --L-max 512"),
         ("streaming:K=8", 64, "--K 8 is not supported with --policy streaming"),
         ("sage:L_obs=4", 64, "--policy sage means --L-obs 1"),
         ("snapstream:prefill=rows", 64, "prefill 'rows' is not known"),
@@ -161,6 +168,18 @@ def test_an_invalid_policy_or_budget_is_refused(name: str, slots: int, message: 
     with pytest.raises(UserError) as refused:
         found(geometry(facts), facts, [name], [slots])
     assert message in refused.value.message
+    assert "--kv-budget" not in refused.value.message + str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", ["snapstream", "snapstream:K=7", "snapstream:L_recent=9"])
+def test_the_least_budget_that_a_refusal_names_is_one(name: str) -> None:
+    facts = model()
+    with pytest.raises(UserError) as refused:
+        found(geometry(facts), facts, [name], [1])
+    (least,) = map(int, re.findall(r"use --budgets (\d+) or more", str(refused.value.hint)))
+    assert found(geometry(facts), facts, [name], [least])[0].slots == least
+    with pytest.raises(UserError, match=f"is below {least}"):
+        found(geometry(facts), facts, [name], [least - 1])
 
 
 def test_a_model_with_only_sliding_layers_is_refused() -> None:

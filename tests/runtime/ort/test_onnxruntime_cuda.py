@@ -22,7 +22,7 @@ from snapexport.errors import UserError
 from snapexport.runtime.engine.executor import Executor
 from snapexport.runtime.engine.graph_set import GraphSet
 from snapexport.runtime.engine.open_executor import open_executor
-from snapexport.runtime.ort.backend import OnnxRuntimeBackend, require_runnable
+from snapexport.runtime.ort.backend import OnnxRuntimeBackend
 from snapexport.runtime.ort.cuda import PROVIDER as CUDA
 from snapexport.runtime.ort.cuda import Cuda
 from snapexport.runtime.ort.session import bind
@@ -269,11 +269,11 @@ def test_fp32_attention_on_cuda_and_bf16_on_the_cpu_are_refused(builds: dict[str
         manifest = builds["chunked"].manifest.model_copy(update=update)
         return Build(builds["chunked"].directory, manifest)
 
-    require_runnable(changed(dtype="bf16"), baseline=False, cuda=True)
-    with pytest.raises(UserError, match="fp16 and bf16 alone on a GPU"):
-        require_runnable(changed(dtype="fp32"), baseline=False, cuda=True)
-    with pytest.raises(UserError, match="bf16 on the CPU") as refusal:
-        require_runnable(changed(dtype="bf16"), baseline=False)
+    changed(dtype="bf16").require_run(backend="onnxruntime-cuda")
+    with pytest.raises(UserError, match="16 bits alone on a GPU"):
+        changed(dtype="fp32").require_run(backend="onnxruntime-cuda")
+    with pytest.raises(UserError, match="a bf16 build is not supported on the CPU") as refusal:
+        changed(dtype="bf16").require_run(backend="onnxruntime")
     assert "--backend onnxruntime-cuda" in refusal.value.hint
 
 

@@ -89,7 +89,7 @@ def test_triton_command_writes_its_flags_and_overwrites_only_on_request(
         (["BUILD", "--out", "OUT", "--max-pending", "-1"], "--max-pending -1 is too small"),
         (["BUILD", "--out", "OUT", "--threads", "0"], "--threads 0 is too small"),
         (["BUILD", "--out", "OUT", "--token-budget", "8"], "8 tokens a step"),
-        (["BUILD", "--out", "OUT", "--device", "gpu"], "no TensorRT engines"),
+        (["BUILD", "--out", "OUT", "--device", "gpu"], "not supported for a build without engines"),
         (["OUT", "--out", "OUT"], "is not a build directory"),
     ],
 )

@@ -24,7 +24,7 @@ from snapexport.files.dtypes import DType
 PLAIN = GraphOptions()
 IN_INT8 = GraphOptions(cache_dtype="int8", decode_attention="valid")
 
-_MAKERS = ("contract", "exporter", "graphs", "builder")
+_MAKERS = ("build", "contract", "exporter", "graphs")
 """The packages whose code makes a build."""
 
 

@@ -56,9 +56,9 @@ def _obstacle(model: PlannedModel, devices: int) -> str | None:
     facts = model.facts
     if devices < 1:
         return "there has to be a device"
-    if facts.num_attention_heads % devices:
-        return f"{facts.num_attention_heads} attention heads are no multiple of it"
-    kv_heads = facts.num_key_value_heads
+    heads, kv_heads, *_ = facts.layer(0)
+    if heads % devices:
+        return f"{heads} attention heads are no multiple of it"
     if not facts.latent and kv_heads % devices and devices % kv_heads:
         return f"{kv_heads} KV heads neither divide it nor are a multiple of it"
     for name, (rows, columns) in zip(model.names, model.linear, strict=False):
@@ -73,7 +73,7 @@ def cut_matrices(model: PlannedModel, devices: int, role: Role) -> Iterator[Cut]
     """Every matrix but the experts' and the embedding table; the head comes last."""
     assert len(model.names) == len(model.linear) - 1, "the matrices have no names"
     for name, shape in zip(model.names, model.linear, strict=False):
-        yield _cut(name, shape, devices, model.facts.num_key_value_heads, role)
+        yield _cut(name, shape, devices, model.facts.layer(0).kv_heads, role)
     vocabulary, width = model.linear[-1]
     yield Cut("head", "vocabulary", (-(-vocabulary // devices), width))
 
@@ -92,19 +92,19 @@ def _cut(name: str, shape: tuple[int, int], devices: int, kv_heads: int, role: R
 
 def device_model(model: PlannedModel, devices: int, role: Role) -> PlannedModel:
     """A device's share, as a model. Its attention has a device's heads."""
-    facts = model.facts
+    heads, kv_heads, *_ = model.facts.layer(0)
     cuts = list(cut_matrices(model, devices, role))
     shapes = {cut.name: cut.shape for cut in cuts}
     experts = model.experts and replace(model.experts, width=model.experts.width // devices)
     fp8 = model.fp8 and replace(model.fp8, linear=tuple(shapes[one] for one in model.fp8.names))
     changed = {
-        "num_attention_heads": facts.num_attention_heads // devices,
-        "num_key_value_heads": max(1, facts.num_key_value_heads // devices),
+        "num_attention_heads": heads // devices,
+        "num_key_value_heads": max(1, kv_heads // devices),
         "vocab_size": cuts[-1].shape[0],
     }
     return replace(
         model,
-        facts=facts.model_copy(update=changed),
+        facts=model.facts.model_copy(update=changed),
         intermediate_size=model.intermediate_size // devices,
         linear=tuple(cut.shape for cut in cuts),
         experts=experts,

@@ -120,13 +120,3 @@ def gpu() -> dict[str, Any]:
 def _cuda_version(status: Any, number: int) -> str | None:
     """CUDA's number as a version: 13040 is 13.4; None if unknown."""
     return None if int(status) else f"{number // 1000}.{number % 1000 // 10}"
-
-
-def share() -> tuple[int, int]:
-    """Bytes of this process' own pages, and its share (PSS) of mapped files.
-
-    PSS counts a weight file that two sessions map once; RSS would count it twice.
-    """
-    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    kilobytes = {row[0].rstrip(":"): int(row[1]) for row in rows}
-    return kilobytes["Pss_Anon"] * 1024, kilobytes["Pss_File"] * 1024

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from snapexport.build import BuildOptions
 from snapexport.build.plan.activations import Activations
 from snapexport.build.plan.alternatives import largest
-from snapexport.build.plan.footprint import GPU_CONTEXT
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.plan import resolved
 from snapexport.build.plan.request import PlanRequest
 from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.build.plan.weights import fp8_bytes, stored_bytes
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.memory import GPU_CONTEXT
 from snapexport.contract.sizes import as_flag, spelled
 from snapexport.contract.targets import capabilities, targets_with
 from snapexport.errors import UserError
@@ -170,7 +170,7 @@ def _decode_work(
 
 
 def _heads(model: PlannedModel) -> dict[str, int]:
-    return {"num_attention_heads": model.facts.num_attention_heads}
+    return {"num_attention_heads": model.facts.layer(0).heads}
 
 
 def _groups(

@@ -135,17 +135,14 @@ class Worker:
         )
 
     def _layer(self, index: int, absorbed: bool) -> LayerCosts:
-        facts, item = self.model.facts, BY_FLAG[DTYPE].bytes
-        key, value = (
-            facts.num_key_value_heads * width * item for width in (facts.key_dim, facts.value_dim)
-        )
-        latent, per_head = facts.latent, facts.key_dim + facts.value_dim
+        latent, layer = self.model.facts.latent, self.model.facts.layer(index)
+        key, value = (layer.kv_heads * width * BY_FLAG[DTYPE].bytes for width in layer.widths)
+        per_head = sum(layer.widths)
         if latent:
             of_latents = 2 * latent.rank + latent.rope
             per_head = of_latents if absorbed else latent.head + latent.value
-        pair = 2 * facts.num_attention_heads * per_head
-        window = facts.sliding_window[index]
-        return LayerCosts(self.geometry.layers[index], key, value, key + value, pair, window)
+        pair, shape = 2 * layer.heads * per_head, self.geometry.layers[index]
+        return LayerCosts(shape, key, value, key + value, pair, layer.window)
 
 
 def _weights(model: PlannedModel, options: BuildOptions, tokens: int) -> Weights:

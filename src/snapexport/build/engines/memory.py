@@ -14,20 +14,19 @@ from snapexport.contract import names
 from snapexport.contract.graph_kinds import MTP, graph_of
 from snapexport.contract.interface import weight_inputs
 from snapexport.contract.manifest import GraphEntry, GraphName, Manifest, TensorSpec
-from snapexport.contract.memory import composed_attention, fused_scratch_bytes, scores_bytes
+from snapexport.contract.memory import (
+    GPU_CONTEXT,
+    caches_of,
+    composed_attention,
+    fused_scratch_bytes,
+    total_bytes,
+    vote_scores_bytes,
+    weights_bytes,
+)
 from snapexport.contract.sizes import spelled, tensor_bytes
 from snapexport.contract.targets import EngineLibrary
 from snapexport.contract.tensors import in_place
-from snapexport.contract.vote import VOTING_ROWS
 from snapexport.errors import UserError
-
-LIBRARY_GPU = int(0.6 * 2**30)
-"""TensorRT's libraries and CUDA's context before the first layer: 574 MiB in a log of
-NVIDIA/TensorRT-LLM's issue 538 (TensorRT 9); rounded."""
-
-_VOTE_COPIES = 1.7
-"""Copies of the window's scores in the compress graph: 219 MB at [32,8,131072] in fp32, as the
-builder of TensorRT for RTX 1.7 reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +81,27 @@ def estimate(
     ours = {name: needs for name, needs in found.items() if not is_baseline(name)}
     shared = max((needs.scratch for needs in ours.values()), default=0)
     loaded = sum(_loaded(manifest, name) for name in ours)
-    return Estimate(found, LIBRARY_GPU + _shared_weights(manifest) + shared + loaded)
+    return Estimate(found, GPU_CONTEXT + _shared_weights(manifest) + shared + loaded)
 
 
 def _shared_weights(manifest: Manifest) -> int:
     """Bytes of the weights that graphs take as inputs, each counted once."""
     inputs = (spec for name in manifest.graphs for spec in weight_inputs(manifest, name))
-    return _bytes({spec.name: spec for spec in inputs}.values())
+    return total_bytes({spec.name: spec for spec in inputs}.values())
 
 
 def _loaded(manifest: Manifest, name: GraphName) -> int:
     """Bytes of GPU memory of a loaded engine: its weights, and the caches that it owns."""
     owns_caches = name in ("prefill", "decode", MTP)
-    caches = _bytes(_caches(manifest.graphs[name])) if owns_caches else 0
+    caches = total_bytes(caches_of(manifest, name)) if owns_caches else 0
     return _weights(manifest, name) + caches
 
 
 def _needs(manifest: Manifest, name: GraphName, library: EngineLibrary, stripped: bool) -> Needs:
     weights, graph = _weights(manifest, name), manifest.graphs[name]
     copies = 1.0 if stripped else library.host_copies
-    fixed = 0 if library.capabilities else LIBRARY_GPU + weights
-    tensors = _bytes(graph.inputs) + _bytes(_fresh_outputs(name, graph))
+    fixed = 0 if library.capabilities else GPU_CONTEXT + weights
+    tensors = total_bytes([*graph.inputs, *_fresh_outputs(name, graph)])
     return Needs(
         host=library.host_bytes + int(weights * copies),
         gpu=fixed and fixed + tensors,
@@ -123,12 +122,10 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     if built:
         return max(engine.device_memory for engine in built)
     inputs = {spec.name: spec for spec in manifest.graphs[name].inputs}
-    layers = [spec for spec in _caches(manifest.graphs[name]) if spec.name.endswith(".key")]
+    layers = [spec for spec in caches_of(manifest, name) if spec.name.endswith(".key")]
     slots = max((spec.shape[2] for spec in layers), default=0)
-    if name == "compress" and not manifest.geometry.repeats:
-        return _vote_scratch(manifest, manifest.geometry.vote.L_obs, slots)
-    if name == "vote":
-        return _vote_scratch(manifest, min(VOTING_ROWS, manifest.geometry.vote.L_obs), slots)
+    if name == ("vote" if manifest.geometry.repeats else "compress"):
+        return _vote_scratch(manifest, slots)
     ids = inputs.get(names.INPUT_IDS)
     rows = ids.shape[1] if ids else 1
     scores = composed_attention(manifest).get(name, 0)
@@ -137,13 +134,12 @@ def _scratch(manifest: Manifest, name: GraphName) -> int:
     copied = max(map(tensor_bytes, layers))
     if name == "extend":  # the chunk comes after the cache
         copied, slots = copied * (slots + rows) // slots, slots + rows
-        scores = max(scores, _vote_scratch(manifest, manifest.geometry.vote.L_obs, slots))
+        scores = max(scores, _vote_scratch(manifest, slots))
     return fused_scratch_bytes(2 * copied, rows, slots) + scores
 
 
-def _vote_scratch(manifest: Manifest, queries: int, slots: int) -> int:
-    """Bytes of the votes of so many queries in one layer."""
-    return int(_VOTE_COPIES * scores_bytes(manifest.model, queries, slots))
+def _vote_scratch(manifest: Manifest, slots: int) -> int:
+    return vote_scores_bytes(manifest.model, manifest.geometry, manifest.target, slots)
 
 
 def _weights(manifest: Manifest, name: GraphName) -> int:
@@ -153,7 +149,7 @@ def _weights(manifest: Manifest, name: GraphName) -> int:
     """
     if not graph_of(name).kind.has_weights or manifest.graph_options.share_weights:
         return 0
-    return sum(file.size for file in manifest.weights)
+    return weights_bytes(manifest)
 
 
 def is_baseline(name: GraphName) -> bool:
@@ -161,18 +157,10 @@ def is_baseline(name: GraphName) -> bool:
     return graph_of(name).is_baseline
 
 
-def _caches(graph: GraphEntry) -> list[TensorSpec]:
-    return [spec for spec in graph.inputs if names.is_past(spec.name)]
-
-
 def _fresh_outputs(name: GraphName, graph: GraphEntry) -> list[TensorSpec]:
     """Outputs that don't share an input's buffer."""
     shared = in_place(name, graph)
     return [spec for spec in graph.outputs if spec.name not in shared]
-
-
-def _bytes(specs: Iterable[TensorSpec]) -> int:
-    return sum(map(tensor_bytes, specs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,11 @@ class EngineOptions:
 
         For an unknown graph, and for heads that the plugins do not take.
         """
-        if self.plugins and manifest.model.head_dim > LARGEST_PLUGIN_HEAD:
+        require_compatible({"plugins": self.plugins, **manifest.model.features})
+        widest = max(layer.query_dim for layer in manifest.model.layers)
+        if self.plugins and widest > LARGEST_PLUGIN_HEAD:
             raise UserError(
-                f"--plugins is not supported for heads of {manifest.model.head_dim}: the plugins "
+                f"--plugins is not supported for heads of {widest}: the plugins "
                 f"take heads of up to {LARGEST_PLUGIN_HEAD}",
                 "leave it out: TensorRT then runs the functions' bodies",
             )

@@ -11,14 +11,13 @@ from snapexport.build import BuildOptions
 from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.weights import largest_dequantized_bytes
 from snapexport.contract.geometry import CacheGeometry
-from snapexport.contract.memory import fused_scratch_bytes, scores_bytes
+from snapexport.contract.memory import fused_scratch_bytes, scores_bytes, vote_scores_bytes
 from snapexport.contract.targets import (
     LARGEST_PLUGIN_HEAD,
     SINK_CHANNELS,
     TargetCapabilities,
     capabilities,
 )
-from snapexport.contract.vote import VOTING_ROWS
 from snapexport.files.dtypes import BY_FLAG
 
 _FP32 = 4
@@ -26,9 +25,6 @@ _FP32 = 4
 _ARENA = 2
 """ONNX Runtime allocates tensor by tensor in a graph's first run, and one block in later runs. Its
 arena keeps the memory of the first run."""
-
-_VOTE_COPIES = 3
-"""Copies of the vote's scores alive at the same time: products, masked and softmax."""
 
 _COMPOSED_COPIES = 2
 """Copies of scores that are soft-capped, or composed beside a sink: before and after."""
@@ -67,13 +63,14 @@ class Activations:
         """
         facts, geometry = self.model.facts, self.geometry
         if not geometry.votes:
-            return self._rounding() * _ARENA
-        if self._target.plugins and facts.head_dim <= LARGEST_PLUGIN_HEAD:
+            return self._rounding() * self._arena
+        widest = max(layer.query_dim for layer in facts.layers)
+        if self._target.plugins and widest <= LARGEST_PLUGIN_HEAD:
             return self._scores(1, geometry.L_max)
-        queries = min(geometry.vote.L_obs, VOTING_ROWS) if geometry.repeats else geometry.vote.L_obs
-        votes = _VOTE_COPIES * self._scores(queries, geometry.L_max)
-        keys = facts.num_key_value_heads * geometry.L_max * facts.head_dim * self._working
-        return (votes + self._target.vote_key_copies * keys + self._rounding()) * _ARENA
+        votes = vote_scores_bytes(facts, geometry, self.options.target, geometry.L_max)
+        width = max(layer.kv_heads * layer.query_dim for layer in facts.layers)
+        keys = width * geometry.L_max * self._working
+        return (votes + self._target.vote_key_copies * keys + self._rounding()) * self._arena
 
     def decode(self) -> int:
         """Bytes of a decode step: a row and scores for each token, logits [B,V] or [B,C,V]."""
@@ -89,9 +86,9 @@ class Activations:
         Four of [rows,I] (gate, up and their products), five of [rows,E] (residual, normed), three
         of [rows,H*D] (queries before and after RoPE, attended), four of [rows,Hkv*D].
         """
-        model, facts = self.model, self.model.facts
-        heads = 3 * facts.num_attention_heads + 4 * facts.num_key_value_heads
-        width = 4 * model.intermediate_size + 5 * model.hidden_size + heads * facts.head_dim
+        model, layers = self.model, self.model.facts.layers
+        heads = max((3 * layer.heads + 4 * layer.kv_heads) * layer.widest for layer in layers)
+        width = 4 * model.intermediate_size + 5 * model.hidden_size + heads
         return rows * width * self._working
 
     @cached_property
@@ -106,7 +103,11 @@ class Activations:
     def _is_composed(self) -> bool:
         """No target has a fused kernel for soft-capped scores, sinks in fp32, or latents."""
         facts = self.model.facts
-        return self.model.softcapped or facts.attention_sinks or facts.latent is not None
+        return self.model.softcapped or self._has_sinks or facts.latent is not None
+
+    @property
+    def _has_sinks(self) -> bool:
+        return any(layer.sinks for layer in self.model.facts.layers)
 
     @property
     def _forms_scores(self) -> bool:
@@ -128,7 +129,7 @@ class Activations:
             "chunk": not self._single_shot,
             "window": any(self.model.facts.sliding_window),
             "softcap": self.model.softcapped,
-            "sink": self.model.facts.attention_sinks,
+            "sink": self._has_sinks,
         }
         return any(reasons[reason] for reason in self._target.masks)
 
@@ -148,7 +149,7 @@ class Activations:
 
     def _position(self, item: int) -> int:
         """Bytes of key and value of one position in one layer: [Hkv,D] each, or the latents."""
-        return self.model.facts.position_values * item
+        return max(layer.position_values for layer in self.model.facts.layers) * item
 
     def _expanded_latents(self) -> int:
         """Bytes of the keys and values of all heads, where a chunk expands latents."""
@@ -156,14 +157,15 @@ class Activations:
         if facts.latent is None or not facts.latent.expands(self.chunk):
             return 0
         width = facts.latent.nope + facts.latent.value
-        return facts.num_attention_heads * self.geometry.L_max * width * self._working
+        return facts.layer(0).heads * self.geometry.L_max * width * self._working
 
     def _fused_scratch(self) -> int:
         """Beside sinks the kernel reads copies with more channels, which are copied once more."""
-        facts, slots = self.model.facts, self.geometry.L_max
+        slots = self.geometry.L_max
         states = slots * self._position(BY_FLAG[self.options.dtype].bytes)
-        if facts.attention_sinks:
-            states = 2 * (states * (facts.head_dim + SINK_CHANNELS) // facts.head_dim)
+        if self._has_sinks:
+            width = min(layer.query_dim for layer in self.model.facts.layers)
+            states = 2 * (states * (width + SINK_CHANNELS) // width)
         return fused_scratch_bytes(states, self.chunk, slots)
 
     def _rounding(self) -> int:

@@ -68,9 +68,8 @@ class Alternative:
     @property
     def compression(self) -> float:
         """Compression: cache slots of the full cache / cache slots of this one."""
-        kv_heads, geometry = self.model.facts.num_key_value_heads, self.geometry
-        full = geometry.L_max * geometry.slots.num_layers * kv_heads
-        return full / geometry.head_slots(kv_heads)
+        kv_heads, geometry = self.model.facts.kv_heads, self.geometry
+        return geometry.as_full().head_slots(kv_heads) / geometry.head_slots(kv_heads)
 
 
 def alternatives(request: PlanRequest, model: PlannedModel) -> list[Alternative]:

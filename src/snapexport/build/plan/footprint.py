@@ -8,14 +8,11 @@ from snapexport.build.plan.model import PlannedModel
 from snapexport.build.plan.tensors import PlannedTensors
 from snapexport.build.plan.weights import held_bytes
 from snapexport.contract.geometry import CacheGeometry
+from snapexport.contract.memory import GPU_CONTEXT
 from snapexport.contract.targets import capabilities
 
 PROCESS = 80 * 2**20
 """Python, ONNX Runtime and empty sessions (docs/how-to/plan.md)."""
-
-GPU_CONTEXT = 600 * 2**20
-"""CUDA's context and TensorRT's libraries on the GPU: 574 MiB in a log of NVIDIA/TensorRT-LLM's
-issue 538 (TensorRT 9), rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)

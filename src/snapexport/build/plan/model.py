@@ -105,10 +105,10 @@ def read_model(model: str, *, mtp: bool = False) -> PlannedModel:
     path = hub.resolve(model)
     checkpoint = _of_config(path) if _has_config_alone(path) else open_checkpoint(path)
     with needs_extra("build"):
-        from snapexport.exporter import architectures, conversion
+        from snapexport.exporter import architectures, conversion, decoders
         from snapexport.exporter.quantized import read_quantization
 
-        decoder = architectures.load_decoder(checkpoint)
+        decoder = decoders.load_decoder(checkpoint)
         if mtp:
             _require_mtp(checkpoint, decoder)
         stored, checkpoint = checkpoint, conversion.by_model_names(checkpoint, decoder)
@@ -170,10 +170,10 @@ def _has_config_alone(path: Path) -> bool:
 def _of_config(directory: Path) -> Checkpoint:
     """A config.json alone, with the shapes that transformers gives its parameters."""
     with needs_extra("build"):
-        from snapexport.exporter import architectures, shapes
+        from snapexport.exporter import decoders, shapes
 
     checkpoint = Checkpoint.of_configs(directory, {})
-    decoder = architectures.load_decoder(checkpoint)
+    decoder = decoders.load_decoder(checkpoint)
     tensors = {
         name: TensorSpan(directory, 0, 2 * prod(shape), "BF16", shape)
         for name, shape in shapes.parameters(decoder).items()

@@ -8,8 +8,9 @@ from snapexport.build.plan.alternatives import Alternative, alternatives
 from snapexport.build.plan.model import PlannedModel, read_model
 from snapexport.build.plan.recommendation import Recommendation, recommend
 from snapexport.build.plan.request import PlanRequest, chosen_flags
+from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.sizes import as_flag, spelled
-from snapexport.contract.targets import capabilities, targets_with
+from snapexport.contract.targets import capabilities
 from snapexport.errors import UserError, flag_of
 
 
@@ -56,11 +57,8 @@ def _with_dtype(request: PlanRequest, model: PlannedModel) -> PlanRequest:
     on_gpu = capabilities(target).runs_on_gpu
     if on_gpu and request["dtype"] is None:
         return request.with_given(dtype="fp16" if model.stored == "fp16" else "bf16")
-    if not on_gpu and request.build_options(batch=1).dtype == "bf16":
-        raise UserError(
-            f"--dtype bf16 is not supported with --target {target}, which runs on the CPU",
-            f"use --dtype fp32, or --target {targets_with('runs_on_gpu')}",
-        )
+    if not on_gpu:  # the memory is that of the CPU
+        require_compatible({"dtype": request.build_options(batch=1).dtype, "device": "cpu"})
     return request
 
 

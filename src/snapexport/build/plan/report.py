@@ -23,9 +23,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         "dtype": options.dtype,
         "cache_dtype": options.stored_cache_dtype,
         "weights": options.weights,
-        "full_cache_bytes_per_token": (
-            facts.num_hidden_layers * facts.position_values * BY_FLAG[options.dtype].bytes
-        ),
+        "full_cache_bytes_per_token": (facts.position_values * BY_FLAG[options.dtype].bytes),
         "alternatives": [alternative_report(plan, option) for option in plan.alternatives],
         "recommendation": {
             **_choice(chosen.alternative),

@@ -1,18 +1,15 @@
 """Counts the tensors of a build that is not made yet: caches, and what graphs hand on."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from snapexport.build import BuildOptions
 from snapexport.contract import names
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.graph_kinds import MTP
-from snapexport.contract.graph_specs import Shape
 from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import FORMAT_VERSION, Manifest
+from snapexport.contract.memory import planned_bytes
 from snapexport.contract.model_facts import ModelFacts
-from snapexport.files.dtypes import BY_NUMPY
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,13 @@ class PlannedTensors:
         """geometry, chunk: those of `options` for a model of these facts."""
         request, prompt, outputs = 0, 0, 0
         for name, given, made in graph_specs(_manifest(facts, options, geometry, chunk)):
-            caches = _bytes(spec for key, spec in given.items() if names.is_past(key))
-            fresh = _bytes(spec for key, spec in made.items() if not names.is_present(key))
+            caches = planned_bytes(spec for key, spec in given.items() if names.is_past(key))
+            fresh = planned_bytes(spec for key, spec in made.items() if not names.is_present(key))
             request += caches if name in ("decode", MTP) else 0
             prompt += caches if name == "prefill" else 0
             outputs += fresh if name in ("prefill", "compress") else 0
             outputs += 2 * fresh if name == "vote" else 0
         return cls(request, prompt, outputs)
-
-
-def _bytes(specs: Iterable[tuple[str, Shape]]) -> int:
-    return sum(prod(shape) * BY_NUMPY[dtype].bytes for dtype, shape in specs)
 
 
 def _manifest(

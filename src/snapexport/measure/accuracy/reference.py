@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from snapexport.contract.build_directory import Build
 from snapexport.errors import UserError
-from snapexport.exporter import architectures, derived, fp8, hub
+from snapexport.exporter import architectures, decoders, derived, fp8, hub
 from snapexport.exporter.architectures import Decoder
 from snapexport.exporter.checkpoint import CONFIG, Checkpoint
 from snapexport.exporter.models import make_model
@@ -127,7 +127,7 @@ def _own_model(build: Build) -> Any:
 
 
 def _matching_decoder(build: Build, checkpoint: Checkpoint) -> Decoder:
-    decoder = architectures.load_decoder(checkpoint)
+    decoder = decoders.load_decoder(checkpoint)
     built = build.manifest.model
     _require_same(checkpoint, "architecture", decoder.family.name, built.architecture)
     facts = architectures.model_facts(decoder, checkpoint)

@@ -193,8 +193,8 @@ class TritonModel:
         path = f"{self._path}/generate_stream"
         return drive(
             [
-                _TritonClient(self._connection(), path, deque(one), workload.max_tokens, clock)
-                for one in workload.prompts
+                _TritonClient(self._connection(), path, deque(prompt), workload.max_tokens, clock)
+                for prompt in workload.prompts
             ]
         )
 

@@ -111,10 +111,12 @@ class Costs:
     def of(cls, build: Build, *, full_cache: bool) -> "Costs":
         manifest = build.manifest
         geometry = manifest.geometry.as_full() if full_cache else manifest.geometry
-        held = geometry.slots.heads_held(manifest.model.num_key_value_heads)
+        held = geometry.slots.heads_held(manifest.model.kv_heads)
         layers = (
-            _layer(manifest, one, heads, shape, full_cache)
-            for one, heads, shape in zip(geometry.slots.caches, held, geometry.layers, strict=True)
+            _layer(manifest, cache, heads, shape, full_cache)
+            for cache, heads, shape in zip(
+                geometry.slots.caches, held, geometry.layers, strict=True
+            )
         )
         return cls(Weights.of(build), tuple(layers), geometry.vote.L_obs)
 
@@ -153,21 +155,19 @@ def _layer(
 ) -> LayerCosts:
     """heads: KV heads of the cache."""
     specs = {spec.name: spec for spec in manifest.graphs["decode"].inputs}
-    # Those of the first layer: all have the same widths, and a full cache has no head groups.
-    states = [specs[names.past_key(0)], specs[names.past_value(0)]]
+    # By layer, since a full cache has no head groups: with them all layers have the same widths.
+    states = [specs[names.past_key(cache.layer)], specs[names.past_value(cache.layer)]]
     # An int8 cache has scales of key and value, [B,Hkv,1,D].
-    scales = names.past_key_scale(0), names.past_value_scale(0)
+    scales = names.past_key_scale(cache.layer), names.past_value_scale(cache.layer)
     key, value = (_position_bytes(spec, heads, BY_FLAG[manifest.dtype].numpy) for spec in states)
     slot, fixed = key + value, 0
     if not full_cache:
         slot = sum(_position_bytes(spec, heads, spec.dtype) for spec in states)
         of_scales = [specs[name] for name in scales if name in specs]
         fixed = sum(_position_bytes(spec, heads, spec.dtype) for spec in of_scales)
-    model = manifest.model
-    queries = model.num_attention_heads // model.num_key_value_heads * heads
-    pair = 2 * queries * sum(spec.shape[3] for spec in states)
-    window = model.sliding_window[cache.layer]
-    return LayerCosts(geometry, key, value, slot, pair, window, fixed)
+    layer = manifest.model.layer(cache.layer)
+    pair = 2 * layer.group * heads * sum(layer.widths)
+    return LayerCosts(geometry, key, value, slot, pair, layer.window, fixed)
 
 
 def _position_bytes(spec: TensorSpec, heads: int, dtype: str) -> int:

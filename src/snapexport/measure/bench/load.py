@@ -35,9 +35,7 @@ class LoadPlan:
 
     @classmethod
     def of(cls, build: Build, options: LoadOptions) -> "LoadPlan":
-        from snapexport.runtime.ort.backend import require_runnable
-
-        require_runnable(build)
+        build.require_run(backend="onnxruntime")
         return cls(build, replace(options, prompt_tokens=_prompt_tokens(build, options)))
 
     def about(self) -> Row:
@@ -106,10 +104,10 @@ def measure(plan: LoadPlan, sides: dict[Side, Drive], results: Results) -> None:
 
 def _require_answers(side: Side, exchanges: list[Exchange]) -> None:
     """Raise UserError if a first request failed: all others would fail too."""
-    for one in exchanges:
-        if one.error or not one.arrivals:
+    for exchange in exchanges:
+        if exchange.error or not exchange.arrivals:
             raise UserError(
-                f"a first request failed ({side}): {one.error or 'no tokens were counted'}",
+                f"a first request failed ({side}): {exchange.error or 'no tokens were counted'}",
                 "see the server's log, and whether it serves this very build",
             )
 
@@ -126,7 +124,9 @@ class Outcome:
     @property
     def good(self) -> list[Exchange]:
         """The exchanges with tokens and without an error."""
-        return [one for one in self.exchanges if one.arrivals and one.error is None]
+        return [
+            exchange for exchange in self.exchanges if exchange.arrivals and exchange.error is None
+        ]
 
     @property
     def tokens_per_second(self) -> float:
@@ -134,35 +134,39 @@ class Outcome:
         good = self.good
         if not good:
             return 0.0
-        began = min(one.sent for one in self.exchanges)
-        ended = max(one.arrivals[-1][0] for one in good)
-        return sum(one.tokens for one in good) / (ended - began)
+        began = min(exchange.sent for exchange in self.exchanges)
+        ended = max(exchange.arrivals[-1][0] for exchange in good)
+        return sum(exchange.tokens for exchange in good) / (ended - began)
 
 
 def summed_up(outcomes: Sequence[Outcome]) -> list[Row]:
     """A row for each number of clients and side; the server's has its ratio to the runtime's."""
     rows = []
-    for clients in dict.fromkeys(one.clients for one in outcomes):
+    for clients in dict.fromkeys(outcome.clients for outcome in outcomes):
         for side in SIDES:
-            own = [one for one in outcomes if (one.clients, one.side) == (clients, side)]
+            own = [
+                outcome
+                for outcome in outcomes
+                if (outcome.clients, outcome.side) == (clients, side)
+            ]
             if own:
                 rows.append(_row(clients, side, own))
-        rows[-1]["ratio"] = _ratio([one for one in outcomes if one.clients == clients])
+        rows[-1]["ratio"] = _ratio([outcome for outcome in outcomes if outcome.clients == clients])
     return rows
 
 
 def _row(clients: int, side: Side, outcomes: Sequence[Outcome]) -> Row:
     good = [exchange for outcome in outcomes for exchange in outcome.good]
-    bad = [one for outcome in outcomes for one in outcome.exchanges if one.error]
+    bad = [exchange for outcome in outcomes for exchange in outcome.exchanges if exchange.error]
     gaps = [gap for exchange in good for gap in exchange.gaps()]
     return {
         "clients": clients,
         "side": side,
-        "tokens_per_second": spread([one.tokens_per_second for one in outcomes]),
-        "ttft_seconds": tail([one.ttft for one in good]) if good else None,
+        "tokens_per_second": spread([outcome.tokens_per_second for outcome in outcomes]),
+        "ttft_seconds": tail([exchange.ttft for exchange in good]) if good else None,
         "itl_seconds": tail(gaps) if gaps else None,
         "requests": len(good),
-        "tokens": sum(one.tokens for one in good),
+        "tokens": sum(exchange.tokens for exchange in good),
         "failed": len(bad),
         "first_error": bad[0].error if bad else None,
         "ratio": None,
@@ -171,7 +175,7 @@ def _row(clients: int, side: Side, outcomes: Sequence[Outcome]) -> Row:
 
 def _ratio(outcomes: Sequence[Outcome]) -> float | None:
     """Median over rounds of the server's throughput / the runtime's."""
-    rates = {(one.side, one.round): one.tokens_per_second for one in outcomes}
+    rates = {(outcome.side, outcome.round): outcome.tokens_per_second for outcome in outcomes}
     ratios = [
         rates["server", round] / rate
         for (side, round), rate in rates.items()

@@ -28,7 +28,7 @@ def described() -> dict[str, Any]:
         "cores": cores(),
         "memory_bytes": int(_value("/proc/meminfo", "MemTotal").split()[0]) * 1024,
         "system": platform.platform(),
-        "load_average": [round(one, 2) for one in os.getloadavg()],
+        "load_average": [round(load, 2) for load in os.getloadavg()],
         "versions": versions,
     }
 

@@ -37,9 +37,9 @@ class Bound:
 
         self._session, self._binding = session, session.io_binding()
         self.inputs, self.outputs = inputs, outputs  # ONNX Runtime holds their addresses only
-        for one in session.get_inputs():
-            value = OrtValue.ortvalue_from_numpy(inputs[one.name])
-            self._binding.bind_ortvalue_input(one.name, value)
+        for given in session.get_inputs():
+            value = OrtValue.ortvalue_from_numpy(inputs[given.name])
+            self._binding.bind_ortvalue_input(given.name, value)
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(array))
 

@@ -42,9 +42,7 @@ class Plan:
     @classmethod
     def of(cls, build: Build, options: BenchOptions) -> "Plan":
         """Of the build, and its baseline if wanted. Raises UserError."""
-        from snapexport.runtime.ort.backend import require_runnable
-
-        require_runnable(build, baseline=options.baseline)
+        build.require_run(backend="onnxruntime", baseline=options.baseline)
         sides = (False, True) if options.baseline else (False,)
         threads, prepack = options.threads, options.prepack
         specs = [SystemSpec.of(build, baseline=b, threads=threads, prepack=prepack) for b in sides]

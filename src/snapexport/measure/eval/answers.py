@@ -130,14 +130,14 @@ def _summary(group: Sequence[Answer]) -> dict[str, Any]:
     full cache's. An answer that never parts counts with its length.
     """
     group = sorted(group, key=lambda one: (one.passage, one.instruction))
-    shares = [one.equal / one.full_tokens if one.full_tokens else 1.0 for one in group]
-    quartiles = np.percentile([one.equal for one in group], (25, 50, 75))
+    shares = [answer.equal / answer.full_tokens if answer.full_tokens else 1.0 for answer in group]
+    quartiles = np.percentile([answer.equal for answer in group], (25, 50, 75))
     return {
         "answers": len(group),
-        "tokens": mean((one.tokens for one in group), digits=1),
-        "equal_quartiles": [round(float(one), 2) for one in quartiles],
+        "tokens": mean((answer.tokens for answer in group), digits=1),
+        "equal_quartiles": [round(float(quartile), 2) for quartile in quartiles],
         "share": mean(shares),
         "share_stderr": stderr(shares),
-        "whole": mean(one.is_whole for one in group),
-        "equal": [one.equal for one in group],
+        "whole": mean(answer.is_whole for answer in group),
+        "equal": [answer.equal for answer in group],
     }

@@ -112,12 +112,15 @@ def _summary(group: Sequence[Continuation]) -> dict[str, Any]:
     """loss: of log likelihood a token against the full cache. losses: each passage's, by name."""
     group = sorted(group, key=lambda one: one.passage)
     columns = {
-        "nll": [one.nll for one in group],
-        "loss": [one.nll - one.full_nll for one in group],
-        "kl": [one.kl for one in group],
-        "agreement": [one.agreement for one in group],
+        "nll": [record.nll for record in group],
+        "loss": [record.nll - record.full_nll for record in group],
+        "kl": [record.kl for record in group],
+        "agreement": [record.agreement for record in group],
     }
-    found: dict[str, Any] = {"passages": len(group), "tokens": sum(one.tokens for one in group)}
+    found: dict[str, Any] = {
+        "passages": len(group),
+        "tokens": sum(record.tokens for record in group),
+    }
     for name, values in columns.items():
         found |= {name: mean(values), f"{name}_stderr": stderr(values)}
     return found | {"losses": [round(loss, 5) for loss in columns["loss"]]}

@@ -47,7 +47,7 @@ def read_documents(paths: Iterable[Path]) -> list[Document]:
 
 def lines_of(documents: Sequence[Document]) -> Prose:
     """The documents' lines without blank ones, from a random place on, over and over."""
-    lines = [line for one in documents for line in _lines(one.text)]
+    lines = [line for document in documents for line in _lines(document.text)]
     if not lines:
         raise UserError("the documents have no text", "give files with text as --documents")
 
@@ -66,8 +66,8 @@ def passages(
     No two overlap. Each begins with the tokenizer's special tokens (BOS). Raises UserError where no
     document is long enough.
     """
-    in_turn = zip_longest(*(_cut(one, tokenizer, tokens) for one in documents))
-    found = [one for row in in_turn for one in row if one is not None][:most]
+    in_turn = zip_longest(*(_cut(document, tokenizer, tokens) for document in documents))
+    found = [part for row in in_turn for part in row if part is not None][:most]
     if not found:
         raise UserError(
             f"no document has {tokens} tokens",
@@ -95,7 +95,7 @@ def _lines(text: str) -> Iterator[str]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
+    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if not found:
         raise UserError(
             f"{path} has no text files",

@@ -5,8 +5,10 @@ A chunk and a decode step are timed on this machine; the rest is counted.
 
 import math
 
+from snapexport.contract import names
+from snapexport.contract.interface import graph_specs
 from snapexport.contract.manifest import Manifest
-from snapexport.files.dtypes import BY_FLAG
+from snapexport.contract.memory import planned_bytes, weights_bytes
 from snapexport.measure.eval.grid import Grid
 from snapexport.measure.eval.systems import System
 from snapexport.measure.pace import Estimate, chunk_seconds, step_seconds
@@ -67,13 +69,13 @@ def _of_instructions(grid: Grid, chunks: dict[int, float], step: float) -> float
     groups = math.ceil(len(grid.requests.instructions) / grid.build.manifest.batch)
     asked = len(options.instructions or ())
     prefill += sum(_continuation(grid, length, chunks[length], step) * asked for length in lengths)
-    passages = len({one.passage for one in grid.requests.instructions})
+    passages = len({instruction.passage for instruction in grid.requests.instructions})
     return passages * prefill + groups * len(grid.systems) * options.max_tokens * step
 
 
 def _windows(grid: Grid) -> int:
     """Prefill graphs that differ in their outputs: by the window, or without one."""
-    return len({one.geometry.vote.L_obs if one.votes else 0 for one in grid.systems})
+    return len({system.geometry.vote.L_obs if system.votes else 0 for system in grid.systems})
 
 
 def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
@@ -82,10 +84,10 @@ def _continuation(grid: Grid, length: int, chunk: float, step: float) -> float:
     Pseudo tokens are decode steps and a chunk, a repetition is all chunks again. Blocks are shared
     with no other system.
     """
-    counts = [one.geometry.pseudo_tokens for one in grid.systems]
-    repeats = sum(one.geometry.repeats for one in grid.systems)
+    counts = [system.geometry.pseudo_tokens for system in grid.systems]
+    repeats = sum(system.geometry.repeats for system in grid.systems)
     again = repeats * len(repeated_starts(length, grid.build.manifest.prefill_chunk))
-    again += sum(_blocks(grid, one, length) for one in grid.systems if one.in_blocks)
+    again += sum(_blocks(grid, system, length) for system in grid.systems if system.in_blocks)
     return again * chunk + sum(chunk + step * (count - 1) for count in counts if count)
 
 
@@ -101,12 +103,12 @@ def _chunks(grid: Grid, tokens: int) -> int:
 def _bytes(grid: Grid) -> int:
     """Weights, the caches of all systems and the prompt's. Scratch memory is not in it."""
     manifest = grid.build.manifest
-    weights = sum(file.size for file in manifest.weights)
-    return weights + sum(_cache_bytes(manifest, one) for one in grid.systems)
+    caches = (_cache_bytes(manifest, system) for system in grid.systems)
+    return weights_bytes(manifest) + sum(caches)
 
 
 def _cache_bytes(manifest: Manifest, system: System) -> int:
-    model = manifest.model
-    slots = system.geometry.head_slots(model.num_key_value_heads)
-    slot_values = model.position_values // model.num_key_value_heads
-    return manifest.batch * slots * slot_values * BY_FLAG[manifest.cache_dtype].bytes
+    """Bytes of decode's caches in a build of the system's geometry."""
+    made = manifest.model_copy(update={"geometry": system.geometry, "graphs": {}})
+    inputs = next(given for name, given, _ in graph_specs(made) if name == "decode")
+    return planned_bytes(spec for name, spec in inputs.items() if names.is_past(name))

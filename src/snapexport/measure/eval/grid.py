@@ -6,7 +6,8 @@ A cell of the grid is one sample. Knows neither how it is run nor what comes of 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from filecmp import cmp
 from functools import cached_property
 from itertools import product
 
@@ -18,17 +19,18 @@ from snapexport.contract.build_directory import Build
 from snapexport.contract.geometry import CacheGeometry
 from snapexport.contract.model_facts import ModelFacts
 from snapexport.errors import UserError
+from snapexport.files.tokenizer_file import TOKENIZER
 from snapexport.measure.eval.answers import Instruction, instruct
 from snapexport.measure.eval.chat_form import frame_of
 from snapexport.measure.eval.continuations import Prompt
 from snapexport.measure.eval.documents import Document, Passage, lines_of, passages, read_documents
-from snapexport.measure.eval.options import EvalOptions
+from snapexport.measure.eval.options import DEFAULT_TASKS, EvalOptions
 from snapexport.measure.eval.sample import Frame, Sample, Task, as_it_is
 from snapexport.measure.eval.side_by_side import HasPrompt, is_measured
 from snapexport.measure.eval.systems import System, SystemMaker, typical_layer
 from snapexport.measure.eval.tasks import TASKS, filler, tasks_in
-from snapexport.runtime.ort.backend import require_runnable
 from snapexport.runtime.requests.prompts import load_tokenizer
+from snapexport.vault import CHECKPOINT
 
 SLACK = 16
 """Tokens by which the answers of two samples of one task may differ in length."""
@@ -138,13 +140,18 @@ class Requests:
         tasks, depth = options.chosen_tasks, options.depths[0]
         cells = [Cell(task, length, depth, options.seed) for task in tasks]
         asked = [self._positions(cell, mode) for cell in cells for mode in options.modes]
-        answered = [len(one.prompt_ids) + one.max_tokens for one in self.instructions]
+        answered = [
+            len(instruction.prompt_ids) + instruction.max_tokens
+            for instruction in self.instructions
+        ]
         forced = length + options.continuation if options.documents else 0
         return max([*asked, *answered, forced])
 
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt that is compressed, at most."""
-        return max(*self.lengths, 0, *(len(one.prompt_ids) for one in self.instructions))
+        return max(
+            *self.lengths, 0, *(len(instruction.prompt_ids) for instruction in self.instructions)
+        )
 
     def _positions(self, cell: Cell, mode: str) -> int:
         sample = self.sample(cell)
@@ -170,7 +177,7 @@ class Grid:
         """How many outcomes, continuations and answers the grid has."""
         asked = len(self.requests.cells()) * len(self.systems) * len(self.options.modes)
         prompts: list[HasPrompt] = [*self.requests.prompts, *self.requests.instructions]
-        return asked + sum(is_measured(one, each) for each in prompts for one in self.systems)
+        return asked + sum(is_measured(system, each) for each in prompts for system in self.systems)
 
     def fingerprint(self) -> str:
         """Equal for equal requests to equal caches of the same build."""
@@ -181,9 +188,9 @@ class Grid:
             [entry.sha256 for entry in (*manifest.graphs.values(), *manifest.traces.values())],
             [options.chosen_tasks, requests.lengths, options.depths, options.samples],
             [options.seed, requests.aging, requests.answer_tokens, options.modes],
-            [requests.frame is not as_it_is, [asdict(one) for one in requests.documents]],
+            [requests.frame is not as_it_is, [asdict(document) for document in requests.documents]],
             [[prompt.passage.ids, prompt.length, prompt.tokens] for prompt in requests.prompts],
-            [asdict(one) for one in requests.instructions],
+            [asdict(instruction) for instruction in requests.instructions],
             [asdict(system) for system in self.systems],
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -193,6 +200,7 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     """The grid of an evaluation. Raises UserError where the build can't run it."""
     _require_usable(build)
     _require_full(options)
+    options = _with_tasks(build, options)
     model, own = build.manifest.model, build.manifest.geometry
     lengths = tuple(sorted(options.lengths or (_default_length(own, model),)))
     budgets = tuple(sorted(options.budgets or (typical_layer(own, model).cache_slots,)))
@@ -215,9 +223,20 @@ def make_grid(build: Build, options: EvalOptions) -> Grid:
     systems = SystemMaker(model, L_max, own, build.manifest.prefill_chunk).systems(
         options.policies, budgets
     )
-    has_other_scores = is_soft_capped(build) or build.manifest.model.attention_sinks
+    has_other_scores = is_soft_capped(build) or any(
+        layer.sinks for layer in build.manifest.model.layers
+    )
     hit_samples = 0 if has_other_scores else options.hit_samples
     return Grid(build, options, requests, tuple(systems), hit_samples)
+
+
+def _with_tasks(build: Build, options: EvalOptions) -> EvalOptions:
+    """The options, by default with the one task whose words the bundled tokenizer knows."""
+    if options.tasks is not None or options.documents:
+        return options
+    own, bundled = build.directory / TOKENIZER, CHECKPOINT / TOKENIZER
+    is_bundled = own.is_file() and cmp(own, bundled, shallow=False)
+    return replace(options, tasks=("vault",) if is_bundled else DEFAULT_TASKS)
 
 
 def _require_usable(build: Build) -> None:
@@ -226,7 +245,7 @@ def _require_usable(build: Build) -> None:
             f"{build.directory} has no baseline, and other caches are made from its traces",
             "build it again with --baseline (and any policy but full)",
         )
-    require_runnable(build, baseline=False)
+    build.require_run(backend="onnxruntime")
 
 
 def _require_full(options: EvalOptions) -> None:
@@ -278,7 +297,9 @@ def _positions(build: Build, requests: Requests, systems: Sequence[System]) -> i
     Raises UserError.
     """
     manifest = build.manifest
-    pseudo_tokens = max(one.geometry.L_max - one.geometry.longest_prompt for one in systems)
+    pseudo_tokens = max(
+        system.geometry.L_max - system.geometry.longest_prompt for system in systems
+    )
     needed = max(requests.positions(), requests.longest_prompt() + pseudo_tokens)
     limit = manifest.model.max_position_embeddings
     if manifest.single_shot:  # its prefill takes just this many

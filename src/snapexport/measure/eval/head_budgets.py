@@ -39,7 +39,7 @@ def require_votes(build: Build) -> None:
             "calibrate with a build of the same model without them",
         )
     build.require_run(command="calibrate")
-    if build.manifest.model.kv_lora_rank or build.manifest.model.num_key_value_heads == 1:
+    if set(build.manifest.model.kv_heads) == {1}:
         raise UserError(
             f"the layers of {build.directory} have one KV head each: there is nothing to share",
             "use --budget uniform or pyramid",
@@ -62,7 +62,7 @@ def calibrated(
         tuple(np.mean(of_layer, axis=0).tolist()) if of_layer[0] else ()
         for of_layer in zip(*each, strict=True)
     ]
-    return HeadBudget(build.manifest.model.num_key_value_heads, tuple(rows))
+    return HeadBudget(build.manifest.model.layer(0).kv_heads, tuple(rows))
 
 
 def shared(votes: "Tensor", K: int) -> list[float]:
@@ -70,7 +70,7 @@ def shared(votes: "Tensor", K: int) -> list[float]:
     heads, count = votes.shape
     best = votes.flatten().argsort(descending=True, stable=True)[: heads * K]
     won = np.bincount(best.numpy() // max(count, 1), minlength=heads)
-    return [float((1 - SAFEGUARD) * one + SAFEGUARD * K) for one in won]
+    return [float((1 - SAFEGUARD) * share + SAFEGUARD * K) for share in won]
 
 
 def _of_prompt(build: Build, runner: GraphRunner, prompt: Sequence[int]) -> list[list[float]]:

@@ -112,10 +112,10 @@ def _summary(group: Sequence[Outcome]) -> dict[str, Any]:
     by_depth = rows(group, ("depth",), lambda some: {"score": mean((o.score for o in some), 4)})
     return {
         "samples": len(group),
-        "score": mean((one.score for one in group), 4),
-        "stderr": stderr([one.score for one in group], 4),
-        "first_token": mean((one.first for one in group), 4),
-        "after_first": mean((one.rest for one in group), 4),
+        "score": mean((outcome.score for outcome in group), 4),
+        "stderr": stderr([outcome.score for outcome in group], 4),
+        "first_token": mean((outcome.first for outcome in group), 4),
+        "after_first": mean((outcome.rest for outcome in group), 4),
         "by_depth": {
             str(row["depth"]): row["score"]
             for row in sorted(by_depth, key=lambda row: float(row["depth"]))

@@ -54,7 +54,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, Figure]]:
 
 def names_in(report: Report) -> list[str]:
     """The systems, each once, in the order of the report."""
-    return list(dict.fromkeys(one["system"] for one in report["systems"]))
+    return list(dict.fromkeys(row["system"] for row in report["systems"]))
 
 
 def compressing_in(report: Report) -> list[str]:
@@ -64,7 +64,7 @@ def compressing_in(report: Report) -> list[str]:
 
 def budgets_in(report: Report) -> list[int]:
     """Cache slots of the compressing systems, ascending."""
-    return sorted({one["slots"] for one in report["systems"] if one["policy"] != "full"})
+    return sorted({row["slots"] for row in report["systems"] if row["policy"] != "full"})
 
 
 def broken(name: str) -> str:
@@ -178,7 +178,7 @@ def depths(report: Report, mode: str) -> Figure:
 
 def _places(report: Report) -> dict[tuple[str, int], tuple[int, int]]:
     """Line and column of each cache: a line a policy, or with one budget all in a row."""
-    caches = [(one["system"], one["slots"]) for one in report["systems"]]
+    caches = [(row["system"], row["slots"]) for row in report["systems"]]
     names, budgets = names_in(report), budgets_in(report)
     if len(budgets) < 2:
         return {cache: divmod(index, COLUMNS) for index, cache in enumerate(caches)}
@@ -246,9 +246,9 @@ def _draw_layers(axes: Axes, rates: list[Report], names: list[str], budgets: lis
             markersize=4,
         )
     seen, slots = ({rate[key] for rate in rates} for key in ("system", "slots"))
-    for name in (one for one in names if one in seen):
+    for name in (name for name in names if name in seen):
         axes.plot([], color=colours[name], label=broken(name))
-    for count in (one for one in budgets if one in slots):
+    for count in (budget for budget in budgets if budget in slots):
         axes.plot([], color="black", marker=markers[count], ls="", ms=4, label=f"{count} slots")
     theta = rates[0]["theta"]
     axes.set(xlabel="layer", ylabel="hit rate", ylim=(-0.03, 1.03))

@@ -157,7 +157,7 @@ def _options(grid: Grid) -> dict[str, Any]:
         | {
             "lengths": grid.requests.lengths,
             "tasks": grid.options.chosen_tasks,
-            "documents": [one.name for one in grid.requests.documents],
+            "documents": [document.name for document in grid.requests.documents],
             "chat": grid.requests.frame is not as_it_is,
         },
         "systems": [system.report() for system in grid.systems],

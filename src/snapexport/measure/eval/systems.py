@@ -104,9 +104,10 @@ class SystemMaker:
         except UserError as error:
             where = f"'{name}'" + (f" in {slots} slots" if slots else "")
             raise UserError(
-                f"{where}: {error.message}",
-                f"{error.hint}; here a field is written as in snapstream:L_obs=8, and the budget "
-                "is one of --budgets",
+                f"{where}: {error.message}".replace("--kv-budget", "--budgets"),
+                f"{error.hint}; here a field is written as in snapstream:L_obs=8".replace(
+                    "--kv-budget", "--budgets"
+                ),
             ) from None
         return System(name, slots or self.L_max, geometry, in_blocks)
 
@@ -165,18 +166,18 @@ def _ring(free: int, own: LayerGeometry, changes: Mapping[str, int]) -> int:
         return free - changes["K"]
     voted = own.L_recent + own.K
     if own.L_recent == default_ring(voted):
-        return default_ring(free)
+        return max(1, default_ring(free))
     return max(1, round(free * own.L_recent / voted))
 
 
 def typical_layer(geometry: CacheGeometry, model: ModelFacts) -> LayerGeometry:
     """A layer without a sliding window, with the mean K of all heads of such layers. Raises
     UserError."""
-    held = geometry.slots.heads_held(model.num_key_value_heads)
+    held = geometry.slots.heads_held(model.kv_heads)
     layers = [
         layer
-        for one, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
-        for _ in range(0 if model.sliding_window[one.layer] else heads)
+        for cache, heads, layer in zip(geometry.slots.caches, held, geometry.layers, strict=True)
+        for _ in range(0 if model.sliding_window[cache.layer] else heads)
     ]
     if not layers:
         raise UserError(

@@ -63,7 +63,7 @@ def niah_multivalue(draws: Draws) -> Haystack:
     numbers = tuple(draws.number(_MAGIC_DIGITS) for _ in range(NEEDLES))
     return Haystack(
         intro=_MAGIC_INTRO,
-        needles=tuple(f"One special magic number for {key} is {one}.\n" for one in numbers),
+        needles=tuple(f"One special magic number for {key} is {number}.\n" for number in numbers),
         noise=draws.prose(),
         question=_ask_many([key]),
         answers=numbers,

@@ -48,7 +48,7 @@ def _verdict(geometry: CacheGeometry, length: int, compressed: bool) -> str:
     if not compressed:
         return "The cache is the full one: every position is kept, by every head of every layer."
     regions = [layer_regions(place, length) for place in geometry.widest]
-    held = [one["sinks"] + length - one["ring"] + one["kept"] for one in regions]
+    held = [region["sinks"] + length - region["ring"] + region["kept"] for region in regions]
     if min(held) == length:
         return f"All {length:,} positions are held: nothing was dropped."
     part = f"{100 * sum(held) / len(held) / length:.3g} %"

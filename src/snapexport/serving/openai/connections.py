@@ -62,7 +62,7 @@ class Crowd:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._by_state: dict[State, dict[BoundedConnection, float]] = {one: {} for one in State}
+        self._by_state: dict[State, dict[BoundedConnection, float]] = {state: {} for state in State}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_state.values()))

@@ -15,7 +15,6 @@ from string import Template
 import snapexport
 from snapexport.build.staging import staged
 from snapexport.contract.build_directory import Build
-from snapexport.contract.exclusions import require_compatible
 from snapexport.contract.manifest import Manifest
 from snapexport.contract.memory import cache_bytes
 from snapexport.contract.sizes import spelled
@@ -37,9 +36,9 @@ def write_repository(options: RepositoryOptions) -> Path:
     with needs_extra("triton"):
         from snapexport.serving.triton import model_config
     build = Build.open(options.build)
-    build.require_run(command="triton")
     device = _device(options, build.manifest)
-    _require_runnable(options, build.manifest, device)
+    build.require_run(command="triton", device=device, threads=options.threads)
+    Scheduler(build.manifest.batch, build.manifest.prefill_chunk, options.max_num_batched_tokens)
     _require_outside(options)
     with staged(options.out, options.overwrite, RECORD, "a model repository") as out:
         streaming = out / options.model_name
@@ -66,24 +65,6 @@ def _device(options: RepositoryOptions, manifest: Manifest) -> Device:
     if options.device:
         return options.device
     return "gpu" if capabilities(manifest.target).compiled and manifest.engines else "cpu"
-
-
-def _require_runnable(options: RepositoryOptions, manifest: Manifest, device: Device) -> None:
-    """Raise UserError for options that would fail when the server loads the model or answers."""
-    if device == "gpu" and not manifest.engines:
-        raise UserError(
-            f"{options.build} has no TensorRT engines for --device gpu",
-            f"make them with `snapexport engine {options.build}`, or use --device cpu",
-        )
-    if device == "cpu" and manifest.dtype == "bf16":
-        raise UserError(
-            f"{options.build} is a bf16 build, which no CPU runs",
-            "build it again with --dtype fp32, or make TensorRT engines of it",
-        )
-    require_compatible({"device": device, "threads": options.threads})
-    Scheduler(
-        manifest.batch, manifest.prefill_chunk, options.max_num_batched_tokens
-    )  # refuses a small one
 
 
 def _require_outside(options: RepositoryOptions) -> None:

@@ -18,8 +18,11 @@ from tests.serving.dynamo.needed import IS_INSTALLED
         (["x.build", "--chat-template", "none.jinja"], "none.jinja is not a file"),
         (["up", "x.build", "--decode", "0"], "--decode 0 is too small"),
         (["up", "x.build", "--port", "70000"], "--port 70000 cannot be used"),
-        (["x.build", "--decode", "2"], "--decode belongs to `snapexport dynamo up`"),
-        (["up", "x.build", "--role", "prefill"], "--role belongs to a single worker"),
+        (["x.build", "--decode", "2"], "a cluster's --decode is not supported for a single worker"),
+        (
+            ["up", "x.build", "--role", "prefill"],
+            "a worker's --role is not supported by `snapexport dynamo up`",
+        ),
         (["down", "x.build"], "down is not known here"),
     ],
 )

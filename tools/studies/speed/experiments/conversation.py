@@ -14,7 +14,7 @@ from snapexport.measure.bench.tables import Column, Table, mib
 from snapexport.measure.bench.turns import Row, rounded
 from snapexport.runtime.requests.llm import LLM
 from snapexport.runtime.requests.request import SamplingParams
-from tools.studies.speed.device import share
+from tools.studies.speed.memory import share
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 

@@ -4,21 +4,18 @@ Every batch slot generates from a prompt of full length. The peak is the largest
 plus the largest mapped memory, since the kernel may drop mapped pages to reclaim memory.
 """
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from snapexport.build.staging import scratch
 from snapexport.errors import UserError
 from snapexport.measure.bench.memory import apart
 from snapexport.measure.bench.tables import Column, Table
 from snapexport.measure.bench.turns import Row, rounded
-from tools.studies.speed.device import share
+from tools.studies.speed.memory import peak
 from tools.studies.speed.record import Results
 from tools.studies.speed.setup import Experiment, Setup
 
@@ -81,30 +78,10 @@ def _compared(model: Path, directory: Path, name: str, options: Options) -> Row:
     manifest = run_build(asked).manifest
     taken = footprint(read_model(str(model)), asked, manifest.geometry, manifest.prefill_chunk)
     predicted = taken.prefill_peak
-    measured = apart(f"measuring '{name}'", partial(peak, asked.out, options.L_max - TOKENS))
+    measured = apart(
+        f"measuring '{name}'", partial(peak, asked.out, options.L_max - TOKENS, TOKENS)
+    )
     return {"predicted": predicted, "measured": measured, "ratio": rounded(predicted / measured)}
-
-
-def peak(build: Path, prompt: int) -> int:
-    """The most bytes that generating takes, by samples of every few milliseconds."""
-    from snapexport.runtime.requests.llm import LLM
-    from snapexport.runtime.requests.request import SamplingParams
-
-    samples, ended = [share()], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.01):
-            samples.append(share())
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    llm = LLM(build)
-    limits = llm.executor.limits
-    prompts = np.random.default_rng(0).integers(3, limits.vocab_size, (limits.batch, prompt))
-    llm.generate(prompts.tolist(), SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    ended.set()
-    watching.join()
-    return sum(map(max, zip(*samples, strict=True)))
 
 
 def tables(report: Row) -> Iterator[Table]:
