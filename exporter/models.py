@@ -34,23 +34,32 @@ def make_model(
 
     Under whatever device or mode is set. Raises what transformers' constructors raise.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.initialization import no_init_weights
 
-    config = copy.deepcopy(config)
-    if whole is None:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    else:
-        whole = copy.deepcopy(whole)
-        whole.text_config = config
-        whole._attn_implementation = config._attn_implementation
-        model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
-        # Text never passes through the other parts, and their weights are not built.
-        parts = [name for name, _ in model.model.named_children() if name != "language_model"]
-        for name in parts:
-            delattr(model.model, name)
+    # Some look at the numbers that they initialize, which fake tensors don't have.
+    with no_init_weights():
+        model = _constructed(copy.deepcopy(config), copy.deepcopy(whole), dtype)
+    model.tie_weights()
     for module in model.modules():
         if hasattr(module, _WARNS_OF_PADS):  # it reads token ids, which a trace doesn't have
             setattr(module, _WARNS_OF_PADS, _do_nothing)
+    return model
+
+
+def _constructed(
+    config: "PretrainedConfig", whole: "PretrainedConfig | None", dtype: torch.dtype | None
+) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if whole is None:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    whole.text_config = config
+    whole._attn_implementation = config._attn_implementation
+    model = AutoModelForImageTextToText.from_config(whole, dtype=dtype, trust_remote_code=False)
+    # Text never passes through the other parts, and their weights are not built.
+    parts = [name for name, _ in model.model.named_children() if name != "language_model"]
+    for name in parts:
+        delattr(model.model, name)
     return model
 
 

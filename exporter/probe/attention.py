@@ -190,13 +190,11 @@ def _stub_experts(model: nn.Module) -> None:
 
 @contextmanager
 def masks_replaced(modeling: ModuleType, made: Callable[[str, bool], Any]) -> Iterator[None]:
-    """Functions that make masks return what is `made` of their name, and of whether another narrows
-    it.
-    """
+    """Functions that make masks return what is `made` of their name and whether they narrow it."""
     functions = {n: f for n, f in vars(modeling).items() if re.fullmatch(r"create_\w*mask\w*", n)}
 
     def stand_in(name: str) -> Any:
-        def make(*_: Any, **given: Any) -> Mask:
+        def make(*_: Any, **given: Any) -> Any:
             narrowed = given.get("or_mask_function") or given.get("and_mask_function")
             return made(name, bool(narrowed))
 

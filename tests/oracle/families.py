@@ -103,6 +103,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         **_MIXED_EXPERTS,
     },
+    "bert": {"is_decoder": True},
+    "bert-generation": {"is_decoder": True},
     "biogpt": {"num_key_value_heads": None, "tie_word_embeddings": True},
     "bitnet": {},
     "cohere": {"use_qk_norm": True, "logit_scale": 0.25, "tie_word_embeddings": True},
@@ -123,6 +125,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_ROUTED,
         **_MIXED,
     },
+    "electra": {"is_decoder": True},
+    "ernie": {"is_decoder": True},
     "ernie4_5": {"head_dim": 16, "tie_word_embeddings": True},
     "ernie4_5_moe": {
         "moe_num_experts": 8,
@@ -277,6 +281,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi4_multimodal": {"sliding_window": None, **_partly(0.75)},
     "phimoe": {"sliding_window": None, "attention_bias": True, "lm_head_bias": True, **_LOCAL},
     "qwen2_moe": {"shared_expert_intermediate_size": 48, **_EXPERTS},
+    "roc_bert": {"is_decoder": True},
     "sarvam_mla": {"first_k_dense_replace": 1, "n_shared_experts": 1, **_LATENT, **_ROUTED},
     "sarvam_moe": {
         "head_dim": 16,
