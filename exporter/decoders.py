@@ -19,6 +19,11 @@ def load_decoder(checkpoint: Checkpoint, tensors: int = 0) -> Decoder:
     tensors: how many there are, if the checkpoint has not read them yet.
     """
     family, found = require_readable(checkpoint), _config(checkpoint)
+    if getattr(found, "is_encoder_decoder", False):
+        raise UserError(
+            "the model is an encoder with a decoder (is_encoder_decoder in config.json)",
+            "use a checkpoint of a causal language model",
+        )
     text = found.get_text_config(decoder=True)
     whole = None if text is found else found
     _require_known_class(family, found, is_whole=whole is not None)

@@ -115,10 +115,14 @@ ROPE_NEEDS: Mapping[str, Iterable[str]] = {
 
 
 def require_ranges(fields: Mapping[str, Any], ranges: Mapping[str, Range] = FIELDS) -> None:
-    """Raise UserError, with the field's name, for a value outside of its range."""
+    """Raise UserError, with the field's name, for a value outside of its range.
+
+    A list has one for each layer, such as Gemma 3n's intermediate_size.
+    """
     for name, allowed in ranges.items():
         value = fields.get(name)
-        if value is not None and not allowed.holds(value):
+        values = value if isinstance(value, list) and value else [value]
+        if any(found is not None and not allowed.holds(found) for found in values):
             raise UserError(f"config.json: {name} is {value!r:.100}, not {allowed}", CORRECT)
 
 

@@ -24,7 +24,12 @@ from snapexport.exporter.models import (
 from snapexport.exporter.probe.attention import IMPLEMENTATION, record
 from snapexport.exporter.probe.experts import form_of_experts
 from snapexport.exporter.probe.latent import interleaves, is_latent
-from snapexport.exporter.probe.layers import layers_of, read_their_own, require_no_states
+from snapexport.exporter.probe.layers import (
+    layers_of,
+    read_their_own,
+    require_no_states,
+    require_one_call_each,
+)
 from snapexport.exporter.probe.locality import require_local
 from snapexport.exporter.probe.norms import norms_of
 from snapexport.exporter.probe.rope import rope_of
@@ -64,6 +69,7 @@ def _look(
         norms = norms_of(model)
         expert_form = form_of_experts(model)
         recorded = record(model, names.decoder, names.layers)
+        require_one_call_each(model, recorded, names.layers)
         layers = layers_of(model, recorded, names.layers, position_limit(config))
         _require_alike(layers)
         require_local(inside, names.layers.removeprefix(f"{names.decoder}."))

@@ -1,5 +1,6 @@
 """Records how each layer of a model calls attention, on tensors without memory."""
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from snapexport.errors import UserError
 from snapexport.exporter.models import modeling_of
 
 IMPLEMENTATION = "snapexport_probe"
-_TOKENS = 300
-"""More than any rate by which a model compresses positions for itself."""
+_FEW, MANY = 8, 300
+"""Tokens: few for recurrent states, which take them one by one, and more than any rate by which a
+model compresses positions for itself."""
 
 _KNOWN = ("scaling", "sliding_window", "softcap", "s_aux")
 """Arguments of attention that markers express."""
@@ -44,8 +46,8 @@ class Mask(Tensor):
     narrowed: bool
 
     @classmethod
-    def made_by(cls, kind: str, narrowed: bool) -> "Mask":
-        made: Mask = torch.zeros(1, 1, _TOKENS, _TOKENS, device="meta").as_subclass(cls)
+    def made_by(cls, tokens: int, kind: str, narrowed: bool) -> "Mask":
+        made: Mask = torch.zeros(1, 1, tokens, tokens, device="meta").as_subclass(cls)
         made.kind, made.narrowed = kind, narrowed
         return made
 
@@ -146,24 +148,42 @@ AttentionInterface.register(IMPLEMENTATION, _record)
 def record(model: Any, decoder: str, layers: str) -> Recorded:
     """Run a model on the meta device, made with the implementation above. Raises UserError."""
     global _recorded
-    _recorded = Recorded()
-    modeling = modeling_of(model, decoder)
+    _recorded = found = Recorded()
     _stub_experts(model)
     for layer in model.get_submodule(layers):
         layer.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
-    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta")
+    _run(model, decoder, layers, _FEW)
+    if found.calls:
+        _recorded = Recorded()
+        _run(model, decoder, layers, MANY)
+    return found
+
+
+def _run(model: Any, decoder: str, layers: str, tokens: int) -> None:
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
+    masks = masks_replaced(modeling_of(model, decoder), functools.partial(Mask.made_by, tokens))
     try:
-        with masks_replaced(modeling, Mask.made_by), torch.no_grad(), torch.device("meta"):
+        with masks, torch.no_grad(), torch.device("meta"):
             model.get_submodule(decoder)(input_ids=ids, position_ids=ids, use_cache=False)
     except UserError:
         raise
     except Exception as error:
+        place = len(_recorded.inputs) - 1
+        part = in_place_of_attention(model.get_submodule(layers)[place]) if place >= 0 else ""
         raise UserError(
-            f"the model's forward needs more than tokens and positions: {type(error).__name__}: "
+            (f"layer {place} ({part})" if part else "the decoder")
+            + f" needs more than tokens and positions: {type(error).__name__}: "
             f"{' '.join(str(error).split())!s:.160}",
             _UNLIKE,
         ) from None
-    return _recorded
+
+
+def in_place_of_attention(layer: nn.Module) -> str:
+    """The class of the part of a layer that stands where others have attention."""
+    names = [type(part).__name__ for part in layer.modules()]
+    attention = (name for name in names if "Attention" in name or "Mixer" in name)
+    parts = (type(part).__name__ for part in layer.children() if "Norm" not in type(part).__name__)
+    return next(attention, next(parts, names[0]))
 
 
 def _remember_inputs(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -8,15 +8,20 @@ from torch import Tensor, nn
 
 from snapexport.errors import UserError
 from snapexport.exporter.architectures.decoder import ExpertSizes, Layer
-from snapexport.exporter.probe.attention import Call, Recorded, require_causal, window_and_chunk
+from snapexport.exporter.probe.attention import (
+    Call,
+    Recorded,
+    in_place_of_attention,
+    require_causal,
+    window_and_chunk,
+)
 
 _INDICES = ("layer_idx", "layer_id", "layer_number", "training")
 
 
 def layers_of(model: Any, recorded: Recorded, layers: str, limit: int) -> tuple[Layer, ...]:
     """The model's layers. limit: its longest sequence. Raises UserError for unlike ones."""
-    modules = list(model.get_submodule(layers))
-    calls = _one_call_each(recorded.calls, modules)
+    modules, calls = list(model.get_submodule(layers)), recorded.calls
     config = model.get_submodule(layers.rpartition(".")[0]).config
     kinds: dict[str, int] = {}
     shared = _shared(recorded.inputs)
@@ -72,17 +77,23 @@ def _shared(inputs: Sequence[Mapping[str, Any]]) -> dict[int, int]:
     return {one: place for place, one in enumerate(given) if given[one] > 1}
 
 
-def _one_call_each(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Sequence[Call]:
-    made = [call.layer for call in calls]
+def require_one_call_each(model: Any, recorded: Recorded, layers: str) -> None:
+    """Raise UserError unless each layer called attention once, in the layers' order."""
+    modules = list(model.get_submodule(layers))
+    made = [call.layer for call in recorded.calls]
     if made == list(range(len(modules))):
-        return calls
+        return
     counts = [made.count(index) for index in range(len(modules))]
-    odd = next((index for index, count in enumerate(counts) if count != 1), 0)
-    what = "holds no keys and values" if not counts[odd] else f"attends {counts[odd]} times"
-    state = _state(modules[odd])
+    odd = next((index for index, count in enumerate(counts) if count != 1), None)
+    if odd is None:
+        what = f"the model's {len(modules)} layers attend {len(made)} times"
+    elif counts[odd]:
+        what = f"layer {odd} attends {counts[odd]} times"
+    else:
+        part = in_place_of_attention(modules[odd])
+        what = f"layer {odd} doesn't call transformers' attention, but code of its own ({part})"
     raise UserError(
-        f"layer {odd} {what}" + (f": it has a recurrent state ({state})" if state else ""),
-        "only decoders each of whose layers calls transformers' attention once can be built",
+        what, "only decoders each of whose layers calls transformers' attention once can be built"
     )
 
 

@@ -15,11 +15,9 @@ from transformers import AttentionInterface
 from snapexport.errors import UserError
 from snapexport.exporter.miniature import miniature
 from snapexport.exporter.models import modeling_of
-from snapexport.exporter.probe.attention import masks_replaced
+from snapexport.exporter.probe.attention import MANY, masks_replaced
 
 _IMPLEMENTATION = "snapexport_probe_rows"
-_TOKENS = 300
-"""More than any rate by which a model compresses positions for itself."""
 _RELATIVE = 1e-3
 _MOST = 1 << 27
 """Numbers in a small model. More are of parts whose sizes aren't known, such as a vision tower."""
@@ -95,15 +93,15 @@ def _small(inside: Any) -> Any:
 @torch.no_grad()
 def _states(small: Any, layers: str) -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(small.config.vocab_size, (1, _TOKENS), generator=generator)
-    mixed = torch.randperm(_TOKENS, generator=generator)
+    tokens = torch.randint(small.config.vocab_size, (1, MANY), generator=generator)
+    mixed = torch.randperm(MANY, generator=generator)
     seen: list[Tensor] = []
     listed = small.get_submodule(layers)
     listed[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     for layer in listed:
         layer.register_forward_hook(lambda *call: seen.append(_first(call[2])))
     runs = []
-    ascending = torch.arange(_TOKENS)
+    ascending = torch.arange(MANY)
     for order, positions in ((ascending, ascending[None]), (mixed, mixed[None]), (ascending, None)):
         seen.clear()
         with masks_replaced(modeling_of(small, ""), lambda *_: None):

@@ -107,6 +107,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bert-generation": {"is_decoder": True},
     "biogpt": {"num_key_value_heads": None, "tie_word_embeddings": True},
     "bitnet": {},
+    "codegen": {"rotary_dim": 8, **_GPT},
     "cohere": {"use_qk_norm": True, "logit_scale": 0.25, "tie_word_embeddings": True},
     "cohere2": {"logit_scale": 0.25, "tie_word_embeddings": True, **_MIXED},
     "cohere2_moe": {
@@ -115,6 +116,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_shared_experts": 1,
         "tie_word_embeddings": True,
         **_MIXED_EXPERTS,
+    },
+    "cohere_compass_text": {
+        "logit_scale": 0.25,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+        **_TWO_ROPES,
+        **_MIXED,
     },
     "ctrl": {"n_positions": MAX_POSITIONS, "n_embd": 64, "dff": 112, "n_layer": 3, "n_head": 4},
     "cwm": {"head_dim": 16, **_MIXED},
@@ -177,6 +185,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2.scaled": {"scale_attn_by_inverse_layer_idx": True, **_GPT},
     "gpt_bigcode": _GPT,
     "gpt_neox": _partly(0.25),
+    "gptj": {"rotary_dim": 8, **_GPT},
     "granite": _MULTIPLIED,
     "granite_swa": _MULTIPLIED | _MIXED | {"layer_rope_theta": [10000.0, 500.0] * 2},
     "granitemoe": _MULTIPLIED | _LOCAL,
@@ -233,6 +242,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["full_attention"] * 3, "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["full_attention"] * 3, "num_dense_layers": 1, **_EXPERTS},
     "mellum": {"head_dim": 16, "num_local_experts": 8, **_TWO_ROPES, **_MIXED_EXPERTS},
+    "mimo_v2_flash": {
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "swa_head_dim": 24,
+        "swa_v_head_dim": 16,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "num_key_value_heads": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": {
+            kind: _partly(0.5)["rope_parameters"]
+            for kind in ("sliding_attention", "full_attention")
+        },
+        **_ROUTED,
+        **_MIXED,
+    },
     "minicpm3": {"scale_depth": 1.4, "dim_model_base": 32, **_LATENT},
     "minimax_m2": {"head_dim": 16, **_LOCAL, **_partly(0.5)},
     "minimax_m3_vl_text": {
