@@ -222,6 +222,8 @@ def require_groups(config: Any) -> None:
     groups, chosen, experts = (getattr(config, name, None) for name in names)
     if method == _GREEDY or not experts or not all(hasattr(config, name) for name in names):
         return
+    if groups is None and chosen is None:
+        return
     if groups is None or chosen is None or chosen > groups:
         raise UserError(f"config.json: topk_group {chosen} of n_group {groups} groups", CORRECT)
     size = experts // groups

@@ -75,6 +75,16 @@ _GEMMA: dict[str, Any] = {
     **_MIXED,
 }
 
+_GEMMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", *2 * ["full_attention"]],
+    "sliding_window": WINDOW,
+    "rope_parameters": None,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "tie_word_embeddings": True,
+}
 _GPT: dict[str, Any] = {"n_positions": MAX_POSITIONS, "n_embd": 64, "n_layer": 3, "n_head": 4}
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {
@@ -156,19 +166,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gemma": {"head_dim": 16, "tie_word_embeddings": True},
     "gemma4_text": {
-        "head_dim": 16,
+        **_GEMMA4,
         "global_head_dim": 16,
-        "num_global_key_value_heads": 2,
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "sliding_attention", *2 * ["full_attention"]],
-        "sliding_window": WINDOW,
-        "rope_parameters": None,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 257,
-        "num_kv_shared_layers": 0,
-        "attention_k_eq_v": False,
-        "tie_word_embeddings": True,
     },
+    "gemma4_text.heads": {
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        **_GEMMA4,
+    },
+    "gemma4_unified_text": {"global_head_dim": 32, **_GEMMA4},
     "glm": {"head_dim": 16, **_partly(0.5)},
     "glm4": {"head_dim": 16, **_partly(0.5)},
     "glm4_moe": {
@@ -328,6 +337,37 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vaultgemma": _GEMMA,
     "youtu": {"pad_token_id": None, "tie_word_embeddings": True, **_LATENT},
 }
+
+
+HELD = {
+    "deepseek_v2": "deepseek-v2",
+    "deepseek_v3": "deepseek-v3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3-moe",
+}
+"""Model types whose tiny configs are in `checkpoints.py`, by the names there."""
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 8}},
+    "gemma4_assistant": {
+        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 8,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 64,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+    },
+    "reformer": {"is_decoder": True, "hidden_size": 768, "axial_pos_embds_dim": [256, 512]},
+}
+"""What configs of further model types need, beside their defaults, to be judged."""
 
 
 def config_of(name: str, **changes: Any) -> PretrainedConfig:
